@@ -85,13 +85,17 @@ impl Cli {
     /// Reads the arguments of the process. Help and errors name the program as its user runs it.
     pub fn from_arguments() -> Self {
         let program = commands::Program::default();
-        let command = Self::command().bin_name(program.as_str()).mut_subcommands(|subcommand| {
-            let help = subcommand.get_after_help().map(|text| program.help(&text.to_string()));
-            match help {
-                Some(help) => subcommand.after_help(help),
-                None => subcommand,
-            }
-        });
+        let command = Self::command()
+            .bin_name(program.as_str())
+            .mut_subcommands(|subcommand| {
+                let help = subcommand
+                    .get_after_help()
+                    .map(|text| program.help(&text.to_string()));
+                match help {
+                    Some(help) => subcommand.after_help(help),
+                    None => subcommand,
+                }
+            });
         Self::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
     }
 }
@@ -135,7 +139,12 @@ pub struct RunArgs {
     metrics: metrics::MetricsArgs,
 
     /// Address of /livez and /readyz; 0 turns it off
-    #[arg(long, env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
+    #[arg(
+        long,
+        env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        default_value = ":8081"
+    )]
     health_probe_bind_address: String,
 
     /// Namespace that the operator runs in: its Lease is there, and the Secrets that it may share
@@ -260,11 +269,23 @@ pub struct RunArgs {
     resolv_conf: PathBuf,
 
     /// File of names of webhooks that need no DNS, as hosts(5) has it
-    #[arg(long, env = "QUARTERMASTER_HOSTS_FILE", value_name = "FILE", default_value = "/etc/hosts", hide = true)]
+    #[arg(
+        long,
+        env = "QUARTERMASTER_HOSTS_FILE",
+        value_name = "FILE",
+        default_value = "/etc/hosts",
+        hide = true
+    )]
     hosts_file: PathBuf,
 
     /// Port of the DNS servers for webhooks
-    #[arg(long, env = "QUARTERMASTER_DNS_PORT", value_name = "PORT", default_value_t = 53, hide = true)]
+    #[arg(
+        long,
+        env = "QUARTERMASTER_DNS_PORT",
+        value_name = "PORT",
+        default_value_t = 53,
+        hide = true
+    )]
     dns_port: u16,
 
     /// error, warn, info, debug, trace, or directives such as info,quartermaster::notify=debug
@@ -283,7 +304,13 @@ pub struct RunArgs {
     log_format: LogFormat,
 
     /// Address of this Pod, which no webhook may go to; may be given several times
-    #[arg(long = "pod-ip", env = "POD_IPS", value_name = "IP", value_delimiter = ',', hide = true)]
+    #[arg(
+        long = "pod-ip",
+        env = "POD_IPS",
+        value_name = "IP",
+        value_delimiter = ',',
+        hide = true
+    )]
     pod_ips: Vec<String>,
 
     /// Name of this Pod: the first half of its identity as a candidate
@@ -397,7 +424,8 @@ impl RunArgs {
             let mut program = Cli::command();
             program.build();
             let run = program.find_subcommand("run").cloned();
-            run.unwrap_or(program).error(ErrorKind::ValueValidation, words)
+            run.unwrap_or(program)
+                .error(ErrorKind::ValueValidation, words)
         })
     }
 
@@ -412,7 +440,9 @@ impl RunArgs {
         };
         let not_empty = |text: &String| !text.is_empty();
         if self.operator_namespace.is_empty() {
-            return Err("--operator-namespace: write the namespace that the operator runs in".into());
+            return Err(
+                "--operator-namespace: write the namespace that the operator runs in".into(),
+            );
         }
         Ok(Config {
             leader_elect: self.leader_elect,
@@ -423,7 +453,11 @@ impl RunArgs {
             probes: value::listen(&self.health_probe_bind_address)
                 .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
             operator_namespace: self.operator_namespace,
-            watch_namespaces: self.watch_namespaces.into_iter().filter(not_empty).collect(),
+            watch_namespaces: self
+                .watch_namespaces
+                .into_iter()
+                .filter(not_empty)
+                .collect(),
             controllers: value::controllers(&self.controllers, kinds)?,
             tracker_role: self.tracker_role,
             cluster_name: Some(self.cluster_name).filter(not_empty),
@@ -432,16 +466,27 @@ impl RunArgs {
             protected_destinations: self.allow_protected_destinations,
             notifications: Notifications {
                 telegram_api_url: value::telegram_api_url(&self.telegram_api_url)?,
-                shared_secrets: if self.no_cross_namespace_refs { SharedSecrets::Off } else { self.shared_secrets },
+                shared_secrets: if self.no_cross_namespace_refs {
+                    SharedSecrets::Off
+                } else {
+                    self.shared_secrets
+                },
                 allow_loopback: self.webhook_allow_loopback,
                 deny: self.webhook_deny_cidrs,
                 allow_ports: self.webhook_allow_ports,
                 own_addresses: value::pod_ips(&self.pod_ips)?,
                 quote_private: self.webhook_quote_private,
                 webhook_proxy,
-                dns: Dns { resolv_conf: self.resolv_conf, hosts: self.hosts_file, port: self.dns_port },
+                dns: Dns {
+                    resolv_conf: self.resolv_conf,
+                    hosts: self.hosts_file,
+                    port: self.dns_port,
+                },
             },
-            log: Log { level: self.log_level, format: self.log_format },
+            log: Log {
+                level: self.log_level,
+                format: self.log_format,
+            },
             timings: self.timings,
         })
     }

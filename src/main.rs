@@ -22,12 +22,17 @@ fn main() -> ExitCode {
     match execute(Cli::from_arguments().command) {
         Ok(code) => code,
         // A pipe that was closed early (`| head`) is no failure. What changes a cluster goes on without it.
-        Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => {
+        Err(error)
+            if error
+                .downcast_ref()
+                .is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) =>
+        {
             ExitCode::SUCCESS
         }
         Err(error) => {
             // Nobody is left to tell when standard error is gone.
-            let _ = Paper::new(io::stderr(), false).line(format!("error: {}", telemetry::causes(error.as_ref())));
+            let _ = Paper::new(io::stderr(), false)
+                .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
         }
     }
@@ -96,14 +101,27 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        let server = metrics::server(listener, &config, kubernetes.clone(), metrics.clone()).await?;
+        let server =
+            metrics::server(listener, &config, kubernetes.clone(), metrics.clone()).await?;
         tokio::spawn(tasks.guard("the server of /metrics", served(server)));
     }
     if !config.probes.is_empty() {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
-        tokio::spawn(tasks.guard("the server of the probes", served(health::serve(listener, health.clone()))));
+        tokio::spawn(tasks.guard(
+            "the server of the probes",
+            served(health::serve(listener, health.clone())),
+        ));
     }
-    manager::run(registry::START, config, kubernetes, metrics, health, tasks, stop).await
+    manager::run(
+        registry::START,
+        config,
+        kubernetes,
+        metrics,
+        health,
+        tasks,
+        stop,
+    )
+    .await
 }
 
 async fn served(server: impl Future<Output = io::Result<()>>) {
@@ -113,7 +131,9 @@ async fn served(server: impl Future<Output = io::Result<()>>) {
 }
 
 async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(addresses).await.with_context(|| format!("{flag}: cannot listen"))?;
+    let listener = TcpListener::bind(addresses)
+        .await
+        .with_context(|| format!("{flag}: cannot listen"))?;
     info!(address = %listener.local_addr()?, "listening for {flag}");
     Ok(listener)
 }

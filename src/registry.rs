@@ -21,8 +21,13 @@ pub const KINDS: &[Kind] = &[
 ];
 
 /// What starts the controllers: one function for kinds that share something.
-pub const START: &[Start] =
-    &[notifications::start, config_map_sync::start, my_app::start, app_service::start, my_ingress::start];
+pub const START: &[Start] = &[
+    notifications::start,
+    config_map_sync::start,
+    my_app::start,
+    app_service::start,
+    my_ingress::start,
+];
 
 /// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
 pub const CRD_VERBS: &[&str] = &["list", "watch"];
@@ -38,7 +43,11 @@ pub const LEASE_VERBS: &[&str] = &["get", "update"];
 /// What it takes to ask who reads the metrics, and whether that one may.
 pub const METRICS_RIGHTS: &[Right] = &[
     Right::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
-    Right::cluster_scoped("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    Right::cluster_scoped(
+        "authorization.k8s.io",
+        &["subjectaccessreviews"],
+        &["create"],
+    ),
 ];
 
 /// Reads the tracker role, a right by name.
@@ -48,20 +57,32 @@ const READ: &[&str] = &["get", "list", "watch"];
 
 /// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
 /// [`AGGREGATE_TO_TRACKER`].
-pub const TARGET_RIGHTS: &[Right] =
-    &[Right::namespaced("", &["services"], READ), Right::namespaced("apps", &["deployments", "statefulsets"], READ)];
+pub const TARGET_RIGHTS: &[Right] = &[
+    Right::namespaced("", &["services"], READ),
+    Right::namespaced("apps", &["deployments", "statefulsets"], READ),
+];
 
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
 pub const AGGREGATE_TO_TRACKER: &str = "quartermaster.dev/aggregate-to-tracker";
 
 /// What makes the CRD of each kind, in their order.
-const MADE: [fn() -> CustomResourceDefinition; KINDS.len()] =
-    [ContactPoint::crd, TrackedField::crd, ConfigMapSync::crd, MyApp::crd, AppService::crd, MyIngress::crd];
+const MADE: [fn() -> CustomResourceDefinition; KINDS.len()] = [
+    ContactPoint::crd,
+    TrackedField::crd,
+    ConfigMapSync::crd,
+    MyApp::crd,
+    AppService::crd,
+    MyIngress::crd,
+];
 
 /// The CRDs of all kinds, in their order, as they are installed. The operator itself has them as text: what makes them is
 /// no part of it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    KINDS.iter().zip(MADE).map(|(kind, made)| schema::finish(made(), kind.schemas.len())).collect()
+    KINDS
+        .iter()
+        .zip(MADE)
+        .map(|(kind, made)| schema::finish(made(), kind.schemas.len()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -84,8 +105,16 @@ mod tests {
                  of the last one only if no release had that), and run `make manifests`",
                 kind.crd_name()
             );
-            let once = kind.schemas.iter().collect::<std::collections::BTreeSet<_>>().len();
-            assert_eq!(once, kind.schemas.len(), "a schema that comes back still has a new number");
+            let once = kind
+                .schemas
+                .iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .len();
+            assert_eq!(
+                once,
+                kind.schemas.len(),
+                "a schema that comes back still has a new number"
+            );
         }
     }
 }

@@ -12,7 +12,8 @@ use testbed::control_plane::audit::{self, Request, Subject};
 use testbed::usage;
 
 const NAMESPACE: &str = "quartermaster-system";
-const OPERATOR: &str = "system:serviceaccount:quartermaster-system:quartermaster-controller-manager";
+const OPERATOR: &str =
+    "system:serviceaccount:quartermaster-system:quartermaster-controller-manager";
 
 /// What is never asked for by a request of its own: the apiserver looks whether it may be while it answers another one, for
 /// `OwnerReferencesPermissionEnforcement`.
@@ -29,10 +30,16 @@ static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
     let folder = PathBuf::from(std::env::var_os(audit::KEPT_IN).expect("cargo sets it"));
     let began = usage::started(parent_id()).unwrap();
     let logs = audit::logs(&folder, began).expect("run the whole suite first: make test");
-    let ours = |request: &Request| request.subject.user == OPERATOR && request.user_agent.starts_with("quartermaster/");
+    let ours = |request: &Request| {
+        request.subject.user == OPERATOR && request.user_agent.starts_with("quartermaster/")
+    };
     let of_log = |log: PathBuf| {
         let refuses = audit::refuses(&log);
-        audit::kept(&log).unwrap().into_iter().filter(ours).map(move |request| (request, refuses))
+        audit::kept(&log)
+            .unwrap()
+            .into_iter()
+            .filter(ours)
+            .map(move |request| (request, refuses))
     };
     logs.into_iter().flat_map(of_log).collect()
 });
@@ -45,8 +52,15 @@ struct Rule {
 
 /// The rules that grant the operator something.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let ours = ["role", "leader_election_role", "tracker_targets_role", "metrics_auth_role"];
-    let roles = rbac::objects().into_iter().filter(|(name, _)| ours.contains(&name.as_str()));
+    let ours = [
+        "role",
+        "leader_election_role",
+        "tracker_targets_role",
+        "metrics_auth_role",
+    ];
+    let roles = rbac::objects()
+        .into_iter()
+        .filter(|(name, _)| ours.contains(&name.as_str()));
     roles
         .flat_map(|(_, role)| {
             let namespace = (role["kind"] == "Role").then_some(NAMESPACE);
@@ -58,15 +72,30 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 
 impl Rule {
     fn grants(&self, subject: &Subject) -> bool {
-        let has = |list: &Option<Vec<String>>, word: &String| list.iter().flatten().any(|it| it == word);
-        let PolicyRule { api_groups, resources, resource_names, verbs, .. } = &self.rule;
+        let has =
+            |list: &Option<Vec<String>>, word: &String| list.iter().flatten().any(|it| it == word);
+        let PolicyRule {
+            api_groups,
+            resources,
+            resource_names,
+            verbs,
+            ..
+        } = &self.rule;
         // A rule names a role of ours without the prefix that config/default adds.
-        let unprefixed = subject.name.strip_prefix("quartermaster-").unwrap_or(&subject.name).to_owned();
+        let unprefixed = subject
+            .name
+            .strip_prefix("quartermaster-")
+            .unwrap_or(&subject.name)
+            .to_owned();
         verbs.contains(&subject.verb)
             && has(api_groups, &subject.group)
             && has(resources, &subject.resource)
-            && (resource_names.is_none() || has(resource_names, &subject.name) || has(resource_names, &unprefixed))
-            && self.namespace.is_none_or(|namespace| namespace == subject.namespace)
+            && (resource_names.is_none()
+                || has(resource_names, &subject.name)
+                || has(resource_names, &unprefixed))
+            && self
+                .namespace
+                .is_none_or(|namespace| namespace == subject.namespace)
     }
 }
 
@@ -76,7 +105,12 @@ fn right(subject: &Subject) -> String {
 
 /// With all that a rule can be about.
 fn call(subject: &Subject) -> String {
-    format!("{} {:?} in namespace {:?}", right(subject), subject.name, subject.namespace)
+    format!(
+        "{} {:?} in namespace {:?}",
+        right(subject),
+        subject.name,
+        subject.namespace
+    )
 }
 
 /// Every verb on every resource that a rule of ours grants the operator.
@@ -85,7 +119,11 @@ fn granted() -> BTreeSet<String> {
     for Rule { rule, .. } in &*RULES {
         for group in rule.api_groups.iter().flatten() {
             for resource in rule.resources.iter().flatten() {
-                granted.extend(rule.verbs.iter().map(|verb| format!("{verb} {resource}.{group}")));
+                granted.extend(
+                    rule.verbs
+                        .iter()
+                        .map(|verb| format!("{verb} {resource}.{group}")),
+                );
             }
         }
     }
@@ -94,15 +132,32 @@ fn granted() -> BTreeSet<String> {
 
 #[test]
 fn every_right_is_used() {
-    let used: BTreeSet<_> =
-        REQUESTS.iter().filter(|(it, _)| !it.lacked_right).map(|(it, _)| right(&it.subject)).collect();
+    let used: BTreeSet<_> = REQUESTS
+        .iter()
+        .filter(|(it, _)| !it.lacked_right)
+        .map(|(it, _)| right(&it.subject))
+        .collect();
     let mut unused: Vec<_> = granted().difference(&used).cloned().collect();
     // Where the apiserver can, a watch begins with what a list would have (it needs both rights).
-    let is_listed = |right: &str| right.strip_prefix("list ").is_some_and(|it| used.contains(&format!("watch {it}")));
+    let is_listed = |right: &str| {
+        right
+            .strip_prefix("list ")
+            .is_some_and(|it| used.contains(&format!("watch {it}")))
+    };
     unused.retain(|right| !LOOKED_FOR.contains(&right.as_str()) && !is_listed(right));
-    assert!(unused.is_empty(), "no test uses these; if not all were run: make test\n{}", unused.join("\n"));
-    let really = LOOKED_FOR.iter().filter(|right| used.contains(**right)).collect::<Vec<_>>();
-    assert!(really.is_empty(), "these are asked for after all: {really:?}");
+    assert!(
+        unused.is_empty(),
+        "no test uses these; if not all were run: make test\n{}",
+        unused.join("\n")
+    );
+    let really = LOOKED_FOR
+        .iter()
+        .filter(|right| used.contains(**right))
+        .collect::<Vec<_>>();
+    assert!(
+        really.is_empty(),
+        "these are asked for after all: {really:?}"
+    );
 }
 
 /// By verb, resource, namespace and name. No test excuses that.
@@ -111,39 +166,79 @@ fn nothing_is_asked_for_that_no_rule_grants() {
     // What is tracked without a right: a test's own kind, and the pages' example.
     let is_tracked = |subject: &Subject| {
         ["list", "watch"].contains(&&*subject.verb)
-            && (subject.group.ends_with("example.com") || right(subject).ends_with(" cronjobs.batch"))
+            && (subject.group.ends_with("example.com")
+                || right(subject).ends_with(" cronjobs.batch"))
     };
     // Every account may read /readyz and /version by default, except of an apiserver that has not loaded its rules yet.
     let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";
-    let refused = REQUESTS.iter().filter(|(it, _)| it.lacked_right).map(|(it, _)| &it.subject);
+    let refused = REQUESTS
+        .iter()
+        .filter(|(it, _)| it.lacked_right)
+        .map(|(it, _)| &it.subject);
     let in_vain: BTreeSet<_> = refused
         .filter(|it| !is_tracked(it) && !is_probe(it) && !RULES.iter().any(|rule| rule.grants(it)))
         .map(call)
         .collect();
-    assert!(in_vain.is_empty(), "no rule of ours grants these: {in_vain:#?}");
+    assert!(
+        in_vain.is_empty(),
+        "no rule of ours grants these: {in_vain:#?}"
+    );
 }
 
 /// Where a test takes a right away it says so: `expect_refusals` of the control plane's audit log.
 #[test]
 fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
-    let refused = REQUESTS.iter().filter(|(it, refuses)| it.lacked_right && !refuses).map(|(it, _)| &it.subject);
-    let refused: BTreeSet<_> = refused.filter(|it| RULES.iter().any(|rule| rule.grants(it))).map(call).collect();
-    assert!(refused.is_empty(), "these rights were there and did not hold: {refused:#?}");
+    let refused = REQUESTS
+        .iter()
+        .filter(|(it, refuses)| it.lacked_right && !refuses)
+        .map(|(it, _)| &it.subject);
+    let refused: BTreeSet<_> = refused
+        .filter(|it| RULES.iter().any(|rule| rule.grants(it)))
+        .map(call)
+        .collect();
+    assert!(
+        refused.is_empty(),
+        "these rights were there and did not hold: {refused:#?}"
+    );
 }
 
 /// A rule for one object, and one for a namespace, do not grant the same elsewhere.
 #[test]
 fn a_rule_grants_what_it_names_where_it_holds() {
     let asked = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
-        let [verb, resource, group, namespace, name] = [verb, resource, group, namespace, name].map(str::to_owned);
-        let subject = Subject { user: OPERATOR.into(), verb, group, resource, namespace, name };
+        let [verb, resource, group, namespace, name] =
+            [verb, resource, group, namespace, name].map(str::to_owned);
+        let subject = Subject {
+            user: OPERATOR.into(),
+            verb,
+            group,
+            resource,
+            namespace,
+            name,
+        };
         RULES.iter().any(|rule| rule.grants(&subject))
     };
-    let lease = |verb, namespace, name| asked(verb, "leases", "coordination.k8s.io", namespace, name);
+    let lease =
+        |verb, namespace, name| asked(verb, "leases", "coordination.k8s.io", namespace, name);
     assert!(lease("create", NAMESPACE, "") && lease("update", NAMESPACE, "quartermaster"));
     assert!(!lease("create", "default", "") && !lease("update", "default", "quartermaster"));
     assert!(!lease("update", NAMESPACE, "another") && !lease("delete", NAMESPACE, "quartermaster"));
-    let crds = |verb, name| asked(verb, "customresourcedefinitions", "apiextensions.k8s.io", "", name);
-    assert!(crds("watch", "myapps.demo.rtfm.co.ua") && !crds("watch", "") && !crds("list", "widgets.example.com"));
-    assert!(asked("get", "secrets", "", "anywhere", "any") && !asked("list", "secrets", "", "anywhere", ""));
+    let crds = |verb, name| {
+        asked(
+            verb,
+            "customresourcedefinitions",
+            "apiextensions.k8s.io",
+            "",
+            name,
+        )
+    };
+    assert!(
+        crds("watch", "myapps.demo.rtfm.co.ua")
+            && !crds("watch", "")
+            && !crds("list", "widgets.example.com")
+    );
+    assert!(
+        asked("get", "secrets", "", "anywhere", "any")
+            && !asked("list", "secrets", "", "anywhere", "")
+    );
 }

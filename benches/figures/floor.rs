@@ -32,7 +32,10 @@ pub async fn run(receivers: &[String]) -> Result<()> {
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(object)) => {
-                let replicas = object.spec.and_then(|spec| spec.replicas).unwrap_or_default();
+                let replicas = object
+                    .spec
+                    .and_then(|spec| spec.replicas)
+                    .unwrap_or_default();
                 let name = object.metadata.name.unwrap_or_default();
                 let url = format!("{}{PATH}", receivers[index(&name) % receivers.len()]);
                 let body = serde_json::json!({ "value": replicas.to_string() }).to_string();
@@ -55,7 +58,11 @@ pub struct Floor {
 impl Floor {
     /// Starts it; returns when it has listed what is there, and says how long that took.
     pub async fn start(stage: &Stage) -> Result<(Self, Duration)> {
-        let kubeconfig = stage.bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await?;
+        let kubeconfig = stage
+            .bed
+            .plane
+            .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+            .await?;
         let folder = Folder::new()?;
         let began = Instant::now();
         let child = Program::new(std::env::current_exe()?)
@@ -63,10 +70,17 @@ impl Floor {
             .args(stage.receivers.iter().map(Receiver::url))
             .env("KUBECONFIG", kubeconfig)
             .spawn(folder.path().join("floor.log"))?;
-        let mut floor = Self { child, _folder: folder };
+        let mut floor = Self {
+            child,
+            _folder: folder,
+        };
         while !floor.child.log_text()?.contains(LISTED) {
             floor.child.check_running()?;
-            anyhow::ensure!(began.elapsed() < PATIENCE, "the floor lists nothing\n{}", floor.child.log_tail());
+            anyhow::ensure!(
+                began.elapsed() < PATIENCE,
+                "the floor lists nothing\n{}",
+                floor.child.log_tail()
+            );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok((floor, began.elapsed()))

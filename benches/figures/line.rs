@@ -32,37 +32,62 @@ impl Line {
         let (what, unit) = (what.into(), unit.into());
         // JSON has no word for what is not a number.
         let measured = Some(measured).filter(|measured| measured.is_finite());
-        Self { what, unit, measured, must: None, floor: None, note: String::new() }
+        Self {
+            what,
+            unit,
+            measured,
+            must: None,
+            floor: None,
+            note: String::new(),
+        }
     }
 
     /// A row that could not be measured.
     pub fn broken(row: &str) -> Self {
-        Self { note: "could not be measured".into(), ..Self::new(row, f64::NAN, "") }
+        Self {
+            note: "could not be measured".into(),
+            ..Self::new(row, f64::NAN, "")
+        }
     }
 
     /// It is promised to be less than this.
     pub fn below(self, limit: f64) -> Self {
-        Self { must: Some(Must::Below(limit)), ..self }
+        Self {
+            must: Some(Must::Below(limit)),
+            ..self
+        }
     }
 
     /// It is promised to be no more than this.
     pub fn at_most(self, limit: f64) -> Self {
-        Self { must: Some(Must::AtMost(limit)), ..self }
+        Self {
+            must: Some(Must::AtMost(limit)),
+            ..self
+        }
     }
 
     /// It is promised to be no less than this.
     pub fn at_least(self, limit: f64) -> Self {
-        Self { must: Some(Must::AtLeast(limit)), ..self }
+        Self {
+            must: Some(Must::AtLeast(limit)),
+            ..self
+        }
     }
 
     /// What the floor came to, in the same unit.
     pub fn floor(self, floor: f64) -> Self {
-        Self { floor: Some(floor).filter(|floor| floor.is_finite()), ..self }
+        Self {
+            floor: Some(floor).filter(|floor| floor.is_finite()),
+            ..self
+        }
     }
 
     /// What else is good to know.
     pub fn note(self, note: impl Into<String>) -> Self {
-        Self { note: note.into(), ..self }
+        Self {
+            note: note.into(),
+            ..self
+        }
     }
 
     /// Whether the promise is broken. What is promised and could not be measured is not kept.
@@ -77,7 +102,11 @@ impl Line {
     }
 
     fn cells(&self) -> [String; 7] {
-        let with_unit = |value: f64| format!("{} {}", number(value), self.unit).trim_end().to_owned();
+        let with_unit = |value: f64| {
+            format!("{} {}", number(value), self.unit)
+                .trim_end()
+                .to_owned()
+        };
         let must = match self.must {
             None => String::new(),
             Some(Must::Below(limit)) => format!("< {}", with_unit(limit)),
@@ -94,7 +123,15 @@ impl Line {
             (false, None) => "",
         };
         let cell = |value: Option<f64>| value.map(with_unit).unwrap_or_default();
-        [self.what.clone(), must, cell(self.measured), cell(self.floor), ratio, verdict.into(), self.note.clone()]
+        [
+            self.what.clone(),
+            must,
+            cell(self.measured),
+            cell(self.floor),
+            ratio,
+            verdict.into(),
+            self.note.clone(),
+        ]
     }
 }
 
@@ -111,7 +148,9 @@ fn number(value: f64) -> String {
 
 /// The lines as a table in Markdown, aligned for a terminal. Numbers stand at the right.
 pub fn table(lines: &[Line]) -> String {
-    const TITLES: [&str; 7] = ["figure", "promise", "measured", "floor", "ratio", "verdict", "note"];
+    const TITLES: [&str; 7] = [
+        "figure", "promise", "measured", "floor", "ratio", "verdict", "note",
+    ];
     const TO_THE_RIGHT: std::ops::RangeInclusive<usize> = 1..=4;
     let mut rows = vec![TITLES.map(str::to_owned)];
     rows.extend(lines.iter().map(Line::cells));
@@ -133,7 +172,11 @@ pub fn table(lines: &[Line]) -> String {
         text.push_str("|\n");
         if index == 0 {
             for (column, width) in widths.into_iter().enumerate() {
-                let end = if TO_THE_RIGHT.contains(&column) { ":" } else { "-" };
+                let end = if TO_THE_RIGHT.contains(&column) {
+                    ":"
+                } else {
+                    "-"
+                };
                 let _ = write!(text, "| {:-<dashes$}{end} ", "", dashes = width - 1);
             }
             text.push_str("|\n");
@@ -166,10 +209,17 @@ impl Sample {
     }
 
     /// The value that this share of all does not exceed (nearest rank); not a number where there is none.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )]
     fn quantile(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
-        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        self.0
+            .get(rank.saturating_sub(1))
+            .copied()
+            .unwrap_or(f64::NAN)
     }
 
     /// The middle.

@@ -43,9 +43,14 @@ const MEASURE: &str = "--measure";
 #[tokio::main]
 async fn main() -> ExitCode {
     // cargo gives `--bench` to whatever it benches with.
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let args: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg != "--bench")
+        .collect();
     let result = match &args[..] {
-        [flag, row, program] if flag == MEASURE => measure(row, program.into()).await.map(|()| true),
+        [flag, row, program] if flag == MEASURE => {
+            measure(row, program.into()).await.map(|()| true)
+        }
         [flag, receivers @ ..] if flag == floor::FLAG => floor::run(receivers).await.map(|()| true),
         _ => all(&args).await,
     };
@@ -92,15 +97,25 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
 /// Measures the rows that are asked for and prints the table. Whether that is a success.
 async fn all(args: &[String]) -> Result<bool> {
     let strict = args.iter().any(|arg| arg == "--strict");
-    let named: Vec<&str> = args.iter().map(String::as_str).filter(|arg| *arg != "--strict").collect();
+    let named: Vec<&str> = args
+        .iter()
+        .map(String::as_str)
+        .filter(|arg| *arg != "--strict")
+        .collect();
     if let Some(unknown) = named.iter().find(|name| !ROWS.contains(*name)) {
-        bail!("there is no row {unknown}\n{USAGE}\nrows: {}", ROWS.join(" "));
+        bail!(
+            "there is no row {unknown}\n{USAGE}\nrows: {}",
+            ROWS.join(" ")
+        );
     }
     let program = release_build().await?;
     let load_before = load();
     let mut lines = Vec::new();
     let mut broken = false;
-    for row in ROWS.into_iter().filter(|row| named.is_empty() || named.contains(row)) {
+    for row in ROWS
+        .into_iter()
+        .filter(|row| named.is_empty() || named.contains(row))
+    {
         eprintln!("measuring {row} (load average {})", load());
         match in_a_process_of_its_own(row, &program).await {
             Ok(more) => lines.extend(more),
@@ -112,7 +127,10 @@ async fn all(args: &[String]) -> Result<bool> {
         }
     }
     let cores = std::thread::available_parallelism()?;
-    println!("\n{cores} cores; load average {load_before} before, {} after\n", load());
+    println!(
+        "\n{cores} cores; load average {load_before} before, {} after\n",
+        load()
+    );
     print!("{}", line::table(&lines));
     let missed = lines.iter().filter(|line| line.missed()).count();
     if missed > 0 {
@@ -126,7 +144,13 @@ async fn release_build() -> Result<PathBuf> {
     eprintln!("building the release");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
-        .args(["build", "--release", "--bin", "quartermaster", "--message-format=json-render-diagnostics"])
+        .args([
+            "build",
+            "--release",
+            "--bin",
+            "quartermaster",
+            "--message-format=json-render-diagnostics",
+        ])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -136,8 +160,12 @@ async fn release_build() -> Result<PathBuf> {
         .await?;
     ensure!(built.status.success(), "the release build failed");
     let built = String::from_utf8(built.stdout)?;
-    let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let program = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
+    let messages = built
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let program = messages
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .next_back();
     program.context("cargo names no executable")
 }
 

@@ -70,14 +70,22 @@ impl Stage {
     /// Everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
-        let receivers = (0..POINTS).map(|_| Receiver::start()).collect::<Result<Vec<_>>>()?;
+        let receivers = (0..POINTS)
+            .map(|_| Receiver::start())
+            .collect::<Result<Vec<_>>>()?;
         let arrivals = Arc::<Mutex<Arrivals>>::default();
         for (index, receiver) in receivers.iter().enumerate() {
             let arrivals = Arc::clone(&arrivals);
             receiver.on_request(move |request| note(&arrivals, request));
             bed.webhook(&point(index), &receiver.url()).await;
         }
-        let stage = Self { bed, receivers, program, value: AtomicI32::new(1), arrivals };
+        let stage = Self {
+            bed,
+            receivers,
+            program,
+            value: AtomicI32::new(1),
+            arrivals,
+        };
         stage.add_fields(fields).await;
         Ok(Arc::new(stage))
     }
@@ -87,14 +95,18 @@ impl Stage {
         self.each(0..count, async |index| {
             let name = name(index);
             self.bed.deployment(&name, 0).await;
-            self.bed.track(&name, "Deployment", &name, "replicas", &point(index)).await;
+            self.bed
+                .track(&name, "Deployment", &name, "replicas", &point(index))
+                .await;
         })
         .await;
     }
 
     /// Does something for every index, several at once.
     pub async fn each(&self, indices: impl IntoIterator<Item = usize>, what: impl AsyncFn(usize)) {
-        futures::stream::iter(indices).for_each_concurrent(AT_ONCE, |index| what(index)).await;
+        futures::stream::iter(indices)
+            .for_each_concurrent(AT_ONCE, |index| what(index))
+            .await;
     }
 
     /// How the release is run: everywhere, with an election, as shipped.
@@ -123,8 +135,14 @@ impl Stage {
     /// Changes the field with this index.
     pub async fn change(&self, field: usize) -> Change {
         let value = self.new_value();
-        self.bed.patch::<Deployment>(&name(field), json!({ "spec": { "replicas": value } })).await;
-        Change { field, value, acknowledged: Instant::now() }
+        self.bed
+            .patch::<Deployment>(&name(field), json!({ "spec": { "replicas": value } }))
+            .await;
+        Change {
+            field,
+            value,
+            acknowledged: Instant::now(),
+        }
     }
 
     /// `count` changes of `fields` fields in turn, `rate` of them a second.
@@ -141,19 +159,30 @@ impl Stage {
 
     /// `count` changes of `fields` fields in turn, as fast as the apiserver takes them.
     pub async fn flood(&self, fields: usize, count: usize) -> Vec<Change> {
-        let changes = futures::stream::iter((0..fields).cycle().take(count)).map(|index| self.change(index));
+        let changes =
+            futures::stream::iter((0..fields).cycle().take(count)).map(|index| self.change(index));
         changes.buffer_unordered(AT_ONCE).collect().await
     }
 
     /// Waits until all the changes have arrived, and says when each did.
     pub async fn arrivals(&self, changes: &[Change], sender: Sender) -> Result<Vec<Instant>> {
-        let arrival = |change: &Change| self.arrivals.lock().unwrap().get(&(sender, change.value)).copied();
-        until(format!("every change arrives from {sender:?}"), PATIENCE, async || {
-            let arrived: Vec<Instant> = changes.iter().filter_map(arrival).collect();
-            let missing = changes.len() - arrived.len();
-            ensure!(missing == 0, "{missing} of {} are missing", changes.len());
-            Ok(Some(arrived))
-        })
+        let arrival = |change: &Change| {
+            self.arrivals
+                .lock()
+                .unwrap()
+                .get(&(sender, change.value))
+                .copied()
+        };
+        until(
+            format!("every change arrives from {sender:?}"),
+            PATIENCE,
+            async || {
+                let arrived: Vec<Instant> = changes.iter().filter_map(arrival).collect();
+                let missing = changes.len() - arrived.len();
+                ensure!(missing == 0, "{missing} of {} are missing", changes.len());
+                Ok(Some(arrived))
+            },
+        )
         .await
     }
 
@@ -191,22 +220,31 @@ pub fn point(index: usize) -> String {
 /// Waits until the history of each of so many fields is there, and all of it delivered.
 pub async fn delivered(bed: &Bed, fields: usize) -> Result<()> {
     let api = bed.api::<TrackedField>();
-    until(format!("{fields} histories, all delivered"), PATIENCE, async || {
-        // A list of them all is work for the apiserver: not at every look.
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let objects = api.list(&ListParams::default()).await?.items;
-        let histories = objects.iter().map(|field| field.history().unwrap());
-        let told = histories.filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
-        let told = told.count();
-        ensure!(told == fields, "{told} are");
-        Ok(Some(()))
-    })
+    until(
+        format!("{fields} histories, all delivered"),
+        PATIENCE,
+        async || {
+            // A list of them all is work for the apiserver: not at every look.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let objects = api.list(&ListParams::default()).await?.items;
+            let histories = objects.iter().map(|field| field.history().unwrap());
+            let told = histories
+                .filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
+            let told = told.count();
+            ensure!(told == fields, "{told} are");
+            Ok(Some(()))
+        },
+    )
     .await
 }
 
 /// As users run the program, for the whole cluster.
 pub fn settings(program: PathBuf) -> Settings {
-    Settings::default().shipped(program).whole_cluster().flag("--leader-elect").flag("--metrics-secure")
+    Settings::default()
+        .shipped(program)
+        .whole_cluster()
+        .flag("--leader-elect")
+        .flag("--metrics-secure")
 }
 
 /// Starts a replica and waits until it leads.
@@ -218,7 +256,10 @@ pub async fn leading(bed: &Bed, settings: Settings) -> Result<Operator> {
 
 /// Waits until a replica leads. Its log is looked at, because that costs it nothing.
 pub async fn leads(operator: &Operator) -> Result<()> {
-    until("it leads", PATIENCE, async || Ok(says_it_leads(operator).then_some(()))).await
+    until("it leads", PATIENCE, async || {
+        Ok(says_it_leads(operator).then_some(()))
+    })
+    .await
 }
 
 /// Whether a replica has ever led since it was made.
@@ -228,7 +269,11 @@ pub fn says_it_leads(operator: &Operator) -> bool {
 
 /// Notes what a message tells: it is about one change, or a digest.
 fn note(arrivals: &Mutex<Arrivals>, request: &Request) {
-    let sender = if request.path == floor::PATH { Sender::Floor } else { Sender::Operator };
+    let sender = if request.path == floor::PATH {
+        Sender::Floor
+    } else {
+        Sender::Operator
+    };
     let body = request.json().unwrap_or_default();
     let one = std::slice::from_ref(&body);
     let entries = body["entries"].as_array().map_or(one, Vec::as_slice);

@@ -66,15 +66,23 @@ pub fn rule_over(fields: &[&str], rule: &str, message: &str) -> Rule {
             format!("({new}) == ({old}) && (!({new}) || self.{typed} == oldSelf.value().{field})")
         })
         .collect();
-    Rule::new(format!("(oldSelf.hasValue() && {}) || ({rule})", unchanged.join(" && ")))
-        .message(message)
-        .optional_old_self(true)
+    Rule::new(format!(
+        "(oldSelf.hasValue() && {}) || ({rule})",
+        unchanged.join(" && ")
+    ))
+    .message(message)
+    .optional_old_self(true)
 }
 
 /// CEL for "the field at this path is there".
 fn present(object: &str, path: &str) -> String {
-    let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
-    ends.map(|end| format!("has({object}.{})", &path[..end])).collect::<Vec<_>>().join(" && ")
+    let ends = path
+        .match_indices('.')
+        .map(|(end, _)| end)
+        .chain([path.len()]);
+    ends.map(|end| format!("has({object}.{})", &path[..end]))
+        .collect::<Vec<_>>()
+        .join(" && ")
 }
 
 /// Conditions, one of each type (<https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#typical-status-properties>).
@@ -84,6 +92,9 @@ pub type Conditions = Vec<Condition>;
 pub fn conditions_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let mut schema = <Conditions as JsonSchema>::json_schema(generator);
     schema.insert("x-kubernetes-list-type".into(), "map".into());
-    schema.insert("x-kubernetes-list-map-keys".into(), serde_json::json!(["type"]));
+    schema.insert(
+        "x-kubernetes-list-map-keys".into(),
+        serde_json::json!(["type"]),
+    );
     schema
 }

@@ -18,12 +18,13 @@ pub const FINALIZER: &str = "quartermaster.dev/copies";
 const IS_SOURCE: &str = "self.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$')";
 const IS_NAMESPACE: &str = "self == '' || self.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$')";
 const IS_NAME: &str = "self.matches('^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$')";
-const NAMESPACE: &str = "write the name of a namespace: lower-case letters, digits and '-', at most 63";
-const NAME: &str = "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
+const NAMESPACE: &str =
+    "write the name of a namespace: lower-case letters, digits and '-', at most 63";
+const NAME: &str =
+    "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
 
 /// What to write where a selector names what no namespace can have.
-pub const LABELS: &str =
-    "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
+pub const LABELS: &str = "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
 
 /// Keeps a `ConfigMap` copied into other namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -112,7 +113,9 @@ pub struct ConfigMapSyncSpec {
 impl ConfigMapSyncSpec {
     /// Name of the copies.
     pub fn copy_name(&self) -> &str {
-        self.destination_name.as_deref().unwrap_or(&self.config_map_name)
+        self.destination_name
+            .as_deref()
+            .unwrap_or(&self.config_map_name)
     }
 
     /// Whether copies that are not wanted any more stay, without a mark. A spec that was not read may say so.
@@ -145,7 +148,8 @@ pub struct ConfigMapSyncStatus {
 
 /// The schema of a [`LabelSelector`], with what an apiserver checks of those of its own kinds.
 fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = serde_json::to_value(LabelSelector::json_schema(generator)).unwrap_or_default();
+    let mut schema =
+        serde_json::to_value(LabelSelector::json_schema(generator)).unwrap_or_default();
     let labels = &mut schema["properties"]["matchLabels"];
     labels["maxProperties"] = 16.into();
     labels["additionalProperties"]["maxLength"] = 63.into();
@@ -175,7 +179,11 @@ fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
 /// An empty string is what Go clients write for a field that is not set.
 fn one_destination() -> Rule {
     rule_over(
-        &["destinationNamespace", "destinationNamespaces", "destinationNamespaceSelector"],
+        &[
+            "destinationNamespace",
+            "destinationNamespaces",
+            "destinationNamespaceSelector",
+        ],
         "[has(self.destinationNamespace) && self.destinationNamespace != '', has(self.destinationNamespaces), \
          has(self.destinationNamespaceSelector)].filter(given, given).size() == 1",
         "say where to: give one of destinationNamespace (a name), destinationNamespaces (a list of names) and \
@@ -185,7 +193,13 @@ fn one_destination() -> Rule {
 
 fn not_itself() -> Rule {
     rule_over(
-        &["sourceNamespace", "configMapName", "destinationName", "destinationNamespace", "destinationNamespaces"],
+        &[
+            "sourceNamespace",
+            "configMapName",
+            "destinationName",
+            "destinationNamespace",
+            "destinationNamespaces",
+        ],
         "(has(self.destinationName) && self.destinationName != self.configMapName) \
          || ((!has(self.destinationNamespace) || self.destinationNamespace != self.sourceNamespace) \
          && (!has(self.destinationNamespaces) || !(self.sourceNamespace in self.destinationNamespaces)))",

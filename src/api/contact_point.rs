@@ -292,12 +292,24 @@ const IS_RESERVED: &str = "HTTP itself or Quartermaster sets this header (Host, 
 /// Whether HTTP itself or every request sets this header.
 pub fn is_reserved(header: &str) -> bool {
     let header = header.to_ascii_lowercase();
-    RESERVED.iter().any(|name| if name.ends_with('-') { header.starts_with(name) } else { header == *name })
+    RESERVED.iter().any(|name| {
+        if name.ends_with('-') {
+            header.starts_with(name)
+        } else {
+            header == *name
+        }
+    })
 }
 
 /// The same in CEL, of a text.
 fn reserved() -> String {
-    let names = RESERVED.map(|name| if name.ends_with('-') { format!("{name}.*") } else { name.to_owned() });
+    let names = RESERVED.map(|name| {
+        if name.ends_with('-') {
+            format!("{name}.*")
+        } else {
+            name.to_owned()
+        }
+    });
     format!("matches('(?i)^({})$')", names.join("|"))
 }
 

@@ -25,7 +25,12 @@ impl Right {
         resources: &'static [&'static str],
         verbs: &'static [&'static str],
     ) -> Self {
-        Self { group, resources, verbs, namespaced: true }
+        Self {
+            group,
+            resources,
+            verbs,
+            namespaced: true,
+        }
     }
 
     /// On what lies in none.
@@ -34,7 +39,12 @@ impl Right {
         resources: &'static [&'static str],
         verbs: &'static [&'static str],
     ) -> Self {
-        Self { group, resources, verbs, namespaced: false }
+        Self {
+            group,
+            resources,
+            verbs,
+            namespaced: false,
+        }
     }
 }
 
@@ -84,13 +94,23 @@ impl Kind {
         lends: Lends,
         rights: &'static [Right],
     ) -> Self {
-        Self { controller, rights, lends, schemas, finalizer: None, resource: K::api_resource }
+        Self {
+            controller,
+            rights,
+            lends,
+            schemas,
+            finalizer: None,
+            resource: K::api_resource,
+        }
     }
 
     /// The same, with this finalizer.
     #[must_use]
     pub const fn guarded(self, finalizer: &'static str) -> Self {
-        Self { finalizer: Some(finalizer), ..self }
+        Self {
+            finalizer: Some(finalizer),
+            ..self
+        }
     }
 
     /// Its group, version, kind and plural.
@@ -101,7 +121,10 @@ impl Kind {
     /// The mark of its CRD's schema.
     pub fn schema(&self) -> SchemaMark {
         let digest = self.schemas.last().copied().unwrap_or_default();
-        SchemaMark { number: self.schemas.len(), digest: digest.into() }
+        SchemaMark {
+            number: self.schemas.len(),
+            digest: digest.into(),
+        }
     }
 
     /// The name of its CRD, `PLURAL.GROUP`.

@@ -25,10 +25,10 @@ pub const NO_IMAGE: &str = "add image: what the Pod runs, such as image: nginx:1
 pub const LONG_BANNER: &str = "shorten the banner: it may have 120000 bytes (a letter outside of ASCII has two or more), because Linux \
     takes no more in one variable";
 /// What to say of a banner that no variable can hold.
-pub const NUL_BANNER: &str = "take the NUL characters out of the banner: no environment variable can hold one";
+pub const NUL_BANNER: &str =
+    "take the NUL characters out of the banner: no environment variable can hold one";
 /// What to say of another word.
-pub const BAD_PROFILE: &str =
-    "write podSecurity: Restricted, or podSecurity: Baseline for an image that has to run as its own user";
+pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Baseline for an image that has to run as its own user";
 
 /// An app: one Pod that prints a banner and then waits to be stopped.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -121,7 +121,9 @@ fn image_is_given() -> Rule {
 
 /// On create only: a rule at the root would otherwise keep an older object from everything, its deletion included.
 fn name_of_a_container() -> Rule {
-    Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message(NAME)
-        .optional_old_self(true)
+    Rule::new(
+        "oldSelf.hasValue() || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
+    )
+    .message(NAME)
+    .optional_old_self(true)
 }

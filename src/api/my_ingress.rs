@@ -20,7 +20,8 @@ pub const SUFFIX: &str = "-alb";
 pub const NAME: &str = "take a name of at most 28 lower-case letters, digits and '-', with a letter or digit at both ends, which is not internal \
     and does not start with internal-: the load balancer is called NAME-alb, and AWS lets it have 32 characters";
 /// What to say where there are too few subnets.
-pub const SUBNETS: &str = "give at least two subnets, each in another availability zone: a load balancer takes no less";
+pub const SUBNETS: &str =
+    "give at least two subnets, each in another availability zone: a load balancer takes no less";
 /// What to say of something else than a subnet's ID.
 pub const BAD_SUBNET: &str = "write the IDs of subnets, such as subnet-0123456789abcdef0";
 /// What to say of a subnet that is named twice.
@@ -30,18 +31,17 @@ pub const BAD_SCHEME: &str = "write scheme: internet-facing, or scheme: internal
 /// What to say of a scheme that changes.
 pub const FIXED_SCHEME: &str = "the scheme of a load balancer cannot change: delete this MyIngress and create it anew, or create one of another name";
 /// What to say of another address type.
-pub const BAD_ADDRESSES: &str =
-    "write ipAddressType: ipv4, ipAddressType: dualstack, or ipAddressType: dualstack-without-public-ipv4";
+pub const BAD_ADDRESSES: &str = "write ipAddressType: ipv4, ipAddressType: dualstack, or ipAddressType: dualstack-without-public-ipv4";
 /// What to say of an internal balancer that would need no public addresses to begin with.
-pub const PUBLIC_ONLY: &str =
-    "ipAddressType: dualstack-without-public-ipv4 is for scheme: internet-facing alone; write ipAddressType: dualstack";
+pub const PUBLIC_ONLY: &str = "ipAddressType: dualstack-without-public-ipv4 is for scheme: internet-facing alone; write ipAddressType: dualstack";
 /// What to say of something else than a security group's ID.
 pub const BAD_GROUP: &str = "write the IDs of security groups, such as sg-0123456789abcdef0";
 /// What to say of a tag's key that is too long, or empty.
 pub const LONG_KEY: &str = "write tags whose keys have 1 to 128 characters";
 /// What to say of a tag with other characters
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Tag.html>).
-pub const BAD_TAG: &str = "write tags of letters, digits, spaces and the characters _ . : / = + - @";
+pub const BAD_TAG: &str =
+    "write tags of letters, digits, spaces and the characters _ . : / = + - @";
 /// What to say of a tag that is not the user's to set.
 pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, ManagedBy and those that begin with quartermaster.dev/ \
     say whose the load balancer is, and by those under k8s.aws/ and kubernetes.io/ other controllers take it for theirs";
@@ -49,8 +49,7 @@ pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for A
 /// What to say of another protocol.
 pub const BAD_PROTOCOL: &str = "write protocol: HTTP, or protocol: HTTPS with a certificateArn";
 /// What to say of HTTPS without a certificate, and of a certificate without HTTPS.
-pub const CERTIFICATE: &str =
-    "protocol: HTTPS needs certificateArn, the ARN of a certificate in ACM or IAM; protocol: HTTP takes none";
+pub const CERTIFICATE: &str = "protocol: HTTPS needs certificateArn, the ARN of a certificate in ACM or IAM; protocol: HTTP takes none";
 /// What to say of a policy without HTTPS.
 pub const POLICY: &str = "sslPolicy is for protocol: HTTPS alone: take it out";
 /// What to say of something else than an ARN.
@@ -59,8 +58,7 @@ pub const BAD_CERTIFICATE: &str =
 /// What to say of a path that is none.
 pub const BAD_PATH: &str = "write a path that begins with / and has no spaces, such as /healthz";
 /// What to say of a name that no Service has.
-pub const BAD_SERVICE: &str =
-    "write the name of a Service: lower-case letters, digits and '-', with a letter or digit at both ends";
+pub const BAD_SERVICE: &str = "write the name of a Service: lower-case letters, digits and '-', with a letter or digit at both ends";
 
 /// An AWS Application Load Balancer.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -150,7 +148,11 @@ pub struct MyIngressSpec {
 impl MyIngressSpec {
     /// The scheme, also where none is given.
     pub fn scheme(&self) -> &str {
-        if self.scheme.is_empty() { "internet-facing" } else { &self.scheme }
+        if self.scheme.is_empty() {
+            "internet-facing"
+        } else {
+            &self.scheme
+        }
     }
 
     /// The address type that it is created with.
@@ -277,23 +279,32 @@ pub struct ListenerStatus {
 }
 
 fn two_subnets() -> Rule {
-    rule_over(&["subnets"], "has(self.subnets) && size(self.subnets) >= 2", SUBNETS)
+    rule_over(
+        &["subnets"],
+        "has(self.subnets) && size(self.subnets) >= 2",
+        SUBNETS,
+    )
 }
 
 /// Not on the field: where it is absent, it is internet-facing.
 fn fixed_scheme() -> Rule {
-    let scheme =
-        |object: &str| format!("(has({object}.scheme) && {object}.scheme != '' ? {object}.scheme : 'internet-facing')");
+    let scheme = |object: &str| {
+        format!(
+            "(has({object}.scheme) && {object}.scheme != '' ? {object}.scheme : 'internet-facing')"
+        )
+    };
     Rule::new(format!("{} == {}", scheme("self"), scheme("oldSelf"))).message(FIXED_SCHEME)
 }
 
 /// Over two fields, and both are new with this one: no older object can break it.
 fn certificate_for_https() -> Rule {
-    Rule::new("has(self.certificateArn) == (has(self.protocol) && self.protocol == 'HTTPS')").message(CERTIFICATE)
+    Rule::new("has(self.certificateArn) == (has(self.protocol) && self.protocol == 'HTTPS')")
+        .message(CERTIFICATE)
 }
 
 fn policy_for_https() -> Rule {
-    Rule::new("!has(self.sslPolicy) || (has(self.protocol) && self.protocol == 'HTTPS')").message(POLICY)
+    Rule::new("!has(self.sslPolicy) || (has(self.protocol) && self.protocol == 'HTTPS')")
+        .message(POLICY)
 }
 
 fn public_addresses() -> Rule {

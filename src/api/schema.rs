@@ -4,7 +4,8 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    ValidationRule,
 };
 use sha2::{Digest, Sha256};
 
@@ -22,7 +23,10 @@ pub struct SchemaMark {
 impl SchemaMark {
     /// The mark of a finished CRD, whose schema has that number.
     pub fn of(crd: &CustomResourceDefinition, number: usize) -> Self {
-        Self { number, digest: digest(crd) }
+        Self {
+            number,
+            digest: digest(crd),
+        }
     }
 
     /// Whether a program of the schema `ours` can work under a CRD of this one: the same, or a newer one, which keeps all
@@ -43,26 +47,46 @@ impl FromStr for SchemaMark {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let (number, digest) = text.split_once('-').ok_or(())?;
-        Ok(Self { number: number.parse().map_err(drop)?, digest: digest.into() })
+        Ok(Self {
+            number: number.parse().map_err(drop)?,
+            digest: digest.into(),
+        })
     }
 }
 
 /// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema.
 pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
-        if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
+        if let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut())
+        {
             visit(schema, &mut finish_node);
             // A status that is a list has no Rust struct whose words it could take.
             if let Some(status) = schema.properties.as_mut().and_then(|p| p.get_mut("status")) {
-                status.description.get_or_insert_with(|| "Entries, oldest first.".into());
+                status
+                    .description
+                    .get_or_insert_with(|| "Entries, oldest first.".into());
             }
-            if !schema.required.as_deref().unwrap_or_default().contains(&"spec".into()) {
-                schema.x_kubernetes_validations.get_or_insert_default().push(spec_stays());
+            if !schema
+                .required
+                .as_deref()
+                .unwrap_or_default()
+                .contains(&"spec".into())
+            {
+                schema
+                    .x_kubernetes_validations
+                    .get_or_insert_default()
+                    .push(spec_stays());
             }
         }
     }
     let mark = SchemaMark::of(&crd, number);
-    crd.metadata.annotations.get_or_insert_default().insert(SCHEMA.into(), mark.to_string());
+    crd.metadata
+        .annotations
+        .get_or_insert_default()
+        .insert(SCHEMA.into(), mark.to_string());
     crd
 }
 
@@ -70,15 +94,24 @@ pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourc
 fn digest(crd: &CustomResourceDefinition) -> String {
     let mut hash = Sha256::new();
     for version in &crd.spec.versions {
-        let mut schema = version.schema.as_ref().and_then(|s| s.open_api_v3_schema.clone()).unwrap_or_default();
+        let mut schema = version
+            .schema
+            .as_ref()
+            .and_then(|s| s.open_api_v3_schema.clone())
+            .unwrap_or_default();
         visit(&mut schema, &mut |schema| schema.description = None);
         // Maps with string keys and no custom serializer: this cannot fail.
-        hash.update(serde_json::to_vec(&(&version.name, schema, &version.subresources)).unwrap_or_default());
+        hash.update(
+            serde_json::to_vec(&(&version.name, schema, &version.subresources)).unwrap_or_default(),
+        );
     }
-    hash.finalize().iter().take(8).fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hash.finalize()
+        .iter()
+        .take(8)
+        .fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
 }
 
 /// Of a kind whose original CRD let an object without a spec in: such an object can still be given a label or a status. One that
@@ -98,7 +131,10 @@ fn finish_node(schema: &mut JSONSchemaProps) {
     // The apiserver drops a null where the field is not nullable: null is then absent, to rules and to us.
     schema.nullable = None;
     // Formats that Kubernetes does not know (it warns of them); the bounds stay.
-    if matches!(schema.format.as_deref(), Some("uint8" | "uint16" | "uint32" | "uint64" | "uint")) {
+    if matches!(
+        schema.format.as_deref(),
+        Some("uint8" | "uint16" | "uint32" | "uint64" | "uint")
+    ) {
         schema.format = Some("int64".into());
     }
     if schema.type_.as_deref() == Some("array") && schema.x_kubernetes_list_type.is_none() {
@@ -106,7 +142,9 @@ fn finish_node(schema: &mut JSONSchemaProps) {
     }
     // Rust's line breaks are no paragraphs.
     if let Some(text) = &mut schema.description {
-        let paragraphs = text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
+        let paragraphs = text
+            .split("\n\n")
+            .map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
         *text = paragraphs.collect::<Vec<_>>().join("\n\n");
     }
 }
@@ -135,7 +173,11 @@ mod tests {
 
     /// Every node below `spec` and `status` of every kind, by path.
     fn nodes() -> BTreeMap<String, JSONSchemaProps> {
-        fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
+        fn walk(
+            path: &str,
+            schema: &JSONSchemaProps,
+            into: &mut BTreeMap<String, JSONSchemaProps>,
+        ) {
             for (name, property) in schema.properties.iter().flatten() {
                 let path = format!("{path}.{name}");
                 into.insert(path.clone(), property.clone());
@@ -147,7 +189,12 @@ mod tests {
         }
         let mut nodes = BTreeMap::new();
         for crd in registry::crds() {
-            let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
+            let schema = crd.spec.versions[0]
+                .schema
+                .clone()
+                .unwrap()
+                .open_api_v3_schema
+                .unwrap();
             walk(&crd.spec.names.kind, &schema, &mut nodes);
         }
         assert!(nodes.len() > 50);
@@ -157,7 +204,10 @@ mod tests {
     #[test]
     fn every_field_is_described_and_none_has_a_default() {
         for (path, node) in nodes() {
-            assert!(node.description.is_some_and(|text| text.len() > 5), "{path} has no description");
+            assert!(
+                node.description.is_some_and(|text| text.len() > 5),
+                "{path} has no description"
+            );
             assert!(node.default.is_none() && node.nullable.is_none(), "{path}");
         }
     }
@@ -167,7 +217,10 @@ mod tests {
     fn every_string_of_a_spec_is_bounded() {
         for (path, node) in nodes().iter().filter(|(path, _)| path.contains(".spec.")) {
             let bounded = node.max_length.is_some() || node.enum_.is_some();
-            assert!(node.type_.as_deref() != Some("string") || bounded, "{path} has no maxLength");
+            assert!(
+                node.type_.as_deref() != Some("string") || bounded,
+                "{path} has no maxLength"
+            );
         }
     }
 
@@ -177,15 +230,24 @@ mod tests {
         let nodes = nodes();
         let required = |path: &str| nodes[path].required.clone().unwrap_or_default();
         assert_eq!(required("ContactPoint.spec"), ["type"]);
-        assert_eq!(required("ContactPoint.spec.apiToken"), ["key", "secretName"]);
+        assert_eq!(
+            required("ContactPoint.spec.apiToken"),
+            ["key", "secretName"]
+        );
         assert!(required("ContactPoint.spec.telegramSpec").is_empty());
         assert!(required("ContactPoint.spec.webhookSpec").is_empty());
         assert!(required("ContactPoint.status").is_empty());
-        assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
+        assert_eq!(
+            required("TrackedField.spec"),
+            ["contactPoint", "field", "target"]
+        );
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
         assert_eq!(required("AppService.spec"), ["image", "size"]);
         assert!(required("AppService.status").is_empty());
-        assert_eq!(required("ConfigMapSync.spec"), ["configMapName", "sourceNamespace"]);
+        assert_eq!(
+            required("ConfigMapSync.spec"),
+            ["configMapName", "sourceNamespace"]
+        );
         assert!(required("ConfigMapSync.status").is_empty());
         assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
     }
@@ -194,14 +256,28 @@ mod tests {
     #[test]
     fn a_filled_spec_of_the_other_type_is_known_by_each_of_its_fields() {
         let nodes = nodes();
-        let rules = nodes["ContactPoint.spec"].x_kubernetes_validations.clone().unwrap();
+        let rules = nodes["ContactPoint.spec"]
+            .x_kubernetes_validations
+            .clone()
+            .unwrap();
         for (spec, message) in [
             ("webhookSpec", "type: Telegram takes no webhookSpec"),
             ("telegramSpec", "type: Webhook takes no telegramSpec"),
         ] {
-            let rule = rules.iter().find(|r| r.message.as_ref().is_some_and(|m| m.starts_with(message))).unwrap();
-            for field in nodes[&format!("ContactPoint.spec.{spec}")].properties.clone().unwrap().keys() {
-                assert!(rule.rule.contains(&format!("has(self.{spec}.{field})")), "{message}: {field}");
+            let rule = rules
+                .iter()
+                .find(|r| r.message.as_ref().is_some_and(|m| m.starts_with(message)))
+                .unwrap();
+            for field in nodes[&format!("ContactPoint.spec.{spec}")]
+                .properties
+                .clone()
+                .unwrap()
+                .keys()
+            {
+                assert!(
+                    rule.rule.contains(&format!("has(self.{spec}.{field})")),
+                    "{message}: {field}"
+                );
             }
         }
     }
@@ -211,12 +287,27 @@ mod tests {
         let crd = registry::crds().remove(0);
         let change = |act: &mut dyn FnMut(&mut JSONSchemaProps)| {
             let mut crd = crd.clone();
-            let schema = crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
+            let schema = crd.spec.versions[0]
+                .schema
+                .as_mut()
+                .unwrap()
+                .open_api_v3_schema
+                .as_mut()
+                .unwrap();
             visit(schema, &mut |node| act(node));
             digest(&crd)
         };
-        assert!(crd.metadata.annotations.as_ref().unwrap()[SCHEMA].ends_with(&format!("-{}", digest(&crd))));
-        assert_eq!(change(&mut |node| node.description = Some("other words".into())), digest(&crd));
-        assert_ne!(change(&mut |node| node.max_length = node.max_length.map(|n| n + 1)), digest(&crd));
+        assert!(
+            crd.metadata.annotations.as_ref().unwrap()[SCHEMA]
+                .ends_with(&format!("-{}", digest(&crd)))
+        );
+        assert_eq!(
+            change(&mut |node| node.description = Some("other words".into())),
+            digest(&crd)
+        );
+        assert_ne!(
+            change(&mut |node| node.max_length = node.max_length.map(|n| n + 1)),
+            digest(&crd)
+        );
     }
 }

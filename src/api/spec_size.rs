@@ -21,7 +21,8 @@ pub trait StoredSpec {
     /// # Errors
     /// Its size, the bound, and what to do.
     fn check_size(&self) -> Result<(), String> {
-        self.oversized().map_or(Ok(()), |bytes| Err(too_large(bytes)))
+        self.oversized()
+            .map_or(Ok(()), |bytes| Err(too_large(bytes)))
     }
 }
 
@@ -65,8 +66,16 @@ impl io::Write for BoundedText<'_> {
 struct Escapes<'a>(&'a Cell<usize>);
 
 impl Formatter for Escapes<'_> {
-    fn write_char_escape<W: ?Sized + io::Write>(&mut self, writer: &mut W, escape: CharEscape) -> io::Result<()> {
-        let added = if matches!(escape, CharEscape::AsciiControl(_)) { 5 } else { 1 };
+    fn write_char_escape<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        escape: CharEscape,
+    ) -> io::Result<()> {
+        let added = if matches!(escape, CharEscape::AsciiControl(_)) {
+            5
+        } else {
+            1
+        };
         self.0.set(self.0.get() + added);
         CompactFormatter.write_char_escape(writer, escape)
     }
@@ -77,13 +86,23 @@ impl Formatter for Escapes<'_> {
 ///
 /// # Errors
 /// Those of the deserializer.
-pub(super) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Result<Vec<u8>, usize>, D::Error> {
+pub(super) fn text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Result<Vec<u8>, usize>, D::Error> {
     let escapes = Cell::new(0);
-    let mut text = BoundedText { kept: Vec::new(), written: 0, escapes: &escapes };
+    let mut text = BoundedText {
+        kept: Vec::new(),
+        written: 0,
+        escapes: &escapes,
+    };
     let mut serializer = Serializer::with_formatter(&mut text, Escapes(&escapes));
     serde_transcode::transcode(deserializer, &mut serializer).map_err(D::Error::custom)?;
     let size = text.size();
-    Ok(if size > MAX_SPEC { Err(size) } else { Ok(text.kept) })
+    Ok(if size > MAX_SPEC {
+        Err(size)
+    } else {
+        Ok(text.kept)
+    })
 }
 
 /// Implements reading and writing of specs by their derived functions (`serde(remote = "Self")`), with the bound on their size
@@ -141,7 +160,10 @@ mod tests {
         // By text, as the apiserver sends it, and by value.
         let read = |spec: &Value| -> S {
             let by_value: S = serde_json::from_value(spec.clone()).unwrap();
-            assert_eq!(by_value, serde_json::from_str(&serde_json::to_string_pretty(spec).unwrap()).unwrap());
+            assert_eq!(
+                by_value,
+                serde_json::from_str(&serde_json::to_string_pretty(spec).unwrap()).unwrap()
+            );
             by_value
         };
         let largest = sized(MAX_SPEC);
@@ -151,10 +173,19 @@ mod tests {
         let size = MAX_SPEC + 1;
         let oversized = read(&sized(size));
         assert_eq!(oversized.oversized(), Some(size));
-        assert_eq!(serde_json::to_value(&oversized).unwrap(), serde_json::to_value(S::default()).unwrap());
+        assert_eq!(
+            serde_json::to_value(&oversized).unwrap(),
+            serde_json::to_value(S::default()).unwrap()
+        );
         let message = oversized.check_size().unwrap_err();
-        assert!(message.starts_with(&format!("spec is {size} bytes of JSON")), "{message}");
-        assert!(message.contains("262144") && message.contains("Shorten it"), "{message}");
+        assert!(
+            message.starts_with(&format!("spec is {size} bytes of JSON")),
+            "{message}"
+        );
+        assert!(
+            message.contains("262144") && message.contains("Shorten it"),
+            "{message}"
+        );
     }
 
     #[test]
@@ -170,8 +201,12 @@ mod tests {
     /// The values of such a spec take 20 times the bytes of its text.
     #[test]
     fn fields_that_nobody_reads_count() {
-        let spec: AppServiceSpec = serde_json::from_value(json!({ "image": "i", "other": vec![""; 100_000] })).unwrap();
-        assert_eq!(spec.oversized, Some(r#"{"image":"i","other":[]}"#.len() + 3 * 100_000 - 1));
+        let spec: AppServiceSpec =
+            serde_json::from_value(json!({ "image": "i", "other": vec![""; 100_000] })).unwrap();
+        assert_eq!(
+            spec.oversized,
+            Some(r#"{"image":"i","other":[]}"#.len() + 3 * 100_000 - 1)
+        );
     }
 
     #[test]

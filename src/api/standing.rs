@@ -41,7 +41,10 @@ pub trait Stands {
 }
 
 /// By its condition: the generations that the object has and that the condition speaks of, its status and its reason.
-pub fn by_condition<'a>(generation: Option<i64>, condition: Option<(Option<i64>, &str, &'a str)>) -> Stand<'a> {
+pub fn by_condition<'a>(
+    generation: Option<i64>,
+    condition: Option<(Option<i64>, &str, &'a str)>,
+) -> Stand<'a> {
     match condition {
         Some((observed, _, _)) if generation > observed => (Ready::Unknown, UNSEEN),
         Some((_, "True", reason)) => (Ready::True, reason),
@@ -62,12 +65,19 @@ pub fn by_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> Stand
 
 /// Why a `TrackedField` waits, in a word and in words. Its status has no room for conditions: an annotation says it.
 pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
-    object.annotations().get(WAITING).map(|text| text.split_once(": ").unwrap_or((text, "")))
+    object
+        .annotations()
+        .get(WAITING)
+        .map(|text| text.split_once(": ").unwrap_or((text, "")))
 }
 
 fn ready(conditions: &Conditions, observed: Option<i64>) -> Option<(Option<i64>, &str, &str)> {
     let ready = conditions::get(conditions, READY)?;
-    Some((observed.or(ready.observed_generation), &ready.status, &ready.reason))
+    Some((
+        observed.or(ready.observed_generation),
+        &ready.status,
+        &ready.reason,
+    ))
 }
 
 macro_rules! stand_by_their_condition {
@@ -88,12 +98,17 @@ stand_by_their_condition!(ConfigMapSync, MyApp, MyIngress);
 
 impl Stands for ContactPoint {
     fn stand(&self) -> Stand<'_> {
-        let Some(status) = &self.status else { return (Ready::Unknown, UNSEEN) };
+        let Some(status) = &self.status else {
+            return (Ready::Unknown, UNSEEN);
+        };
         // The original program wrote no conditions.
         if status.ready && status.conditions.is_empty() {
             return (Ready::True, READY);
         }
-        by_condition(self.metadata.generation, ready(&status.conditions, status.observed_generation))
+        by_condition(
+            self.metadata.generation,
+            ready(&status.conditions, status.observed_generation),
+        )
     }
 }
 
@@ -104,7 +119,11 @@ impl Stands for AppService {
         let ready = status.and_then(|status| {
             let ready = status.condition(READY)?;
             let observed = status.observed_generation.or(ready.observed_generation);
-            Some((observed, &*ready.status, ready.reason.as_deref().unwrap_or_default()))
+            Some((
+                observed,
+                &*ready.status,
+                ready.reason.as_deref().unwrap_or_default(),
+            ))
         });
         by_condition(self.metadata.generation, ready)
     }
@@ -112,7 +131,12 @@ impl Stands for AppService {
 
 impl Stands for TrackedField {
     fn stand(&self) -> Stand<'_> {
-        by_waiting(waiting(self), self.status.as_ref().is_some_and(|history| !history.is_empty()))
+        by_waiting(
+            waiting(self),
+            self.status
+                .as_ref()
+                .is_some_and(|history| !history.is_empty()),
+        )
     }
 }
 
@@ -127,10 +151,14 @@ mod tests {
     use super::*;
 
     fn stand<K: Stands + DeserializeOwned>(more: &Value) -> (Ready, String) {
-        let mut object = json!({ "metadata": { "name": "x", "namespace": "a", "generation": 2 }, "spec": {} });
+        let mut object =
+            json!({ "metadata": { "name": "x", "namespace": "a", "generation": 2 }, "spec": {} });
         for (field, value) in more.as_object().unwrap() {
             if field == "metadata" {
-                object["metadata"].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+                object["metadata"]
+                    .as_object_mut()
+                    .unwrap()
+                    .extend(value.as_object().unwrap().clone());
             } else {
                 object[field] = value.clone();
             }
@@ -154,16 +182,22 @@ mod tests {
     #[case::unknown(condition("Unknown", "Asking", 2), Ready::Unknown, "Asking")]
     fn a_condition_says_it(#[case] more: Value, #[case] ready: Ready, #[case] reason: &str) {
         let expected = (ready, reason.to_owned());
-        for stands in
-            [stand::<ContactPoint>, stand::<ConfigMapSync>, stand::<MyApp>, stand::<AppService>, stand::<MyIngress>]
-        {
+        for stands in [
+            stand::<ContactPoint>,
+            stand::<ConfigMapSync>,
+            stand::<MyApp>,
+            stand::<AppService>,
+            stand::<MyIngress>,
+        ] {
             assert_eq!(stands(&more), expected);
         }
     }
 
     #[test]
     fn one_of_the_original_program_says_it_by_a_field() {
-        let of = |ready: bool| stand::<ContactPoint>(&json!({ "status": { "initialized": true, "ready": ready } }));
+        let of = |ready: bool| {
+            stand::<ContactPoint>(&json!({ "status": { "initialized": true, "ready": ready } }))
+        };
         assert_eq!(of(true), (Ready::True, "Ready".into()));
         assert_eq!(of(false), (Ready::Unknown, UNSEEN.into()));
     }

@@ -155,8 +155,11 @@ pub struct Target {
 
 /// The kinds that need no `apiVersion` and `resource` beside them: kind, group and plural. All are `v1`, and lie in
 /// namespaces.
-pub const KNOWN: [(&str, &str, &str); 3] =
-    [("Deployment", "apps", "deployments"), ("StatefulSet", "apps", "statefulsets"), ("Service", "", "services")];
+pub const KNOWN: [(&str, &str, &str); 3] = [
+    ("Deployment", "apps", "deployments"),
+    ("StatefulSet", "apps", "statefulsets"),
+    ("Service", "", "services"),
+];
 
 /// Words that `field` may be, and the kinds that have such a field; the placeholder is of what may be named after a colon. Any
 /// kind has a `JSONPath`.
@@ -177,8 +180,7 @@ pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields are neve
                                         namespace and telling of it would change it: track another kind";
 
 /// Why Secrets are refused.
-pub const SECRETS_ARE_NOT_TRACKED: &str =
-    "a Secret is never tracked, its content would leave the cluster in messages: track another kind";
+pub const SECRETS_ARE_NOT_TRACKED: &str = "a Secret is never tracked, its content would leave the cluster in messages: track another kind";
 
 fn other_kinds_need_a_resource() -> Rule {
     rule_over(
@@ -217,34 +219,63 @@ fn name_of_a_kind() -> Rule {
 
 /// Returns the rule for one kind. The rule binds on create, and when field or kind change.
 fn field_of_kind(kind: &str) -> Rule {
-    let fits = WORDS.iter().filter(|(.., kinds)| kinds.contains(&kind)).flat_map(|(word, placeholder, _)| {
-        let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
-        [Some(format!("self.field == '{word}'")), named].into_iter().flatten()
-    });
+    let fits = WORDS
+        .iter()
+        .filter(|(.., kinds)| kinds.contains(&kind))
+        .flat_map(|(word, placeholder, _)| {
+            let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
+            [Some(format!("self.field == '{word}'")), named]
+                .into_iter()
+                .flatten()
+        });
     let fits = fits.collect::<Vec<_>>().join(" || ");
     field_rule(
         &format!("self.target.kind != '{kind}' || {fits}"),
-        &format!("a {kind} has no such field: write {}{A_PATH}", words_of(kind)),
+        &format!(
+            "a {kind} has no such field: write {}{A_PATH}",
+            words_of(kind)
+        ),
     )
 }
 
 fn field_of_other_kinds() -> Rule {
     field_rule(
-        &format!("self.target.kind in ['{}']", KNOWN.map(|(kind, ..)| kind).join("', '")),
-        &format!("a kind other than Deployment, StatefulSet and Service has no such field: write {A_PATH}"),
+        &format!(
+            "self.target.kind in ['{}']",
+            KNOWN.map(|(kind, ..)| kind).join("', '")
+        ),
+        &format!(
+            "a kind other than Deployment, StatefulSet and Service has no such field: write {A_PATH}"
+        ),
     )
 }
 
 fn field_rule(rule: &str, message: &str) -> Rule {
-    rule_over(&["field", "target.kind"], &format!("{rule} || self.field.startsWith('{{')"), message)
-        .field_path(".field")
+    rule_over(
+        &["field", "target.kind"],
+        &format!("{rule} || self.field.startsWith('{{')"),
+        message,
+    )
+    .field_path(".field")
 }
 
 /// The words that `field` may be for a target of this kind, as the beginning of a list that a `JSONPath` ends.
 pub fn words_of(kind: &str) -> String {
-    let words = WORDS.iter().filter(|(.., kinds)| kinds.contains(&kind)).flat_map(|(word, placeholder, _)| {
-        [Some((*word).to_owned()), placeholder.map(|name| format!("{word}:{name}"))].into_iter().flatten()
-    });
+    let words = WORDS
+        .iter()
+        .filter(|(.., kinds)| kinds.contains(&kind))
+        .flat_map(|(word, placeholder, _)| {
+            [
+                Some((*word).to_owned()),
+                placeholder.map(|name| format!("{word}:{name}")),
+            ]
+            .into_iter()
+            .flatten()
+        });
     let words = words.collect::<Vec<_>>().join(", ");
-    if words.is_empty() { words } else { words + " or " }
+    if words.is_empty() {
+        words
+    } else {
+        words + " or "
+    }
 }

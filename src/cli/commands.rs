@@ -116,8 +116,13 @@ impl Program {
     /// Returns the program by the path of the file that was executed.
     pub(crate) fn called(path: Option<&OsStr>) -> Self {
         let name = path.map(Path::new).and_then(Path::file_stem);
-        let is_plugin = name.is_some_and(|name| name == "kubectl-quartermaster" || name == "kubectl_quartermaster");
-        Self(if is_plugin { "kubectl quartermaster" } else { "quartermaster" })
+        let is_plugin = name
+            .is_some_and(|name| name == "kubectl-quartermaster" || name == "kubectl_quartermaster");
+        Self(if is_plugin {
+            "kubectl quartermaster"
+        } else {
+            "quartermaster"
+        })
     }
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -131,7 +136,8 @@ impl Program {
 
     /// Returns a command as the user types it.
     fn command(self, text: &str) -> String {
-        text.strip_prefix(Self::ALONE).map_or_else(|| text.to_owned(), |rest| format!("{} {rest}", self.0))
+        text.strip_prefix(Self::ALONE)
+            .map_or_else(|| text.to_owned(), |rest| format!("{} {rest}", self.0))
     }
 }
 
@@ -145,15 +151,25 @@ impl Cluster {
     /// A command of this program's or of kubectl's, to be pasted into a shell: for this cluster too.
     pub fn command(&self, text: &str) -> String {
         let text = self.program.command(text);
-        let file = self.kubeconfig.as_ref().map(|file| format!(" --kubeconfig={}", quoted(&file.to_string_lossy())));
-        let context = self.context.as_ref().map(|name| format!(" --context={}", quoted(name)));
+        let file = self
+            .kubeconfig
+            .as_ref()
+            .map(|file| format!(" --kubeconfig={}", quoted(&file.to_string_lossy())));
+        let context = self
+            .context
+            .as_ref()
+            .map(|name| format!(" --context={}", quoted(name)));
         [Some(text), file, context].into_iter().flatten().collect()
     }
 }
 
 /// A word as a shell reads it.
 pub(crate) fn quoted(word: &str) -> String {
-    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c)) {
+    if !word.is_empty()
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c))
+    {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -288,17 +304,28 @@ impl fmt::Display for Named {
 
 /// The kind `K`, if that is what kubectl's users call so.
 fn called<K: CustomResourceExt>(word: &str) -> Option<String> {
-    let ApiResource { kind, plural, group, .. } = K::api_resource();
-    let long = [kind.to_lowercase(), plural].into_iter().flat_map(|word| [format!("{word}.{group}"), word]);
+    let ApiResource {
+        kind,
+        plural,
+        group,
+        ..
+    } = K::api_resource();
+    let long = [kind.to_lowercase(), plural]
+        .into_iter()
+        .flat_map(|word| [format!("{word}.{group}"), word]);
     (long.into_iter().any(|known| known == word) || K::shortnames().contains(&word)).then_some(kind)
 }
 
 /// What `adopt` hands something over to: `cmsync/NAME`, `myapp/NAME`, `mying/NAME`.
 fn adopter(text: &str) -> Result<Named, String> {
     let named = text.split_once('/').and_then(|(word, name)| {
-        let kind =
-            called::<ConfigMapSync>(word).or_else(|| called::<MyApp>(word)).or_else(|| called::<MyIngress>(word));
-        Some(Named { kind: kind?, name: value::object(name)? })
+        let kind = called::<ConfigMapSync>(word)
+            .or_else(|| called::<MyApp>(word))
+            .or_else(|| called::<MyIngress>(word));
+        Some(Named {
+            kind: kind?,
+            name: value::object(name)?,
+        })
     });
     named.ok_or_else(|| {
         "write the name of a ConfigMapSync, MyApp or MyIngress, such as cmsync/settings or myapp/web".into()
@@ -346,18 +373,28 @@ mod tests {
     #[case("myapp/", None)]
     #[case("myapp/$(x)", None)]
     fn what_can_be_handed_something(#[case] text: &str, #[case] named: Option<&str>) {
-        assert_eq!(adopter(text).ok().map(|it| it.to_string()).as_deref(), named);
+        assert_eq!(
+            adopter(text).ok().map(|it| it.to_string()).as_deref(),
+            named
+        );
     }
 
     #[test]
     fn a_command_that_is_pasted_is_for_the_same_cluster() {
         let command = |kubeconfig: Option<&str>, context: Option<&str>| {
             let context = context.map(Into::into);
-            Cluster { kubeconfig: kubeconfig.map(Into::into), context, ..Cluster::default() }
-                .command("kubectl get pods")
+            Cluster {
+                kubeconfig: kubeconfig.map(Into::into),
+                context,
+                ..Cluster::default()
+            }
+            .command("kubectl get pods")
         };
         assert_eq!(command(None, None), "kubectl get pods");
-        assert_eq!(command(None, Some("arn:aws:eks:c/1")), "kubectl get pods --context=arn:aws:eks:c/1");
+        assert_eq!(
+            command(None, Some("arn:aws:eks:c/1")),
+            "kubectl get pods --context=arn:aws:eks:c/1"
+        );
         let both = "kubectl get pods --kubeconfig='/my home/it'\\''s' --context='a$(b)'";
         assert_eq!(command(Some("/my home/it's"), Some("a$(b)")), both);
     }
@@ -369,7 +406,10 @@ mod tests {
     fn program_is_named_as_its_user_runs_it(#[case] path: &str, #[case] name: &str) {
         let program = Program::called(Some(path.as_ref()));
         assert_eq!(program.as_str(), name);
-        assert_eq!(program.command("quartermaster status"), format!("{name} status"));
+        assert_eq!(
+            program.command("quartermaster status"),
+            format!("{name} status")
+        );
         assert_eq!(program.command("kubectl get pods"), "kubectl get pods");
         assert_eq!(
             program.help("Examples:\n  quartermaster status\n      All."),

@@ -29,7 +29,8 @@ struct LeaseFlags {
 impl LeaseOf {
     /// The namespace, if the user has said which. A variable says where to look, and no more: a Pod has it for itself.
     pub fn said_namespace(&self) -> Option<&str> {
-        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said_namespace && !name.is_empty())
+        Some(self.flags.operator_namespace.as_str())
+            .filter(|name| self.said_namespace && !name.is_empty())
     }
 
     /// The name, if the user has said it.
@@ -51,13 +52,24 @@ impl LeaseOf {
     /// Its part that says the name.
     pub fn name_flag(&self) -> String {
         let name = &self.flags.leader_election_id;
-        if name == LEASE { String::new() } else { format!(" --leader-election-id={name}") }
+        if name == LEASE {
+            String::new()
+        } else {
+            format!(" --leader-election-id={name}")
+        }
     }
 
     /// Where it is.
     pub fn key(&self) -> Key {
-        let LeaseFlags { operator_namespace, leader_election_id } = &self.flags;
-        let namespace = if operator_namespace.is_empty() { OPERATOR_NAMESPACE } else { operator_namespace };
+        let LeaseFlags {
+            operator_namespace,
+            leader_election_id,
+        } = &self.flags;
+        let namespace = if operator_namespace.is_empty() {
+            OPERATOR_NAMESPACE
+        } else {
+            operator_namespace
+        };
         Key::new(namespace, leader_election_id)
     }
 }
@@ -66,7 +78,11 @@ impl FromArgMatches for LeaseOf {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let said = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
         let (said_namespace, said_name) = (said("operator_namespace"), said("leader_election_id"));
-        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said_namespace, said_name })
+        Ok(Self {
+            flags: LeaseFlags::from_arg_matches(matches)?,
+            said_namespace,
+            said_name,
+        })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

@@ -28,7 +28,11 @@ pub(super) struct MetricsArgs {
 
     /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
     /// that is made at start, and signed by itself
-    #[arg(long = "metrics-cert-path", env = "QUARTERMASTER_METRICS_CERT_PATH", value_name = "DIR")]
+    #[arg(
+        long = "metrics-cert-path",
+        env = "QUARTERMASTER_METRICS_CERT_PATH",
+        value_name = "DIR"
+    )]
     cert_path: Option<String>,
 }
 

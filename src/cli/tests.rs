@@ -26,26 +26,41 @@ fn defaults() {
     let config = run(&[]).unwrap();
     assert!(!config.leader_elect);
     assert_eq!(config.leader_election_id, "quartermaster");
-    assert_eq!(config.metrics, ["[::]:8080".parse().unwrap(), "0.0.0.0:8080".parse().unwrap()]);
+    assert_eq!(
+        config.metrics,
+        [
+            "[::]:8080".parse().unwrap(),
+            "0.0.0.0:8080".parse().unwrap()
+        ]
+    );
     assert_eq!(config.metrics_certificate, None);
     assert_eq!(config.probes[0].port(), 8081);
     assert_eq!(config.operator_namespace, "quartermaster-system");
     assert!(config.watch_namespaces.is_empty());
     assert_eq!(config.controllers, KINDS.iter().copied().collect());
     assert_eq!(config.cluster_name, None);
-    assert_eq!(config.notifications.telegram_api_url, "https://api.telegram.org");
+    assert_eq!(
+        config.notifications.telegram_api_url,
+        "https://api.telegram.org"
+    );
     assert_eq!(config.notifications.shared_secrets, SharedSecrets::Telegram);
     assert!(!config.notifications.allow_loopback && config.notifications.deny.is_empty());
     assert!(!config.notifications.quote_private && config.notifications.allow_ports.is_empty());
     assert!(config.notifications.webhook_proxy.is_none());
-    assert_eq!((config.log.level.as_str(), config.log.format), ("info", LogFormat::Auto));
+    assert_eq!(
+        (config.log.level.as_str(), config.log.format),
+        ("info", LogFormat::Auto)
+    );
     assert_eq!(config.timings, Timings::default());
 }
 
 #[test]
 fn timings_default_is_what_clap_says() {
     let matches = <Timings as Args>::augment_args(clap::Command::new("x")).get_matches_from(["x"]);
-    assert_eq!(Timings::from_arg_matches(&matches).unwrap(), Timings::default());
+    assert_eq!(
+        Timings::from_arg_matches(&matches).unwrap(),
+        Timings::default()
+    );
 }
 
 #[test]
@@ -54,18 +69,29 @@ fn every_flag_of_run_has_a_variable_and_words() {
     let run = command.find_subcommand("run").unwrap();
     for flag in run.get_arguments() {
         let name = flag.get_long().unwrap();
-        let variable = flag.get_env().unwrap_or_else(|| panic!("--{name} has no variable")).to_str().unwrap();
+        let variable = flag
+            .get_env()
+            .unwrap_or_else(|| panic!("--{name} has no variable"))
+            .to_str()
+            .unwrap();
         let expected = format!("QUARTERMASTER_{}", name.to_uppercase().replace('-', "_"));
         let exception = matches!(
             (name, variable),
-            ("operator-namespace", "POD_NAMESPACE") | ("pod-name", "POD_NAME") | ("pod-ip", "POD_IPS")
+            ("operator-namespace", "POD_NAMESPACE")
+                | ("pod-name", "POD_NAME")
+                | ("pod-ip", "POD_IPS")
         );
         assert!(variable == expected || exception, "--{name} is {variable}");
         assert!(flag.get_help().is_some(), "--{name} has no words");
     }
     // Of the others a few have one, and that is what is said.
-    let without = command.get_subcommands().filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
-    assert!(without.count() > 1 && AFTER_HELP.starts_with("Every flag of run can be given as an environment variable"));
+    let without = command
+        .get_subcommands()
+        .filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
+    assert!(
+        without.count() > 1
+            && AFTER_HELP.starts_with("Every flag of run can be given as an environment variable")
+    );
 }
 
 #[rstest]
@@ -77,7 +103,10 @@ fn every_flag_of_run_has_a_variable_and_words() {
 #[case::a_pipe(false, Some(""), false)]
 #[case::a_pipe(false, Some("1"), false)]
 fn colours(#[case] terminal: bool, #[case] no_color: Option<&str>, #[case] on: bool) {
-    assert_eq!(super::colours(terminal, no_color.map(std::ffi::OsStr::new)), on);
+    assert_eq!(
+        super::colours(terminal, no_color.map(std::ffi::OsStr::new)),
+        on
+    );
 }
 
 #[rstest]
@@ -104,7 +133,10 @@ fn what_is_neither_true_nor_false_is_told_so(#[case] word: &str) {
 #[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
 #[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]
 #[case(&["--metrics-secure=false", "--metrics-cert-path="], None)]
-fn certificate_of_the_metrics(#[case] flags: &[&str], #[case] expected: Option<MetricsCertificate>) {
+fn certificate_of_the_metrics(
+    #[case] flags: &[&str],
+    #[case] expected: Option<MetricsCertificate>,
+) {
     assert_eq!(run(flags).unwrap().metrics_certificate, expected);
 }
 
@@ -140,22 +172,49 @@ fn values_are_typed() {
     assert!(config.metrics.is_empty());
     assert_eq!(config.probes, ["[::1]:0".parse().unwrap()]);
     assert_eq!(config.operator_namespace, "ops");
-    assert_eq!(config.watch_namespaces, ["a".to_owned(), "b".to_owned()].into());
-    assert_eq!(config.notifications.telegram_api_url, "http://127.0.0.1:9/base");
+    assert_eq!(
+        config.watch_namespaces,
+        ["a".to_owned(), "b".to_owned()].into()
+    );
+    assert_eq!(
+        config.notifications.telegram_api_url,
+        "http://127.0.0.1:9/base"
+    );
     assert_eq!(config.cluster_name.as_deref(), Some("prod eu"));
     assert_eq!(config.notifications.shared_secrets, SharedSecrets::Labelled);
     assert!(config.notifications.allow_loopback);
-    let deny: Vec<_> = config.notifications.deny.iter().map(ToString::to_string).collect();
+    let deny: Vec<_> = config
+        .notifications
+        .deny
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(config.notifications.allow_ports, [443, 8443, 80]);
     assert!(config.notifications.quote_private);
     assert_eq!(deny, ["10.0.0.0/8", "192.168.1.7/32", "fd00::/8"]);
-    assert_eq!(config.notifications.webhook_proxy.as_ref().unwrap().expose_secret(), "http://user:sesame@proxy:3128");
+    assert_eq!(
+        config
+            .notifications
+            .webhook_proxy
+            .as_ref()
+            .unwrap()
+            .expose_secret(),
+        "http://user:sesame@proxy:3128"
+    );
     assert!(!format!("{config:?}").contains("sesame"));
-    assert_eq!((config.log.level.as_str(), config.log.format), ("warn,quartermaster=debug", LogFormat::Json));
+    assert_eq!(
+        (config.log.level.as_str(), config.log.format),
+        ("warn,quartermaster=debug", LogFormat::Json)
+    );
     assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
     assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
     assert_eq!(config.pod_name.as_deref(), Some("qm-0"));
-    let own: Vec<_> = config.notifications.own_addresses.iter().map(ToString::to_string).collect();
+    let own: Vec<_> = config
+        .notifications
+        .own_addresses
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(own, ["10.244.0.7", "fd00::7"]);
 }
 
@@ -166,7 +225,10 @@ fn values_are_typed() {
 #[case("TrackedField", &["trackedfield"])]
 #[case("trackedfield, contactpoint", &["contactpoint", "trackedfield"])]
 fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
-    assert_eq!(run(&["--controllers", list]).unwrap().controllers, on.iter().copied().collect());
+    assert_eq!(
+        run(&["--controllers", list]).unwrap().controllers,
+        on.iter().copied().collect()
+    );
 }
 
 #[rstest]
@@ -215,7 +277,13 @@ fn the_help_teaches() {
     let mut command = Cli::command();
     let run = command.find_subcommand_mut("run").unwrap();
     let help = run.render_long_help().to_string();
-    for part in ["--leader-elect", "[env: POD_NAMESPACE=", "[default: :8080]", "Examples:", "Exit codes:"] {
+    for part in [
+        "--leader-elect",
+        "[env: POD_NAMESPACE=",
+        "[default: :8080]",
+        "Examples:",
+        "Exit codes:",
+    ] {
         assert!(help.contains(part), "no {part} in\n{help}");
     }
     assert!(!help.contains("--retry-min"), "tuning flags are hidden");
@@ -223,14 +291,25 @@ fn the_help_teaches() {
 
 #[test]
 fn the_examples_of_the_help_work() {
-    let kinds: Vec<_> = crate::registry::KINDS.iter().map(|kind| kind.controller).collect();
-    let lines = RUN_AFTER_HELP.lines().chain(AFTER_HELP.lines()).map(str::trim);
-    let examples: Vec<_> = lines.filter(|line| line.starts_with("quartermaster ")).collect();
+    let kinds: Vec<_> = crate::registry::KINDS
+        .iter()
+        .map(|kind| kind.controller)
+        .collect();
+    let lines = RUN_AFTER_HELP
+        .lines()
+        .chain(AFTER_HELP.lines())
+        .map(str::trim);
+    let examples: Vec<_> = lines
+        .filter(|line| line.starts_with("quartermaster "))
+        .collect();
     assert!(examples.len() >= 3, "{examples:?}");
     for example in examples {
         let words = example.split(' ').map(|word| word.replace('\'', ""));
         let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));
-        let Command::Run(args) = cli.command else { panic!("{example}") };
-        args.config(&kinds).unwrap_or_else(|error| panic!("{example}: {error}"));
+        let Command::Run(args) = cli.command else {
+            panic!("{example}")
+        };
+        args.config(&kinds)
+            .unwrap_or_else(|error| panic!("{example}: {error}"));
     }
 }

@@ -182,7 +182,9 @@ impl Timings {
     pub(super) fn check(&self) -> Result<(), String> {
         let whole_second = Duration::from_secs(1);
         if self.lease_duration < whole_second {
-            return Err("--lease-duration must be at least 1s: the API counts it in whole seconds".into());
+            return Err(
+                "--lease-duration must be at least 1s: the API counts it in whole seconds".into(),
+            );
         }
         // As Kubernetes' own elections demand: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
         if self.lease_renew_deadline >= self.lease_duration {
@@ -198,21 +200,35 @@ impl Timings {
                 .into());
         }
         for (min, max, flags) in [
-            (self.retry_min, self.retry_max, "--retry-min must not be more than --retry-max"),
-            (self.slow_min, self.slow_max, "--slow-min must not be more than --slow-max"),
+            (
+                self.retry_min,
+                self.retry_max,
+                "--retry-min must not be more than --retry-max",
+            ),
+            (
+                self.slow_min,
+                self.slow_max,
+                "--slow-min must not be more than --slow-max",
+            ),
             (
                 self.drift_backoff_min,
                 self.drift_backoff_max,
                 "--drift-backoff-min must not be more than --drift-backoff-max",
             ),
-            (self.waiting_min, self.waiting_max, "--waiting-min must not be more than --waiting-max"),
+            (
+                self.waiting_min,
+                self.waiting_max,
+                "--waiting-min must not be more than --waiting-max",
+            ),
         ] {
             if min > max {
                 return Err(flags.into());
             }
         }
         if self.watch_timeout < whole_second {
-            return Err("--watch-timeout must be at least 1s: the API counts it in whole seconds".into());
+            return Err(
+                "--watch-timeout must be at least 1s: the API counts it in whole seconds".into(),
+            );
         }
         Ok(())
     }

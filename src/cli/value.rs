@@ -23,13 +23,26 @@ pub(super) struct Boolean;
 impl TypedValueParser for Boolean {
     type Value = bool;
 
-    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<bool, clap::Error> {
-        let wrong = |_| StringValueParser::new().try_map(|_| Err("write true or false")).parse_ref(command, arg, value);
-        BoolishValueParser::new().parse_ref(command, arg, value).or_else(wrong)
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<bool, clap::Error> {
+        let wrong = |_| {
+            StringValueParser::new()
+                .try_map(|_| Err("write true or false"))
+                .parse_ref(command, arg, value)
+        };
+        BoolishValueParser::new()
+            .parse_ref(command, arg, value)
+            .or_else(wrong)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        BoolishValueParser::new().possible_values().map(|values| Box::new(values.collect::<Vec<_>>().into_iter()) as _)
+        BoolishValueParser::new()
+            .possible_values()
+            .map(|values| Box::new(values.collect::<Vec<_>>().into_iter()) as _)
     }
 }
 
@@ -37,7 +50,10 @@ impl TypedValueParser for Boolean {
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number above 0 with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
     let span: SignedDuration = text.parse().map_err(|_| wrong())?;
-    Duration::try_from(span).ok().filter(|span| !span.is_zero()).ok_or_else(wrong)
+    Duration::try_from(span)
+        .ok()
+        .filter(|span| !span.is_zero())
+        .ok_or_else(wrong)
 }
 
 /// `:8080` (every address, IPv6 and IPv4), `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; `0` is none.
@@ -47,7 +63,10 @@ pub(super) fn listen(text: &str) -> Result<Listen, String> {
     }
     let both = |v6: Ipv6Addr, v4: Ipv4Addr, port: &str| {
         let port: u16 = port.parse().ok()?;
-        Some(vec![SocketAddr::new(IpAddr::V6(v6), port), SocketAddr::new(IpAddr::V4(v4), port)])
+        Some(vec![
+            SocketAddr::new(IpAddr::V6(v6), port),
+            SocketAddr::new(IpAddr::V4(v4), port),
+        ])
     };
     let addresses = if let Some(port) = text.strip_prefix(':') {
         both(Ipv6Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, port)
@@ -56,8 +75,9 @@ pub(super) fn listen(text: &str) -> Result<Listen, String> {
     } else {
         text.parse().ok().map(|address| vec![address])
     };
-    addresses
-        .ok_or_else(|| "write :8080 for every address, or 127.0.0.1:8080, or [::1]:8080; 0 turns it off".to_owned())
+    addresses.ok_or_else(|| {
+        "write :8080 for every address, or 127.0.0.1:8080, or [::1]:8080; 0 turns it off".to_owned()
+    })
 }
 
 /// A namespace's name: an RFC 1123 label
@@ -78,7 +98,13 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
 
 /// The same of one that somebody names: what is set to nothing would mean every namespace.
 pub(super) fn one_namespace(text: &str) -> Result<String, String> {
-    namespace(text).and_then(|name| if name.is_empty() { Err("write a namespace's name".into()) } else { Ok(name) })
+    namespace(text).and_then(|name| {
+        if name.is_empty() {
+            Err("write a namespace's name".into())
+        } else {
+            Ok(name)
+        }
+    })
 }
 
 /// A Lease's name: an RFC 1123 subdomain
@@ -91,7 +117,11 @@ pub(super) fn lease(text: &str) -> Result<String, String> {
 
 /// Prefix of the policies' names; empty for none.
 pub(super) fn policy_prefix(text: &str) -> Result<String, String> {
-    let prefix = if text.is_empty() { Some(String::new()) } else { object(text) };
+    let prefix = if text.is_empty() {
+        Some(String::new())
+    } else {
+        object(text)
+    };
     prefix.ok_or_else(|| {
         "write what the names of the admission policies begin with, such as quartermaster, or nothing to check none"
             .into()
@@ -124,14 +154,23 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
 
 /// Parses a TCP port, 1 to 65535.
 pub(super) fn port(text: &str) -> Result<u16, String> {
-    text.parse().ok().filter(|port| *port != 0).ok_or_else(|| "write a port from 1 to 65535, such as 443".to_owned())
+    text.parse()
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| "write a port from 1 to 65535, such as 443".to_owned())
 }
 
 /// Parses the Pod's addresses. A Pod that has none yet gives an empty text.
 pub(super) fn pod_ips(texts: &[String]) -> Result<Vec<IpAddr>, String> {
-    let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    let texts = texts
+        .iter()
+        .map(|text| text.trim())
+        .filter(|text| !text.is_empty());
     texts
-        .map(|text| text.parse().map_err(|_| format!("--pod-ip: {text:?} is no address; write such as 10.0.0.7")))
+        .map(|text| {
+            text.parse()
+                .map_err(|_| format!("--pod-ip: {text:?} is no address; write such as 10.0.0.7"))
+        })
         .collect()
 }
 
@@ -148,14 +187,19 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
 pub(super) fn log_level(text: &str) -> Result<String, String> {
     let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
     // A misspelt level would pass for the name of a crate, and then nothing at all is logged.
-    let known = |part: &str| part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok());
+    let known = |part: &str| {
+        part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok())
+    };
     if !directives.iter().all(|part| known(part)) {
-        return Err("write error, warn, info, debug or trace, or directives such as \
+        return Err(
+            "write error, warn, info, debug or trace, or directives such as \
             info,quartermaster::notify=debug"
-            .into());
+                .into(),
+        );
     }
     let directives = directives.join(",");
-    Targets::from_str(&directives).map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
+    Targets::from_str(&directives)
+        .map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
     Ok(directives)
 }
 
@@ -179,14 +223,23 @@ pub(super) fn webhook_proxy(text: &str) -> Result<String, String> {
 }
 
 fn http_url(text: &str) -> Option<Url> {
-    Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+    Url::parse(text)
+        .ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
 /// `*` is every kind, `NAME` one of them, `-NAME` all but that one; without `*` only what is named is on
 /// (kube-controller-manager's `--controllers`).
-pub(super) fn controllers(list: &[String], kinds: &[&'static str]) -> Result<BTreeSet<&'static str>, String> {
+pub(super) fn controllers(
+    list: &[String],
+    kinds: &[&'static str],
+) -> Result<BTreeSet<&'static str>, String> {
     let (mut named, mut excluded, mut all) = (BTreeSet::new(), BTreeSet::new(), false);
-    for word in list.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
+    for word in list
+        .iter()
+        .map(|word| word.trim())
+        .filter(|word| !word.is_empty())
+    {
         if word == "*" {
             all = true;
             continue;
@@ -208,7 +261,10 @@ pub(super) fn controllers(list: &[String], kinds: &[&'static str]) -> Result<BTr
     }
     let on: BTreeSet<_> = named.difference(&excluded).copied().collect();
     if on.is_empty() {
-        return Err(format!("--controllers: nothing is left; write *, or *,-NAME, or some of {}", kinds.join(", ")));
+        return Err(format!(
+            "--controllers: nothing is left; write *, or *,-NAME, or some of {}",
+            kinds.join(", ")
+        ));
     }
     Ok(on)
 }

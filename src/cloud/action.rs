@@ -105,7 +105,11 @@ impl Action {
 
     /// The service, as AWS's SDKs call it.
     pub fn service(self) -> &'static str {
-        if self == Self::GetCallerIdentity { "STS" } else { "Elastic Load Balancing v2" }
+        if self == Self::GetCallerIdentity {
+            "STS"
+        } else {
+            "Elastic Load Balancing v2"
+        }
     }
 
     /// Whether it changes anything. AWS counts these apart.
@@ -121,7 +125,9 @@ impl Action {
             | Self::DescribeTags
             | Self::DescribeTargetGroups
             | Self::DescribeTargetHealth => Grant::Read,
-            Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup => Grant::Create,
+            Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup => {
+                Grant::Create
+            }
             Self::AddTags
             | Self::DeleteLoadBalancer
             | Self::DeleteListener
@@ -150,9 +156,12 @@ impl Action {
                 "ec2:DescribeVpcs",
             ],
             Self::CreateTargetGroup => &["ec2:DescribeInternetGateways", "ec2:DescribeVpcs"],
-            Self::RegisterTargets => {
-                &["ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeSubnets", "ec2:DescribeVpcs"]
-            }
+            Self::RegisterTargets => &[
+                "ec2:DescribeInstances",
+                "ec2:DescribeInternetGateways",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeVpcs",
+            ],
             Self::SetSubnets | Self::SetIpAddressType => &["ec2:DescribeSubnets"],
             _ => &[],
         }
@@ -167,9 +176,19 @@ pub const GROUP_PREFIX: &str = "qm-";
 
 /// The least IAM policy that all of it works with.
 pub fn policy() -> Value {
-    let granted = |grant: Grant| Action::ALL.into_iter().filter(move |action| action.grant() == grant);
-    let calls = |grant: Grant| granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()));
-    let needed: BTreeSet<_> = Action::ALL.into_iter().flat_map(Action::needs).map(|need| (*need).to_owned()).collect();
+    let granted = |grant: Grant| {
+        Action::ALL
+            .into_iter()
+            .filter(move |action| action.grant() == grant)
+    };
+    let calls = |grant: Grant| {
+        granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()))
+    };
+    let needed: BTreeSet<_> = Action::ALL
+        .into_iter()
+        .flat_map(Action::needs)
+        .map(|need| (*need).to_owned())
+        .collect();
     let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
     let named = [
         format!("loadbalancer/app/*{SUFFIX}/*"),
@@ -202,18 +221,33 @@ mod tests {
     fn every_call_is_granted() {
         let policy = policy();
         let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
-        let granted: Vec<_> =
-            statements.iter().flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default()).collect();
-        for action in Action::ALL.into_iter().filter(|action| action.grant() != Grant::Free) {
-            assert!(granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()), "{action:?}");
+        let granted: Vec<_> = statements
+            .iter()
+            .flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default())
+            .collect();
+        for action in Action::ALL
+            .into_iter()
+            .filter(|action| action.grant() != Grant::Free)
+        {
+            assert!(
+                granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()),
+                "{action:?}"
+            );
         }
         for statement in statements {
             let reads = statement["Action"]
                 .as_array()
                 .into_iter()
                 .flatten()
-                .all(|action| action.as_str().is_some_and(|action| action.contains(":Describe")));
-            assert!(reads || statement["Resource"] != "*" && statement["Condition"].is_object(), "{statement}");
+                .all(|action| {
+                    action
+                        .as_str()
+                        .is_some_and(|action| action.contains(":Describe"))
+                });
+            assert!(
+                reads || statement["Resource"] != "*" && statement["Condition"].is_object(),
+                "{statement}"
+            );
         }
     }
 
@@ -221,7 +255,9 @@ mod tests {
     fn each_is_spelled_as_it_is_called() {
         for action in Action::ALL {
             assert_eq!(action.name(), format!("{action:?}"));
-            let reads = ["Describe", "Get"].iter().any(|word| action.name().starts_with(word));
+            let reads = ["Describe", "Get"]
+                .iter()
+                .any(|word| action.name().starts_with(word));
             assert_eq!(action.writes(), !reads);
         }
     }

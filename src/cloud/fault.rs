@@ -173,22 +173,46 @@ pub struct Fault {
 impl Fault {
     /// Before anything was sent.
     pub fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { class, reason, code: None, undone: true, message: message.into() }
+        Self {
+            class,
+            reason,
+            code: None,
+            undone: true,
+            message: message.into(),
+        }
     }
 
     /// The balancer of that `MyIngress` is not in the region where AWS is asked.
     pub fn in_another_region(arn: &str, theirs: &str, asked: &str, ingress: &MyIngress) -> Self {
         let asked = format!("{asked}, the region that the operator is configured for");
-        Self::elsewhere(REGION_MISMATCH, arn, &asked, &format!("region {theirs}"), ingress)
+        Self::elsewhere(
+            REGION_MISMATCH,
+            arn,
+            &asked,
+            &format!("region {theirs}"),
+            ingress,
+        )
     }
 
     /// The balancer of that `MyIngress` is not in the account where AWS is asked.
     pub fn in_another_account(arn: &str, theirs: &str, asked: &str, ingress: &MyIngress) -> Self {
         let asked = format!("{asked}, the account of the operator's credentials");
-        Self::elsewhere(ACCOUNT_MISMATCH, arn, &asked, &format!("credentials of account {theirs}"), ingress)
+        Self::elsewhere(
+            ACCOUNT_MISMATCH,
+            arn,
+            &asked,
+            &format!("credentials of account {theirs}"),
+            ingress,
+        )
     }
 
-    fn elsewhere(reason: &'static str, arn: &str, asked: &str, lacks: &str, ingress: &MyIngress) -> Self {
+    fn elsewhere(
+        reason: &'static str,
+        arn: &str,
+        asked: &str,
+        lacks: &str,
+        ingress: &MyIngress,
+    ) -> Self {
         let (name, namespace) = (ingress.name_any(), ingress.namespace().unwrap_or_default());
         let words = format!(
             "{arn} is not in {asked}: nothing is done, and a deletion waits; give the operator {lacks} back, or delete the MyIngress and \
@@ -200,7 +224,10 @@ impl Fault {
 
     /// The answer did not come, or says nothing.
     pub(super) fn unknown(message: impl Into<String>) -> Self {
-        Self { undone: false, ..Self::unsent(Class::Transient, UNAVAILABLE, message) }
+        Self {
+            undone: false,
+            ..Self::unsent(Class::Transient, UNAVAILABLE, message)
+        }
     }
 
     /// What AWS answered, with the HTTP status.
@@ -220,26 +247,45 @@ impl Fault {
             None => format!("AWS says HTTP {status}: {words}"),
         };
         let message = Self::advised(reason, message);
-        Self { class, reason, code: code.map(Into::into), undone: status < 500, message }
+        Self {
+            class,
+            reason,
+            code: code.map(Into::into),
+            undone: status < 500,
+            message,
+        }
     }
 
     fn advised(reason: &str, message: String) -> String {
         match reason {
-            CREDENTIALS_MISSING => format!("{message}; give the operator credentials as docs/my-ingress.md says"),
-            ACCESS_DENIED => format!("{message}; the policy that the operator needs is in docs/my-ingress.md"),
+            CREDENTIALS_MISSING => {
+                format!("{message}; give the operator credentials as docs/my-ingress.md says")
+            }
+            ACCESS_DENIED => {
+                format!("{message}; the policy that the operator needs is in docs/my-ingress.md")
+            }
             _ => message,
         }
     }
 
     /// Whether it is about the one thing that was asked for: another call may well be answered.
     pub fn is_of_one(&self) -> bool {
-        let all = [THROTTLED, UNAVAILABLE, CREDENTIALS_MISSING, REGION_MISSING, ACCESS_DENIED];
+        let all = [
+            THROTTLED,
+            UNAVAILABLE,
+            CREDENTIALS_MISSING,
+            REGION_MISSING,
+            ACCESS_DENIED,
+        ];
         self.class != Class::Conflict && !all.contains(&self.reason)
     }
 
     /// What metrics call it: AWS' own code, or the reason where it is none of the table.
     pub(super) fn label(&self) -> &'static str {
-        CODES.iter().find(|(code, ..)| self.is(code)).map_or(self.reason, |(code, ..)| code)
+        CODES
+            .iter()
+            .find(|(code, ..)| self.is(code))
+            .map_or(self.reason, |(code, ..)| code)
     }
 
     /// Whether AWS gave this code.

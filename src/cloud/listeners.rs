@@ -9,7 +9,10 @@ use super::{Fault, Tags};
 /// As with balancers, what is asked for may be done although the answer is an error.
 pub trait Listeners: Send + Sync + 'static {
     /// The listeners of a balancer.
-    fn listeners(&self, balancer: &str) -> impl Future<Output = Result<Vec<Listener>, Fault>> + Send;
+    fn listeners(
+        &self,
+        balancer: &str,
+    ) -> impl Future<Output = Result<Vec<Listener>, Fault>> + Send;
 
     /// The target groups that a balancer's listeners lead to.
     fn groups(&self, balancer: &str) -> impl Future<Output = Result<Vec<Group>, Fault>> + Send;
@@ -21,13 +24,23 @@ pub trait Listeners: Send + Sync + 'static {
     fn groups_named(&self, prefix: &str) -> impl Future<Output = Result<Vec<Group>, Fault>> + Send;
 
     /// The tags of each of these listeners and target groups; one that is gone fails them all.
-    fn tags_of(&self, arns: &[String]) -> impl Future<Output = Result<BTreeMap<String, Tags>, Fault>> + Send;
+    fn tags_of(
+        &self,
+        arns: &[String],
+    ) -> impl Future<Output = Result<BTreeMap<String, Tags>, Fault>> + Send;
 
     /// Creates a target group. Where there is one of that name and of these very settings the answer is that one.
-    fn create_group(&self, wanted: &WantedGroup) -> impl Future<Output = Result<Group, Fault>> + Send;
+    fn create_group(
+        &self,
+        wanted: &WantedGroup,
+    ) -> impl Future<Output = Result<Group, Fault>> + Send;
 
     /// Has the health of a group's targets be asked for at that path.
-    fn set_health_check(&self, group: &str, path: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn set_health_check(
+        &self,
+        group: &str,
+        path: &str,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Deletes a target group. One that is gone is no error; one that a listener leads to is.
     fn delete_group(&self, group: &str) -> impl Future<Output = Result<(), Fault>> + Send;
@@ -36,10 +49,18 @@ pub trait Listeners: Send + Sync + 'static {
     fn targets(&self, group: &str) -> impl Future<Output = Result<Vec<Health>, Fault>> + Send;
 
     /// Adds these targets.
-    fn register(&self, group: &str, targets: &BTreeSet<Target>) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn register(
+        &self,
+        group: &str,
+        targets: &BTreeSet<Target>,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Takes these targets away. They end what they are at.
-    fn deregister(&self, group: &str, targets: &BTreeSet<Target>) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn deregister(
+        &self,
+        group: &str,
+        targets: &BTreeSet<Target>,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Has a balancer listen.
     fn create_listener(

@@ -36,7 +36,11 @@ pub trait Balancers: Send + Sync + 'static {
     fn create(&self, wanted: &Wanted) -> impl Future<Output = Result<Balancer, Fault>> + Send;
 
     /// Puts it into exactly these subnets.
-    fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn set_subnets(
+        &self,
+        arn: &str,
+        subnets: &BTreeSet<String>,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Gives it exactly these security groups.
     fn set_security_groups(
@@ -46,13 +50,21 @@ pub trait Balancers: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Gives it addresses of that type.
-    fn set_ip_address_type(&self, arn: &str, addresses: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn set_ip_address_type(
+        &self,
+        arn: &str,
+        addresses: &str,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Sets these tags, and leaves others.
     fn add_tags(&self, arn: &str, tags: &Tags) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Takes the tags of these keys away.
-    fn remove_tags(&self, arn: &str, keys: &BTreeSet<String>) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn remove_tags(
+        &self,
+        arn: &str,
+        keys: &BTreeSet<String>,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Deletes it, and its listeners with it. One that is gone is no error.
     fn delete(&self, arn: &str) -> impl Future<Output = Result<(), Fault>> + Send;
@@ -75,7 +87,10 @@ pub fn account_of(arn: &str) -> Option<&str> {
 
 /// The words that a command to change a balancer begins with, for whoever's own default is another region.
 pub fn command(arn: &str) -> String {
-    region_of(arn).map_or_else(|| "aws elbv2".into(), |region| format!("aws --region {} elbv2", quoted(region)))
+    region_of(arn).map_or_else(
+        || "aws elbv2".into(),
+        |region| format!("aws --region {} elbv2", quoted(region)),
+    )
 }
 
 /// What a balancer is to be.

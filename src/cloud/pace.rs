@@ -37,13 +37,23 @@ struct Turns {
 
 impl Pace {
     pub(super) fn new(reads: Rate, writes: Rate) -> Self {
-        let turns = |rate| Turns { limiter: limiter(rate), line: Mutex::new(()) };
-        Self { reads: turns(reads), writes: turns(writes) }
+        let turns = |rate| Turns {
+            limiter: limiter(rate),
+            line: Mutex::new(()),
+        };
+        Self {
+            reads: turns(reads),
+            writes: turns(writes),
+        }
     }
 
     /// Returns once it is this call's turn.
     pub(super) async fn turn(&self, action: Action) {
-        let turns = if action.writes() { &self.writes } else { &self.reads };
+        let turns = if action.writes() {
+            &self.writes
+        } else {
+            &self.reads
+        };
         let _first = turns.line.lock().await;
         turns.limiter.until_ready().await;
     }
@@ -70,19 +80,28 @@ mod tests {
 
     #[tokio::test]
     async fn a_bucket_that_is_empty_is_waited_for() {
-        let rate = Rate { burst: READ_BURST, period: Duration::from_millis(100) };
+        let rate = Rate {
+            burst: READ_BURST,
+            period: Duration::from_millis(100),
+        };
         let pace = Pace::new(rate, rate);
         let began = std::time::Instant::now();
         for _ in 0..READ_BURST.get() + 2 {
             pace.turn(Action::DescribeTags).await;
         }
-        assert!(began.elapsed() >= rate.period, "two more than there are at once");
+        assert!(
+            began.elapsed() >= rate.period,
+            "two more than there are at once"
+        );
         pace.turn(Action::AddTags).await;
     }
 
     #[tokio::test]
     async fn who_came_first_is_served_first() {
-        let rate = Rate { burst: NonZeroU32::MIN, period: Duration::from_millis(500) };
+        let rate = Rate {
+            burst: NonZeroU32::MIN,
+            period: Duration::from_millis(500),
+        };
         let pace = Pace::new(rate, rate);
         pace.turn(Action::DescribeTags).await;
         let mut first = std::pin::pin!(pace.turn(Action::DescribeTags));

@@ -22,26 +22,38 @@ const LINK_LOCAL: &str = "169.254.0.0/16,fe80::/10,fd00:ec2::/32";
 /// `HTTPS_PROXY` names no proxy that AWS can be called through.
 pub fn client() -> Result<SharedHttpClient, Fault> {
     let proxy = from_environment()?;
-    Ok(Builder::new().build_with_connector_fn(move |settings, components| {
-        let mut connector =
-            Connector::builder().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).proxy_config(proxy.clone());
-        connector.set_connector_settings(settings.cloned());
-        connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
-        connector.build()
-    }))
+    Ok(
+        Builder::new().build_with_connector_fn(move |settings, components| {
+            let mut connector = Connector::builder()
+                .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+                .proxy_config(proxy.clone());
+            connector.set_connector_settings(settings.cloned());
+            connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
+            connector.build()
+        }),
+    )
 }
 
 /// Returns the proxy that the environment names.
 fn from_environment() -> Result<ProxyConfig, Fault> {
     let variable = |names: [&str; 2]| {
-        names.into_iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        names
+            .into_iter()
+            .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     };
-    let Some(url) = variable(["HTTPS_PROXY", "https_proxy"]) else { return Ok(ProxyConfig::disabled()) };
-    let url = if url.contains("://") { url } else { format!("http://{url}") };
+    let Some(url) = variable(["HTTPS_PROXY", "https_proxy"]) else {
+        return Ok(ProxyConfig::disabled());
+    };
+    let url = if url.contains("://") {
+        url
+    } else {
+        format!("http://{url}")
+    };
     let listed = variable(["NO_PROXY", "no_proxy"]);
     let direct: Vec<_> = listed.as_deref().into_iter().chain([LINK_LOCAL]).collect();
     // The value may hold a password.
     let words = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are known";
-    let proxy = ProxyConfig::https(url).map_err(|_| Fault::unsent(Class::Slow, fault::PROXY_INVALID, words))?;
+    let proxy = ProxyConfig::https(url)
+        .map_err(|_| Fault::unsent(Class::Slow, fault::PROXY_INVALID, words))?;
     Ok(proxy.no_proxy(direct.join(",")))
 }

@@ -1,6 +1,8 @@
 //! Whether the admission policies are in force, and which objects are older than they are.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
@@ -49,14 +51,23 @@ pub async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
     let shipped = policies::shipped().into_iter();
     match futures::try_join!(policies.list(&installed), bindings.list(&installed)) {
-        Ok((policies, bindings)) => Ok(shipped.map(|one| of(&one, &policies.items, &bindings.items)).collect()),
+        Ok((policies, bindings)) => Ok(shipped
+            .map(|one| of(&one, &policies.items, &bindings.items))
+            .collect()),
         Err(error) if is(&error, 403) => {
             let message = words(&error);
-            let unknown =
-                |one: Shipped| Policy { name: one.name, state: "Unknown", message: message.clone(), since: None };
+            let unknown = |one: Shipped| Policy {
+                name: one.name,
+                state: "Unknown",
+                message: message.clone(),
+                since: None,
+            };
             Ok(shipped.map(unknown).collect())
         }
-        Err(error) => anyhow::bail!("the admission policies could not be listed: {}", words(&error)),
+        Err(error) => anyhow::bail!(
+            "the admission policies could not be listed: {}",
+            words(&error)
+        ),
     }
 }
 
@@ -66,13 +77,19 @@ fn of(
     policies: &[ValidatingAdmissionPolicy],
     bindings: &[ValidatingAdmissionPolicyBinding],
 ) -> Policy {
-    let is_one =
-        |name: &str| name.strip_suffix(&shipped.name).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('-'));
+    let is_one = |name: &str| {
+        name.strip_suffix(&shipped.name)
+            .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('-'))
+    };
     let mut found = None;
     for policy in policies.iter().filter(|policy| is_one(&policy.name_any())) {
         let name = policy.name_any();
         let binds = |binding: &&ValidatingAdmissionPolicyBinding| {
-            binding.spec.as_ref().and_then(|spec| spec.policy_name.as_ref()) == Some(&name)
+            binding
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.policy_name.as_ref())
+                == Some(&name)
         };
         for binding in bindings.iter().filter(binds).map(Some).chain([None]) {
             let state = judge(shipped, &name, Some(policy), binding, None);
@@ -82,7 +99,12 @@ fn of(
             found.get_or_insert(state);
         }
     }
-    let missing = || PolicyState::NotInForce(format!("ValidatingAdmissionPolicy ...-{} not found", shipped.name));
+    let missing = || {
+        PolicyState::NotInForce(format!(
+            "ValidatingAdmissionPolicy ...-{} not found",
+            shipped.name
+        ))
+    };
     policy_of(shipped, found.unwrap_or_else(missing))
 }
 
@@ -92,15 +114,25 @@ fn policy_of(shipped: &Shipped, state: PolicyState) -> Policy {
         PolicyState::NotInForce(problem) => ("NotInForce", problem, None),
         PolicyState::Unknown(error) => ("Unknown", error, None),
     };
-    Policy { name: shipped.name.clone(), state, message, since }
+    Policy {
+        name: shipped.name.clone(),
+        state,
+        message,
+        since,
+    }
 }
 
 /// The objects that are older than the policy of their kind, which has therefore never checked their creation.
 pub fn unchecked(policies: &[Policy], objects: &[Object]) -> Vec<Unchecked> {
     let is_older = |object: &&Object| {
-        let kind = KINDS.iter().find(|kind| kind.resource().kind == object.kind);
+        let kind = KINDS
+            .iter()
+            .find(|kind| kind.resource().kind == object.kind);
         let name = kind.map(|kind| policies::policy_name(kind.controller));
-        let since = policies.iter().find(|policy| Some(&policy.name) == name.as_ref()).and_then(|policy| policy.since);
+        let since = policies
+            .iter()
+            .find(|policy| Some(&policy.name) == name.as_ref())
+            .and_then(|policy| policy.since);
         // Times of creation have whole seconds.
         since.is_some_and(|since| object.created.is_some_and(|created| created <= since))
     };

@@ -29,7 +29,9 @@ pub async fn ways_out(
 
 fn way_out(namespace: &str, lease: &LeaseOf, cluster: &Cluster) -> String {
     let flags = lease.flags();
-    let command = cluster.command(&format!("quartermaster uninstall --without-operator -n {namespace}{flags}"));
+    let command = cluster.command(&format!(
+        "quartermaster uninstall --without-operator -n {namespace}{flags}"
+    ));
     format!(
         "namespace {namespace} is being deleted: an operator with --watch-namespace has lost its Role there. Stop it, take its \
          finalizers away ({command}), and start it again"

@@ -23,17 +23,30 @@ const BAR: usize = 24;
 /// # Errors
 /// There is none of that name, or the cluster cannot be asked.
 pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
-    let namespace = args.namespace.as_deref().unwrap_or_else(|| client.default_namespace()).to_owned();
+    let namespace = args
+        .namespace
+        .as_deref()
+        .unwrap_or_else(|| client.default_namespace())
+        .to_owned();
     let api: Api<TrackedField> = Api::namespaced(client.clone(), &namespace);
     let field = match api.get(&args.name).await {
         Ok(field) => field,
         Err(error) if is(&error, 404) => {
             let elsewhere: Api<TrackedField> = Api::all(client);
-            let named = ListParams::default().limit(20).fields(&format!("metadata.name={}", args.name));
-            let elsewhere = elsewhere.list_metadata(&named).await.map(|list| list.items).unwrap_or_default();
+            let named = ListParams::default()
+                .limit(20)
+                .fields(&format!("metadata.name={}", args.name));
+            let elsewhere = elsewhere
+                .list_metadata(&named)
+                .await
+                .map(|list| list.items)
+                .unwrap_or_default();
             if !elsewhere.is_empty() {
                 let places = elsewhere.iter().filter_map(ResourceExt::namespace);
-                let places = places.map(|place| format!("-n {place}")).collect::<Vec<_>>().join(" or ");
+                let places = places
+                    .map(|place| format!("-n {place}"))
+                    .collect::<Vec<_>>()
+                    .join(" or ");
                 anyhow::bail!(
                     "there is no TrackedField {} in namespace {namespace}; there is one with {places}",
                     args.name
@@ -44,14 +57,26 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
                     let install = args.cluster.command(crds::INSTALL);
                     anyhow::bail!("the CRD of TrackedFields is not installed ({install})");
                 }
-                list => list.map_or_else(|_| Vec::new(), |list| list.items.iter().map(ResourceExt::name_any).collect()),
+                list => list.map_or_else(
+                    |_| Vec::new(),
+                    |list| list.items.iter().map(ResourceExt::name_any).collect(),
+                ),
             };
-            let there = if there.is_empty() { "none at all there".to_owned() } else { there.join(", ") };
-            anyhow::bail!("there is no TrackedField {} in namespace {namespace}; there is {there}", args.name);
+            let there = if there.is_empty() {
+                "none at all there".to_owned()
+            } else {
+                there.join(", ")
+            };
+            anyhow::bail!(
+                "there is no TrackedField {} in namespace {namespace}; there is {there}",
+                args.name
+            );
         }
         Err(error) => anyhow::bail!(words(&error)),
     };
-    let history = field.history().map_err(|error| anyhow::anyhow!("its history cannot be read: {}", causes(&error)))?;
+    let history = field
+        .history()
+        .map_err(|error| anyhow::anyhow!("its history cannot be read: {}", causes(&error)))?;
     let waiting = field.annotations().get(WAITING);
     if args.output == Output::Json {
         let shown = json!({
@@ -67,7 +92,11 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
         return Ok(ExitCode::SUCCESS);
     }
     let target = &field.spec.target;
-    let of = if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
+    let of = if target.namespace.is_empty() {
+        String::new()
+    } else {
+        format!("{}/", target.namespace)
+    };
     out.line(format!(
         "{} of {} {of}{}, told to contact point {}",
         field.spec.field, target.kind, target.name, field.spec.contact_point
@@ -80,7 +109,10 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
         out.line("Nothing is recorded yet.")?;
         return Ok(ExitCode::SUCCESS);
     }
-    out.table(&["TIME", "", "ACTION", "VALUE", "DELIVERY"], &draw(&history))?;
+    out.table(
+        &["TIME", "", "ACTION", "VALUE", "DELIVERY"],
+        &draw(&history),
+    )?;
     out.line("")?;
     out.line(summary(&history))?;
     Ok(ExitCode::SUCCESS)
@@ -95,11 +127,19 @@ pub fn draw(history: &[Entry]) -> Vec<Vec<Cell>> {
         // What another program wrote names none.
         if let Some(next) = &entry.subject {
             if subject.is_some_and(|subject| subject != next) {
-                rows.push(vec!["".into(), Cell::new("╌", Ink::Dim), "".into(), Cell::new(next.as_str(), Ink::Dim)]);
+                rows.push(vec![
+                    "".into(),
+                    Cell::new("╌", Ink::Dim),
+                    "".into(),
+                    Cell::new(next.as_str(), Ink::Dim),
+                ]);
             }
             subject = Some(next);
         }
-        let time = entry.time.as_ref().map_or_else(|| "?".into(), |time| stamp(time.0));
+        let time = entry
+            .time
+            .as_ref()
+            .map_or_else(|| "?".into(), |time| stamp(time.0));
         let (sign, ink) = match entry.action {
             Action::Created => ("┌", Ink::Green),
             Action::Updated => ("│", Ink::Plain),
@@ -137,27 +177,46 @@ fn value(entry: &Entry, most: Option<f64>) -> String {
         (None, false) => String::new(),
     };
     if let (Some(most), Some(number)) = (most, number(entry)) {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss
+        )]
         let length = (number / most * BAR as f64).ceil() as usize;
         let bar = "▇".repeat(length.min(BAR));
-        text = if bar.is_empty() { text } else { format!("{text:<6} {bar}") };
+        text = if bar.is_empty() {
+            text
+        } else {
+            format!("{text:<6} {bar}")
+        };
     }
     if let Some(cut) = &entry.cut {
         text = format!("{text} ({} bytes)", cut.length);
     }
     if let Some(merged) = entry.merged {
-        let first =
-            entry.first_value.as_deref().map_or_else(String::new, |first| format!(", the first {}", shorten(first)));
+        let first = entry
+            .first_value
+            .as_deref()
+            .map_or_else(String::new, |first| {
+                format!(", the first {}", shorten(first))
+            });
         text = format!(
             "{text} ({} in one{first})",
-            count(usize::try_from(merged).unwrap_or(usize::MAX), "change", "changes")
+            count(
+                usize::try_from(merged).unwrap_or(usize::MAX),
+                "change",
+                "changes"
+            )
         );
     }
     text
 }
 
 fn delivery(entry: &Entry) -> Cell {
-    let reason = entry.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+    let reason = entry
+        .reason
+        .as_deref()
+        .map_or_else(String::new, |reason| format!(": {reason}"));
     match entry.delivery {
         Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Ink::Yellow),
         Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Ink::Red),
@@ -168,12 +227,25 @@ fn delivery(entry: &Entry) -> Cell {
 }
 
 fn summary(history: &[Entry]) -> String {
-    let changes = |is: fn(&Entry) -> bool| history.iter().filter(|entry| is(entry)).map(Entry::changes).sum::<u64>();
+    let changes = |is: fn(&Entry) -> bool| {
+        history
+            .iter()
+            .filter(|entry| is(entry))
+            .map(Entry::changes)
+            .sum::<u64>()
+    };
     let all = usize::try_from(changes(|_| true)).unwrap_or(usize::MAX);
-    let mut words = format!("{} in {}", count(all, "change", "changes"), count(history.len(), "entry", "entries"));
+    let mut words = format!(
+        "{} in {}",
+        count(all, "change", "changes"),
+        count(history.len(), "entry", "entries")
+    );
     for (number, what) in [
         (changes(Entry::is_pending), "wait to be told"),
-        (changes(|entry| entry.delivery == Some(Delivery::Failed)), "could not be told"),
+        (
+            changes(|entry| entry.delivery == Some(Delivery::Failed)),
+            "could not be told",
+        ),
     ] {
         if number > 0 {
             words = format!("{words}, {number} {what}");
@@ -193,7 +265,11 @@ mod tests {
 
     fn drawn(history: Value) -> String {
         let history: Vec<Entry> = serde_json::from_value(history).unwrap();
-        let table = paper::draw(&["TIME", "", "ACTION", "VALUE", "DELIVERY"], &draw(&history), false);
+        let table = paper::draw(
+            &["TIME", "", "ACTION", "VALUE", "DELIVERY"],
+            &draw(&history),
+            false,
+        );
         format!("{table}{}", summary(&history))
     }
 

@@ -88,9 +88,14 @@ pub async fn read(client: &Client, lease: &Key) -> Said {
         Err(error) if is(&error, 403) => {
             return Said::Forbidden(format!("its Lease may not be read: {}", words(&error)));
         }
-        Err(error) => return Said::Failed(format!("its Lease could not be read: {}", words(&error))),
+        Err(error) => {
+            return Said::Failed(format!("its Lease could not be read: {}", words(&error)));
+        }
     };
-    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(1);
+    let seconds = spec
+        .lease_duration_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .unwrap_or(1);
     Said::Lease {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(seconds),
@@ -105,9 +110,15 @@ pub fn at_a_glance(said: &Said, now: Timestamp) -> Operator {
         Said::Failed(why) => return Operator::Unread(why.clone()),
         Said::Forbidden(why) => return Operator::Unknown(why.clone()),
         Said::Lease { holder, .. } if holder.is_empty() => return nobody(),
-        Said::Lease { holder, duration, renewed } => (holder, *duration, renewed),
+        Said::Lease {
+            holder,
+            duration,
+            renewed,
+        } => (holder, *duration, renewed),
     };
-    let Some(renewed) = *renewed else { return Operator::Runs(holder.clone()) };
+    let Some(renewed) = *renewed else {
+        return Operator::Runs(holder.clone());
+    };
     let since = Duration::try_from(now.duration_since(renewed)).unwrap_or_default();
     if since > duration + SKEW {
         Operator::Stopped(silent(holder, renewed))
@@ -120,7 +131,10 @@ pub fn at_a_glance(said: &Said, now: Timestamp) -> Operator {
 
 /// That somebody who holds it does nothing with it.
 pub fn silent(holder: &str, renewed: Timestamp) -> String {
-    format!("{holder} has not renewed its Lease since {}", stamp(renewed))
+    format!(
+        "{holder} has not renewed its Lease since {}",
+        stamp(renewed)
+    )
 }
 
 fn nobody() -> Operator {
@@ -154,7 +168,9 @@ impl Looks {
             Said::Failed(why) => Operator::Unread(why),
             Said::Forbidden(why) => Operator::Unknown(why),
             // It is so at every handover.
-            Said::Lease { holder, duration, .. } if holder.is_empty() => {
+            Said::Lease {
+                holder, duration, ..
+            } if holder.is_empty() => {
                 if since > duration + TAKEOVER {
                     nobody()
                 } else {
@@ -162,7 +178,11 @@ impl Looks {
                 }
             }
             // It may have been silent for long before the first look.
-            Said::Lease { holder, duration, renewed } if since > duration => Operator::Stopped(match renewed {
+            Said::Lease {
+                holder,
+                duration,
+                renewed,
+            } if since > duration => Operator::Stopped(match renewed {
                 Some(renewed) => silent(&holder, renewed),
                 None => format!("{holder} has not renewed its Lease for {}", span(since)),
             }),
@@ -192,16 +212,27 @@ pub async fn others(client: &Client, but: &Key, every: Duration) -> Result<Vec<K
         Some(Key::of(&lease)).filter(|key| is_an_operators(&lease.metadata) && key != but)
     };
     let leases = pages(&all, other).await.map_err(|error| words(&error))?;
-    let may_run = async |lease: Key| match timeout(LONGEST, Looks::default().settle(client, &lease, every)).await {
-        Ok(Operator::Stopped(_) | Operator::Absent(_)) => None,
-        _ => Some(lease),
-    };
-    Ok(join_all(leases.into_iter().flatten().map(may_run)).await.into_iter().flatten().collect())
+    let may_run =
+        async |lease: Key| match timeout(LONGEST, Looks::default().settle(client, &lease, every))
+            .await
+        {
+            Ok(Operator::Stopped(_) | Operator::Absent(_)) => None,
+            _ => Some(lease),
+        };
+    Ok(join_all(leases.into_iter().flatten().map(may_run))
+        .await
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
 /// Whether an operator wrote this Lease, whatever it is called.
 fn is_an_operators(metadata: &ObjectMeta) -> bool {
-    metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(WRITER))
+    metadata
+        .managed_fields
+        .iter()
+        .flatten()
+        .any(|entry| entry.manager.as_deref() == Some(WRITER))
 }
 
 #[cfg(test)]
@@ -212,22 +243,46 @@ mod tests {
 
     fn lease(holder: &str, renewed: i64) -> Said {
         let renewed = Some(Timestamp::from_second(renewed).unwrap());
-        Said::Lease { holder: holder.into(), duration: Duration::from_secs(9), renewed }
+        Said::Lease {
+            holder: holder.into(),
+            duration: Duration::from_secs(9),
+            renewed,
+        }
     }
 
     #[test]
     fn one_look_allows_for_clocks_that_differ() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        assert_eq!(at_a_glance(&lease("a", 100), at(109)), Operator::Runs("a".into()));
-        assert_eq!(at_a_glance(&lease("a", 100), at(80)), Operator::Runs("a".into()), "their clock is ahead");
+        assert_eq!(
+            at_a_glance(&lease("a", 100), at(109)),
+            Operator::Runs("a".into())
+        );
+        assert_eq!(
+            at_a_glance(&lease("a", 100), at(80)),
+            Operator::Runs("a".into()),
+            "their clock is ahead"
+        );
         for late in [110, 139] {
-            assert_eq!(at_a_glance(&lease("a", 100), at(late)), Operator::Late("a".into(), at(100)));
+            assert_eq!(
+                at_a_glance(&lease("a", 100), at(late)),
+                Operator::Late("a".into(), at(100))
+            );
         }
-        let why = Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:01:40Z".into());
+        let why =
+            Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:01:40Z".into());
         assert_eq!(at_a_glance(&lease("a", 100), at(140)), why);
-        assert!(matches!(at_a_glance(&lease("", 100), at(100)), Operator::Stopped(_)));
-        assert!(matches!(at_a_glance(&Said::Absent("x".into()), at(1)), Operator::Absent(_)));
-        assert!(matches!(at_a_glance(&Said::Forbidden("x".into()), at(1)), Operator::Unknown(_)));
+        assert!(matches!(
+            at_a_glance(&lease("", 100), at(100)),
+            Operator::Stopped(_)
+        ));
+        assert!(matches!(
+            at_a_glance(&Said::Absent("x".into()), at(1)),
+            Operator::Absent(_)
+        ));
+        assert!(matches!(
+            at_a_glance(&Said::Forbidden("x".into()), at(1)),
+            Operator::Unknown(_)
+        ));
     }
 
     #[tokio::test(start_paused = true)]
@@ -235,14 +290,24 @@ mod tests {
         let mut looks = Looks::default();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(matches!(looks.look(lease("a", 5), after(0)), Operator::NotYet(_)));
-        assert!(matches!(looks.look(lease("a", 5), after(9)), Operator::NotYet(_)));
+        assert!(matches!(
+            looks.look(lease("a", 5), after(0)),
+            Operator::NotYet(_)
+        ));
+        assert!(matches!(
+            looks.look(lease("a", 5), after(9)),
+            Operator::NotYet(_)
+        ));
         // However long they looked: since when is the Lease's word.
-        let why = Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:00:05Z".into());
+        let why =
+            Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:00:05Z".into());
         assert_eq!(looks.look(lease("a", 5), after(10)), why);
         assert!(looks.look(lease("b", 6), after(11)).runs());
         assert!(looks.look(lease("b", 6), after(19)).runs());
-        assert!(matches!(looks.look(lease("b", 6), after(21)), Operator::Stopped(_)));
+        assert!(matches!(
+            looks.look(lease("b", 6), after(21)),
+            Operator::Stopped(_)
+        ));
     }
 
     #[tokio::test(start_paused = true)]
@@ -267,12 +332,25 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(looks.look(failed(), after(0)).may_run());
-        assert!(matches!(looks.look(lease("a", 5), after(1)), Operator::NotYet(_)));
+        assert!(matches!(
+            looks.look(lease("a", 5), after(1)),
+            Operator::NotYet(_)
+        ));
         assert!(looks.look(failed(), after(2)).may_run());
         // That it could be read again is no renewal, and no beginning.
-        assert!(matches!(looks.look(lease("a", 5), after(3)), Operator::NotYet(_)));
-        assert!(matches!(looks.look(lease("a", 5), after(11)), Operator::Stopped(_)));
-        assert!(!looks.look(Said::Forbidden("no".into()), after(12)).may_run());
+        assert!(matches!(
+            looks.look(lease("a", 5), after(3)),
+            Operator::NotYet(_)
+        ));
+        assert!(matches!(
+            looks.look(lease("a", 5), after(11)),
+            Operator::Stopped(_)
+        ));
+        assert!(
+            !looks
+                .look(Said::Forbidden("no".into()), after(12))
+                .may_run()
+        );
         assert!(!looks.look(Said::Absent("none".into()), after(13)).may_run());
     }
 }

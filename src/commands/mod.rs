@@ -33,12 +33,18 @@ pub const MANAGER: &str = "quartermaster/cli";
 /// # Errors
 /// The cluster cannot be asked, or refuses.
 pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let mut out = Paper::new(io::stdout(), io::stdout().is_terminal());
     let result = runtime.block_on(async {
         match command {
-            ClusterCommand::Status(args) => status::run(connect(&args.scope.cluster).await?.0, &args, &mut out).await,
-            ClusterCommand::History(args) => history::run(connect(&args.cluster).await?.0, &args, &mut out).await,
+            ClusterCommand::Status(args) => {
+                status::run(connect(&args.scope.cluster).await?.0, &args, &mut out).await
+            }
+            ClusterCommand::History(args) => {
+                history::run(connect(&args.cluster).await?.0, &args, &mut out).await
+            }
             ClusterCommand::Adopt(args) => {
                 let (client, called) = connect(&args.scope.cluster).await?;
                 adopt::run(client, &called, &args, &mut out.lasting()).await
@@ -60,7 +66,9 @@ async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
         (None, None) => (cluster::current().await?, cluster::kubeconfig().ok()),
         (file, context) => {
             let mut kubeconfig = match file {
-                Some(file) => Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?,
+                Some(file) => {
+                    Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?
+                }
                 None => cluster::kubeconfig().context("no kubeconfig")?,
             };
             if let Some(context) = context {
@@ -76,23 +84,44 @@ async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
 /// A cluster's URL, and the context that leads to it.
 fn called(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
     // Without a user's name and password, and without what else may stand there.
-    let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
-    let place = format!("{}://{}{port}", url.scheme_str().unwrap_or("https"), url.host().unwrap_or_default());
+    let port = url
+        .port()
+        .map_or_else(String::new, |port| format!(":{port}"));
+    let place = format!(
+        "{}://{}{port}",
+        url.scheme_str().unwrap_or("https"),
+        url.host().unwrap_or_default()
+    );
     let context = kubeconfig.and_then(|kubeconfig| {
         let current = kubeconfig.current_context.as_ref()?;
-        let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
-        let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster)?.cluster.as_ref()?;
+        let context = kubeconfig
+            .contexts
+            .iter()
+            .find(|named| named.name == *current)?
+            .context
+            .as_ref()?;
+        let cluster = kubeconfig
+            .clusters
+            .iter()
+            .find(|named| named.name == context.cluster)?
+            .cluster
+            .as_ref()?;
         // In a Pod it may not be the kubeconfig that leads somewhere.
         (cluster.server.as_ref()?.parse::<Uri>().ok()? == *url).then_some(current)
     });
     let path = url.path().trim_end_matches('/');
-    context.map_or_else(|| format!("{place}{path}"), |name| format!("context {name}, {place}{path}"))
+    context.map_or_else(
+        || format!("{place}{path}"),
+        |name| format!("context {name}, {place}{path}"),
+    )
 }
 
 /// What the apiserver says, in words.
 pub(crate) fn words(error: &kube::Error) -> String {
     match error {
-        kube::Error::Api(said) if said.message.is_empty() => format!("it answers {} without a word", said.code),
+        kube::Error::Api(said) if said.message.is_empty() => {
+            format!("it answers {} without a word", said.code)
+        }
         kube::Error::Api(said) => said.message.clone(),
         // As it was told: what kube puts before it helps nobody.
         kube::Error::Service(error) => crate::runtime::telemetry::causes(&**error),
@@ -103,7 +132,11 @@ pub(crate) fn words(error: &kube::Error) -> String {
 /// The same of a list of all that lies in `namespace`, or anywhere: who may not have that may have less.
 pub(crate) fn words_of_list(error: &kube::Error, namespace: Option<&str>) -> String {
     let words = words(error);
-    if is(error, 403) && namespace.is_none() { format!("{words}; for what lies in one: -n NAMESPACE") } else { words }
+    if is(error, 403) && namespace.is_none() {
+        format!("{words}; for what lies in one: -n NAMESPACE")
+    } else {
+        words
+    }
 }
 
 /// What an answer of this code says.
@@ -129,10 +162,24 @@ mod tests {
             }))
             .unwrap()
         };
-        let with = |url: &str, server: &str| called(&url.parse().unwrap(), Some(&kubeconfig(server)));
-        assert_eq!(with("https://a.example:6443", "https://a.example:6443"), "context prod, https://a.example:6443");
-        assert_eq!(with("https://a.example/c/1/", "https://a.example/c/1/"), "context prod, https://a.example/c/1");
-        assert_eq!(with("https://10.0.0.1", "https://a.example"), "https://10.0.0.1", "a Pod's own");
-        assert_eq!(called(&"https://me:hunter2@[::1]:6443/".parse().unwrap(), None), "https://[::1]:6443");
+        let with =
+            |url: &str, server: &str| called(&url.parse().unwrap(), Some(&kubeconfig(server)));
+        assert_eq!(
+            with("https://a.example:6443", "https://a.example:6443"),
+            "context prod, https://a.example:6443"
+        );
+        assert_eq!(
+            with("https://a.example/c/1/", "https://a.example/c/1/"),
+            "context prod, https://a.example/c/1"
+        );
+        assert_eq!(
+            with("https://10.0.0.1", "https://a.example"),
+            "https://10.0.0.1",
+            "a Pod's own"
+        );
+        assert_eq!(
+            called(&"https://me:hunter2@[::1]:6443/".parse().unwrap(), None),
+            "https://[::1]:6443"
+        );
     }
 }

@@ -146,7 +146,11 @@ impl Object {
             failed: 0,
             oldest_undelivered: None,
             held: Vec::new(),
-            created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            created: object
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0),
             needs_operator: false,
         };
         if kind.controller == tracked_field::NAME {
@@ -173,30 +177,47 @@ impl Object {
     /// The kind whose status is a list.
     fn track(&mut self, object: &DynamicObject) {
         let status = &object.data["status"];
-        let history =
-            if status.is_null() { Ok(History::new()) } else { serde_json::from_value::<History>(status.clone()) };
+        let history = if status.is_null() {
+            Ok(History::new())
+        } else {
+            serde_json::from_value::<History>(status.clone())
+        };
         let changes = |is: fn(&Entry) -> bool, history: &History| {
-            history.iter().filter(|entry| is(entry)).map(Entry::changes).sum()
+            history
+                .iter()
+                .filter(|entry| is(entry))
+                .map(Entry::changes)
+                .sum()
         };
         let history = match history {
             Ok(history) => history,
             Err(error) => {
-                (self.state, self.reason, self.message) =
-                    (State::NotReady, "HistoryUnreadable".into(), error.to_string());
+                (self.state, self.reason, self.message) = (
+                    State::NotReady,
+                    "HistoryUnreadable".into(),
+                    error.to_string(),
+                );
                 return;
             }
         };
         self.pending = changes(Entry::is_pending, &history);
         self.failed = changes(|entry| entry.delivery == Some(Delivery::Failed), &history);
-        self.oldest_undelivered = history.iter().find(|entry| entry.is_pending()).map(|entry| Undelivered {
-            time: entry.time.as_ref().map(|time| time.0),
-            action: entry.action.as_str(),
-            value: entry.value.clone(),
-        });
+        self.oldest_undelivered = history
+            .iter()
+            .find(|entry| entry.is_pending())
+            .map(|entry| Undelivered {
+                time: entry.time.as_ref().map(|time| time.0),
+                action: entry.action.as_str(),
+                value: entry.value.clone(),
+            });
         let oldest = self.oldest_undelivered.as_ref();
         let waiting = standing::waiting(object);
         let (ready, _) = standing::by_waiting(waiting, !history.is_empty());
-        self.state = if ready == Ready::True && oldest.is_some() { State::Delivering } else { ready.into() };
+        self.state = if ready == Ready::True && oldest.is_some() {
+            State::Delivering
+        } else {
+            ready.into()
+        };
         if let Some((reason, words)) = waiting {
             (self.reason, self.message) = (reason.into(), words.into());
         }
@@ -214,7 +235,9 @@ impl Object {
             return;
         };
         self.since = Some(condition.last_transition_time.0);
-        let observed = status["observedGeneration"].as_i64().or(condition.observed_generation);
+        let observed = status["observedGeneration"]
+            .as_i64()
+            .or(condition.observed_generation);
         let said = Some((observed, &*condition.status, &*condition.reason));
         let (ready, _) = standing::by_condition(object.metadata.generation, said);
         self.state = ready.into();
@@ -222,12 +245,19 @@ impl Object {
         let unrecorded = condition_of(object, OUTCOMES_RECORDED);
         if condition.status != "True" {
             self.reason = condition.reason;
-            let of = if object.metadata.generation > observed { "of an older spec: " } else { "" };
-            let also = unrecorded.map(|condition| format!("; {}", condition.message)).unwrap_or_default();
+            let of = if object.metadata.generation > observed {
+                "of an older spec: "
+            } else {
+                ""
+            };
+            let also = unrecorded
+                .map(|condition| format!("; {}", condition.message))
+                .unwrap_or_default();
             self.message = format!("{of}{}{also}", condition.message);
         } else if let Some(condition) = unrecorded {
             // Ready can be True although messages of some `TrackedField`s cannot be sent.
-            (self.state, self.reason, self.message) = (State::NotReady, condition.reason, condition.message);
+            (self.state, self.reason, self.message) =
+                (State::NotReady, condition.reason, condition.message);
             self.since = Some(condition.last_transition_time.0);
         }
     }
@@ -245,7 +275,9 @@ pub fn condition(object: &DynamicObject) -> Option<Condition> {
 
 fn condition_of(object: &DynamicObject, type_: &str) -> Option<Condition> {
     let conditions = object.data["status"]["conditions"].as_array()?;
-    let found = conditions.iter().find(|condition| condition["type"] == type_)?;
+    let found = conditions
+        .iter()
+        .find(|condition| condition["type"] == type_)?;
     serde_json::from_value(found.clone()).ok()
 }
 
@@ -297,7 +329,10 @@ where
 ///
 /// # Errors
 /// The apiserver cannot be asked.
-pub async fn crd(client: &Client, kind: &Kind) -> kube::Result<Option<PartialObjectMeta<CustomResourceDefinition>>> {
+pub async fn crd(
+    client: &Client,
+    kind: &Kind,
+) -> kube::Result<Option<PartialObjectMeta<CustomResourceDefinition>>> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     match api.get_metadata_opt(&kind.crd_name()).await {
         Err(error) if is(&error, 403) => Ok(None),
@@ -320,7 +355,9 @@ pub async fn is_kubernetes(client: &Client) -> kube::Result<bool> {
 
 /// The kind that a controller of that name acts on.
 pub fn kind(controller: &str) -> Option<&'static Kind> {
-    registry::KINDS.iter().find(|kind| kind.controller == controller)
+    registry::KINDS
+        .iter()
+        .find(|kind| kind.controller == controller)
 }
 
 #[cfg(test)]
@@ -337,12 +374,18 @@ mod tests {
         let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });
         for (field, value) in more.as_object().unwrap() {
             if field == "metadata" {
-                object["metadata"].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+                object["metadata"]
+                    .as_object_mut()
+                    .unwrap()
+                    .extend(value.as_object().unwrap().clone());
             } else {
                 object[field] = value.clone();
             }
         }
-        Object::of(kind(controller).unwrap(), &serde_json::from_value(object).unwrap())
+        Object::of(
+            kind(controller).unwrap(),
+            &serde_json::from_value(object).unwrap(),
+        )
     }
 
     fn conditions(status: &str, reason: &str, observed: i64) -> Value {
@@ -354,7 +397,8 @@ mod tests {
     fn without_outcomes(ready: &str, reason: &str) -> Value {
         let mut status = conditions(ready, reason, 2);
         let all = status["status"]["conditions"].as_array_mut().unwrap();
-        let mut unrecorded = conditions("False", "WriteRejected", 2)["status"]["conditions"][0].clone();
+        let mut unrecorded =
+            conditions("False", "WriteRejected", 2)["status"]["conditions"][0].clone();
         unrecorded["type"] = json!(OUTCOMES_RECORDED);
         unrecorded["message"] = json!("why");
         all.push(unrecorded);
@@ -362,16 +406,29 @@ mod tests {
     }
 
     fn with(mut value: Value, more: &Value) -> Value {
-        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        value
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         value
     }
 
     #[rstest]
     #[case::new("myapp", json!({}), State::Unseen, "")]
     #[case::well("myapp", conditions("True", "Ready", 2), State::Ready, "")]
-    #[case::ill("myapp", conditions("False", "Conflict", 2), State::NotReady, "Conflict")]
+    #[case::ill(
+        "myapp",
+        conditions("False", "Conflict", 2),
+        State::NotReady,
+        "Conflict"
+    )]
     #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), State::Unseen, "")]
-    #[case::ill_of_an_older_spec("myapp", conditions("False", "Conflict", 1), State::Unseen, "Conflict")]
+    #[case::ill_of_an_older_spec(
+        "myapp",
+        conditions("False", "Conflict", 1),
+        State::Unseen,
+        "Conflict"
+    )]
     #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), State::Suspended, "Suspended")]
     #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), State::Unseen, "")]
     #[case::going("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "DeletionProtected")]
@@ -388,15 +445,27 @@ mod tests {
     #[case::waits("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), State::NotReady, "TargetNotFound")]
     #[case::told("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), State::Ready, "")]
     #[case::unreadable("trackedfield", json!({ "status": { "a": 1 } }), State::NotReady, "HistoryUnreadable")]
-    fn how_it_stands(#[case] controller: &str, #[case] more: Value, #[case] state: State, #[case] reason: &str) {
+    fn how_it_stands(
+        #[case] controller: &str,
+        #[case] more: Value,
+        #[case] state: State,
+        #[case] reason: &str,
+    ) {
         let object = object(controller, &more);
-        assert_eq!((object.state, object.reason.as_str()), (state, reason), "{object:?}");
+        assert_eq!(
+            (object.state, object.reason.as_str()),
+            (state, reason),
+            "{object:?}"
+        );
     }
 
     #[test]
     fn a_stopped_contact_point_also_names_the_objects_that_cannot_be_written() {
         let object = object("contactpoint", &without_outcomes("False", "Forbidden"));
-        assert_eq!((&*object.reason, &*object.message), ("Forbidden", "words; why"));
+        assert_eq!(
+            (&*object.reason, &*object.message),
+            ("Forbidden", "words; why")
+        );
     }
 
     #[rstest]
@@ -415,9 +484,14 @@ mod tests {
     ) {
         let answer = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
             let body = kube::client::Body::from(body.as_bytes().to_vec());
-            Ok::<_, std::convert::Infallible>(http::Response::builder().status(code).body(body).unwrap())
+            Ok::<_, std::convert::Infallible>(
+                http::Response::builder().status(code).body(body).unwrap(),
+            )
         });
-        assert_eq!(is_kubernetes(&Client::new(answer, "default")).await.ok(), is);
+        assert_eq!(
+            is_kubernetes(&Client::new(answer, "default")).await.ok(),
+            is
+        );
     }
 
     #[test]
@@ -426,10 +500,20 @@ mod tests {
             json!({ "time": format!("2026-01-01T00:00:0{second}Z"), "action": "Updated", "value": second.to_string(),
                 "delivery": delivery, "merged": merged })
         };
-        let history = json!([entry(1, "Failed", None), entry(2, "Pending", Some(3)), entry(3, "Pending", None)]);
+        let history = json!([
+            entry(1, "Failed", None),
+            entry(2, "Pending", Some(3)),
+            entry(3, "Pending", None)
+        ]);
         let object = object("trackedfield", &json!({ "status": history }));
-        assert_eq!((object.state, object.pending, object.failed), (State::Delivering, 4, 1));
+        assert_eq!(
+            (object.state, object.pending, object.failed),
+            (State::Delivering, 4, 1)
+        );
         let oldest = object.oldest_undelivered.unwrap();
-        assert_eq!((oldest.value.as_deref(), oldest.time), (Some("2"), object.since));
+        assert_eq!(
+            (oldest.value.as_deref(), oldest.time),
+            (Some("2"), object.since)
+        );
     }
 }

@@ -70,14 +70,22 @@ impl Paper {
     /// For somebody who looks at it, if it is a terminal.
     pub fn new(out: impl Write + 'static, terminal: bool) -> Self {
         let colours = cli::colours(terminal, env::var_os("NO_COLOR").as_deref());
-        Self { out: Box::new(out), terminal, colours, lasts: false }
+        Self {
+            out: Box::new(out),
+            terminal,
+            colours,
+            lasts: false,
+        }
     }
 
     /// That it cannot be printed on ends nothing: for what is done in a cluster, which is to come to its end although nobody
     /// reads on.
     #[must_use]
     pub fn lasting(self) -> Self {
-        Self { lasts: true, ..self }
+        Self {
+            lasts: true,
+            ..self
+        }
     }
 
     /// Whether somebody looks at it.
@@ -115,7 +123,10 @@ impl Paper {
     /// # Errors
     /// They cannot be written.
     pub fn raw(&mut self, text: &str) -> io::Result<()> {
-        let printed = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        let printed = self
+            .out
+            .write_all(text.as_bytes())
+            .and_then(|()| self.out.flush());
         if printed.is_err() && self.lasts {
             self.out = Box::new(io::sink());
             return Ok(());
@@ -128,7 +139,11 @@ impl Paper {
     /// # Errors
     /// It cannot be written.
     pub fn anew(&mut self) -> io::Result<()> {
-        if self.terminal { self.raw("\u{1b}[2J\u{1b}[H") } else { Ok(()) }
+        if self.terminal {
+            self.raw("\u{1b}[2J\u{1b}[H")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -136,14 +151,24 @@ impl Paper {
 pub fn draw(head: &[&str], rows: &[Vec<Cell>], colours: bool) -> String {
     let head: Vec<_> = head.iter().map(|name| Cell::from(*name)).collect();
     let lines = || iter::once(&head).chain(rows);
-    let width = |column: usize| lines().filter_map(|row| row.get(column)).map(|cell| length(&cell.0)).max();
-    let widths: Vec<_> = (0..head.len()).map(|column| width(column).unwrap_or_default()).collect();
+    let width = |column: usize| {
+        lines()
+            .filter_map(|row| row.get(column))
+            .map(|cell| length(&cell.0))
+            .max()
+    };
+    let widths: Vec<_> = (0..head.len())
+        .map(|column| width(column).unwrap_or_default())
+        .collect();
     let mut text = String::new();
     for row in lines() {
         let mut line = String::new();
         for (Cell(cell, ink), width) in row.iter().zip(&widths) {
-            let shown =
-                if colours && *ink != Ink::Plain { format!("{}{cell}\u{1b}[0m", ink.code()) } else { cell.clone() };
+            let shown = if colours && *ink != Ink::Plain {
+                format!("{}{cell}\u{1b}[0m", ink.code())
+            } else {
+                cell.clone()
+            };
             let _ = write!(line, "{shown}{}   ", " ".repeat(width - length(cell)));
         }
         text.push_str(line.trim_end());
@@ -215,7 +240,11 @@ pub fn span(time: Duration) -> String {
 
 /// `1 copy`, `2 copies`.
 pub fn count(number: usize, one: &str, several: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {several}") }
+    if number == 1 {
+        format!("1 {one}")
+    } else {
+        format!("{number} {several}")
+    }
 }
 
 #[cfg(test)]
@@ -234,14 +263,23 @@ mod tests {
             vec!["a".into(), Cell::new("Ready", Ink::Green), "".into()],
             vec!["bé".into(), Cell::new("no", Ink::Red), "x y".into()],
         ];
-        assert_eq!(draw(&["N", "STATE", "WHY"], &rows, false), "N    STATE   WHY\na    Ready\nbé   no      x y\n");
+        assert_eq!(
+            draw(&["N", "STATE", "WHY"], &rows, false),
+            "N    STATE   WHY\na    Ready\nbé   no      x y\n"
+        );
         let coloured = draw(&["N", "STATE", "WHY"], &rows, true);
-        assert!(coloured.contains("bé   \u{1b}[31mno\u{1b}[0m      x y\n"), "{coloured:?}");
+        assert!(
+            coloured.contains("bé   \u{1b}[31mno\u{1b}[0m      x y\n"),
+            "{coloured:?}"
+        );
     }
 
     #[test]
     fn a_terminal_is_told_nothing_by_what_stands_in_the_cluster() {
-        assert_eq!(harmless("a\u{1b}[2Jb\n\u{202e}é"), "a\\u{1b}[2Jb\\n\\u{202e}é");
+        assert_eq!(
+            harmless("a\u{1b}[2Jb\n\u{202e}é"),
+            "a\\u{1b}[2Jb\\n\\u{202e}é"
+        );
         assert_eq!(harmless("ng\u{200b}inx\u{feff}"), "ng\\u{200b}inx\\u{feff}");
         let row = [vec![Cell::from("\u{1b}[31m")]];
         assert!(!draw(&["A"], &row, false).contains('\u{1b}'));
@@ -262,18 +300,29 @@ mod tests {
         }
         let kept = Kept::default();
         let mut paper = Paper::new(kept.clone(), true);
-        paper.line("it belongs to x/y\n\nto do so: curl\r\u{2028}").unwrap();
+        paper
+            .line("it belongs to x/y\n\nto do so: curl\r\u{2028}")
+            .unwrap();
         paper.table(&["A"], &[vec!["b\nc".into()]]).unwrap();
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(text, "it belongs to x/y\\n\\nto do so: curl\\r\\u{2028}\nA\nb\\nc\n");
+        assert_eq!(
+            text,
+            "it belongs to x/y\\n\\nto do so: curl\\r\\u{2028}\nA\nb\\nc\n"
+        );
     }
 
     #[test]
     fn nor_by_json_which_says_the_same() {
         let value = serde_json::json!({ "a": ["x\u{9b}2J\u{202e}\n\u{1b}é", 1] });
         let text = harmless_json(&serde_json::to_string_pretty(&value).unwrap());
-        assert!(text.contains(r"x\u009b2J\u202e\n\u001bé") && text.lines().count() == 6, "{text}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        assert!(
+            text.contains(r"x\u009b2J\u202e\n\u001bé") && text.lines().count() == 6,
+            "{text}"
+        );
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            value
+        );
     }
 
     #[test]
@@ -288,7 +337,10 @@ mod tests {
                 Ok(())
             }
         }
-        assert_eq!(Paper::new(Shut, false).line("a").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            Paper::new(Shut, false).line("a").unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
         let mut paper = Paper::new(Shut, false).lasting();
         paper.line("a").unwrap();
         paper.table(&["A"], &[]).unwrap();

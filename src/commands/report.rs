@@ -68,12 +68,22 @@ pub struct Who {
 
 impl From<Operator> for Who {
     fn from(operator: Operator) -> Self {
-        let who = |state, holder, message| Self { state, holder, renewed: None, message };
+        let who = |state, holder, message| Self {
+            state,
+            holder,
+            renewed: None,
+            message,
+        };
         match operator {
             Operator::Runs(holder) | Operator::NotYet(holder) => who("Runs", Some(holder), None),
-            Operator::Late(holder, renewed) => Self { renewed: Some(renewed), ..who("Runs", Some(holder), None) },
+            Operator::Late(holder, renewed) => Self {
+                renewed: Some(renewed),
+                ..who("Runs", Some(holder), None)
+            },
             Operator::Stopped(why) => who("Stopped", None, Some(why)),
-            Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => who("Unknown", None, Some(why)),
+            Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => {
+                who("Unknown", None, Some(why))
+            }
         }
     }
 }
@@ -113,11 +123,29 @@ impl Seen {
 impl Summary {
     /// Each state that there are any of; the first two in any case.
     pub fn words(&self) -> String {
-        let Self { ready, not_ready, delivering, suspended, deleting, unseen, .. } = self;
-        let others = [(delivering, "delivering"), (suspended, "suspended"), (deleting, "deleting"), (unseen, "unseen")];
+        let Self {
+            ready,
+            not_ready,
+            delivering,
+            suspended,
+            deleting,
+            unseen,
+            ..
+        } = self;
+        let others = [
+            (delivering, "delivering"),
+            (suspended, "suspended"),
+            (deleting, "deleting"),
+            (unseen, "unseen"),
+        ];
         let others = others.into_iter().filter(|(number, _)| **number > 0);
-        let states = [(ready, "ready"), (not_ready, "not ready")].into_iter().chain(others);
-        let states = states.map(|(number, state)| format!("{number} {state}")).collect::<Vec<_>>().join(", ");
+        let states = [(ready, "ready"), (not_ready, "not ready")]
+            .into_iter()
+            .chain(others);
+        let states = states
+            .map(|(number, state)| format!("{number} {state}"))
+            .collect::<Vec<_>>()
+            .join(", ");
         format!("{}: {states}", count(self.objects, "object", "objects"))
     }
 }
@@ -129,7 +157,12 @@ pub fn report(operator: Operator, mut seen: Seen) -> Report {
     });
     seen.unchecked = unchecked(&seen.admission_policies, &seen.objects);
     let objects = &seen.objects;
-    let are = |state: State| objects.iter().filter(|object| object.state == state).count();
+    let are = |state: State| {
+        objects
+            .iter()
+            .filter(|object| object.state == state)
+            .count()
+    };
     let summary = Summary {
         objects: objects.len(),
         ready: are(State::Ready),
@@ -139,9 +172,14 @@ pub fn report(operator: Operator, mut seen: Seen) -> Report {
         deleting: are(State::Deleting),
         unseen: are(State::Unseen),
         undelivered: objects.iter().map(|object| object.pending).sum(),
-        oldest_undelivered: oldest(objects).map(|object| format!("{}/{}", object.namespace, object.name)),
+        oldest_undelivered: oldest(objects)
+            .map(|object| format!("{}/{}", object.namespace, object.name)),
     };
-    Report { operator: operator.into(), seen, summary }
+    Report {
+        operator: operator.into(),
+        seen,
+        summary,
+    }
 }
 
 /// The object with the oldest message that is not delivered.
@@ -149,7 +187,12 @@ pub fn oldest(objects: &[Object]) -> Option<&Object> {
     objects
         .iter()
         .filter(|object| object.oldest_undelivered.is_some())
-        .min_by_key(|object| object.oldest_undelivered.as_ref().and_then(|oldest| oldest.time))
+        .min_by_key(|object| {
+            object
+                .oldest_undelivered
+                .as_ref()
+                .and_then(|oldest| oldest.time)
+        })
 }
 
 #[cfg(test)]
@@ -163,7 +206,10 @@ mod tests {
 
     fn object(controller: &str, namespace: &str, name: &str, status: &Value) -> Object {
         let object = json!({ "metadata": { "namespace": namespace, "name": name }, "spec": {}, "status": status });
-        Object::of(objects::kind(controller).unwrap(), &serde_json::from_value(object).unwrap())
+        Object::of(
+            objects::kind(controller).unwrap(),
+            &serde_json::from_value(object).unwrap(),
+        )
     }
 
     /// Or else one that is written into a file has a new report with every look.
@@ -174,15 +220,26 @@ mod tests {
             duration: std::time::Duration::from_secs(9),
             renewed: Some("2026-01-01T00:00:00Z".parse().unwrap()),
         };
-        let at = |time: &str| report(lease::at_a_glance(&said, time.parse().unwrap()), Seen::default());
+        let at = |time: &str| {
+            report(
+                lease::at_a_glance(&said, time.parse().unwrap()),
+                Seen::default(),
+            )
+        };
         let one = at("2026-01-01T00:01:00Z");
         assert_eq!(one, at("2026-01-01T00:01:01Z"));
         let why = "a has not renewed its Lease since 2026-01-01 00:00:00Z";
-        assert_eq!((one.operator.state, one.operator.message.as_deref()), ("Stopped", Some(why)));
+        assert_eq!(
+            (one.operator.state, one.operator.message.as_deref()),
+            ("Stopped", Some(why))
+        );
         // Nor while it is about to count as stopped.
         let late = at("2026-01-01T00:00:20Z");
         assert_eq!(late, at("2026-01-01T00:00:21Z"));
-        assert_eq!(late.operator.renewed, Some("2026-01-01T00:00:00Z".parse().unwrap()));
+        assert_eq!(
+            late.operator.renewed,
+            Some("2026-01-01T00:00:00Z".parse().unwrap())
+        );
         assert_eq!(at("2026-01-01T00:00:05Z").operator.renewed, None);
     }
 
@@ -195,8 +252,17 @@ mod tests {
             Object::of(objects::kind("configmapsync").unwrap(), &going),
             object("contactpoint", "a", "web", &json!({ "ready": true })),
         ];
-        let report = report(Operator::Unknown("why".into()), Seen { objects, ..Seen::default() });
-        assert_eq!(report.summary.words(), "3 objects: 1 ready, 0 not ready, 1 deleting, 1 unseen");
+        let report = report(
+            Operator::Unknown("why".into()),
+            Seen {
+                objects,
+                ..Seen::default()
+            },
+        );
+        assert_eq!(
+            report.summary.words(),
+            "3 objects: 1 ready, 0 not ready, 1 deleting, 1 unseen"
+        );
     }
 
     #[test]
@@ -204,21 +270,49 @@ mod tests {
         let pending = |time: &str| json!([{ "time": time, "action": "Updated", "value": "1", "delivery": "Pending" }]);
         let objects = vec![
             object("trackedfield", "b", "old", &pending("2026-01-01T00:00:00Z")),
-            object("trackedfield", "a", "young", &pending("2026-01-02T00:00:00Z")),
+            object(
+                "trackedfield",
+                "a",
+                "young",
+                &pending("2026-01-02T00:00:00Z"),
+            ),
             object("contactpoint", "b", "web", &json!({ "ready": true })),
         ];
-        let report = report(Operator::Unknown("why".into()), Seen { objects, ..Seen::default() });
-        let order: Vec<_> =
-            report.seen.objects.iter().map(|object| (object.namespace.as_str(), object.title())).collect();
+        let report = report(
+            Operator::Unknown("why".into()),
+            Seen {
+                objects,
+                ..Seen::default()
+            },
+        );
+        let order: Vec<_> = report
+            .seen
+            .objects
+            .iter()
+            .map(|object| (object.namespace.as_str(), object.title()))
+            .collect();
         let title = |text: &str| text.to_owned();
         assert_eq!(
             order,
-            [("a", title("trackedfield/young")), ("b", title("contactpoint/web")), ("b", title("trackedfield/old"))]
+            [
+                ("a", title("trackedfield/young")),
+                ("b", title("contactpoint/web")),
+                ("b", title("trackedfield/old"))
+            ]
         );
         let oldest_undelivered = Some("b/old".into());
-        let summary =
-            Summary { objects: 3, ready: 1, delivering: 2, undelivered: 2, oldest_undelivered, ..Summary::default() };
+        let summary = Summary {
+            objects: 3,
+            ready: 1,
+            delivering: 2,
+            undelivered: 2,
+            oldest_undelivered,
+            ..Summary::default()
+        };
         assert_eq!(report.summary, summary);
-        assert_eq!(summary.words(), "3 objects: 1 ready, 0 not ready, 2 delivering");
+        assert_eq!(
+            summary.words(),
+            "3 objects: 1 ready, 0 not ready, 2 delivering"
+        );
     }
 }

@@ -65,7 +65,11 @@ pub async fn run(client: Client, args: &StatusArgs, out: &mut Paper) -> anyhow::
             }
         }
         if !args.watch {
-            return Ok(if report.seen.not_listed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if report.seen.not_listed.is_empty() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         shown = Some(report);
         sleep(args.interval.max(started.elapsed() * 9)).await;
@@ -84,22 +88,35 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
             }
             row
         };
-        let (listed, crd) = join!(objects::list(client, kind, args.scope.namespace(), row), objects::crd(client, kind));
+        let (listed, crd) = join!(
+            objects::list(client, kind, args.scope.namespace(), row),
+            objects::crd(client, kind)
+        );
         let name = kind.crd_name();
         match listed {
             Ok(Some(listed)) => {
                 seen.objects.extend(listed);
-                let crd = crd.map_err(|error| anyhow::anyhow!("CRD {name} could not be read: {}", words(&error)))?;
+                let crd = crd.map_err(|error| {
+                    anyhow::anyhow!("CRD {name} could not be read: {}", words(&error))
+                })?;
                 let why = crd.and_then(|crd| crds::unlike(&crd, &kind.schema()));
-                seen.not_served.extend(why.map(|message| Without { name, message }));
+                seen.not_served
+                    .extend(why.map(|message| Without { name, message }));
             }
             Ok(None) => seen.absent.push(name),
             Err(error) if is(&error, 403) => {
                 let message = words_of_list(&error, args.scope.namespace());
-                seen.not_listed.push(Without { name: kind.resource().plural, message });
+                seen.not_listed.push(Without {
+                    name: kind.resource().plural,
+                    message,
+                });
             }
             Err(error) => {
-                anyhow::bail!("the {} could not be listed: {}", kind.resource().plural, words(&error));
+                anyhow::bail!(
+                    "the {} could not be listed: {}",
+                    kind.resource().plural,
+                    words(&error)
+                );
             }
         }
     }
@@ -108,7 +125,10 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
     }
     if seen.absent.len() == registry::KINDS.len() {
         let known = objects::is_kubernetes(client).await;
-        anyhow::ensure!(known.map_err(|error| anyhow::anyhow!(words(&error)))?, objects::NO_KUBERNETES);
+        anyhow::ensure!(
+            known.map_err(|error| anyhow::anyhow!(words(&error)))?,
+            objects::NO_KUBERNETES
+        );
     }
     seen.admission_policies = admission::read(client).await?;
     let stuck = seen.objects.iter().filter(|row| row.needs_operator);
@@ -117,29 +137,54 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
     for row in seen.objects.iter_mut().filter(|row| row.needs_operator) {
         row.held.extend(ways.get(&row.namespace).cloned());
     }
-    let operator = lease::at_a_glance(&lease::read(client, &args.lease.key()).await, Timestamp::now());
+    let operator = lease::at_a_glance(
+        &lease::read(client, &args.lease.key()).await,
+        Timestamp::now(),
+    );
     Ok(report(operator, seen))
 }
 
 fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result<()> {
     let now = Timestamp::now();
     let ago = |time: Option<Timestamp>| time.map_or_else(String::new, |time| span(past(now, time)));
-    let Seen { absent, not_served, not_listed, objects, .. } = &report.seen;
+    let Seen {
+        absent,
+        not_served,
+        not_listed,
+        objects,
+        ..
+    } = &report.seen;
     let cluster = &args.scope.cluster;
     if objects.is_empty() {
-        let place = args.scope.namespace().map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+        let place = args
+            .scope
+            .namespace()
+            .map_or_else(String::new, |namespace| {
+                format!(" in namespace {namespace}")
+            });
         let explain = format!(": {}", cluster.command("kubectl explain trackedfield.spec"));
-        let explain = if absent.is_empty() && not_listed.is_empty() { explain } else { String::new() };
-        out.line(format!("There is nothing of Quartermaster{place} yet{explain}"))?;
+        let explain = if absent.is_empty() && not_listed.is_empty() {
+            explain
+        } else {
+            String::new()
+        };
+        out.line(format!(
+            "There is nothing of Quartermaster{place} yet{explain}"
+        ))?;
     } else {
         let rows: Vec<_> = objects
             .iter()
             .map(|object| {
                 let state = Cell::new(object.state.to_string(), object.state.ink());
-                let reason = Some(object.reason.clone()).filter(|it| !it.is_empty() && it != objects::SUSPENDED);
+                let reason = Some(object.reason.clone())
+                    .filter(|it| !it.is_empty() && it != objects::SUSPENDED);
                 let pending = Some(object.pending).filter(|number| *number > 0);
                 let pending = pending.map(|number| format!("{number} undelivered"));
-                let reason = reason.into_iter().chain(pending).collect::<Vec<_>>().join(", ");
+                let reason = reason
+                    .into_iter()
+                    .chain(pending)
+                    .collect::<Vec<_>>()
+                    .join(", ");
                 vec![
                     (&object.namespace).into(),
                     object.title().into(),
@@ -150,14 +195,32 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
             })
             .collect();
         out.table(&["NAMESPACE", "OBJECT", "STATE", "FOR", "REASON"], &rows)?;
-        for object in objects.iter().filter(|object| object.state != State::Suspended) {
-            let Object { namespace, state, reason, message, held, .. } = object;
+        for object in objects
+            .iter()
+            .filter(|object| object.state != State::Suspended)
+        {
+            let Object {
+                namespace,
+                state,
+                reason,
+                message,
+                held,
+                ..
+            } = object;
             // What holds it up says the reason, too.
-            let lines = if held.is_empty() { std::slice::from_ref(message) } else { held };
+            let lines = if held.is_empty() {
+                std::slice::from_ref(message)
+            } else {
+                held
+            };
             if lines.iter().all(String::is_empty) {
                 continue;
             }
-            let head = if held.is_empty() { reason.clone() } else { state.to_string() };
+            let head = if held.is_empty() {
+                reason.clone()
+            } else {
+                state.to_string()
+            };
             out.line("")?;
             out.line(format!("{} in {namespace}: {head}", object.title()))?;
             for line in lines {
@@ -169,8 +232,13 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         if let Some(object) = oldest(objects)
             && let Some(message) = &object.oldest_undelivered
         {
-            let value = message.value.as_deref().map_or_else(String::new, |value| format!(" {:?}", shorten(value)));
-            let since = message.time.map_or_else(String::new, |time| format!(", for {}", span(past(now, time))));
+            let value = message
+                .value
+                .as_deref()
+                .map_or_else(String::new, |value| format!(" {:?}", shorten(value)));
+            let since = message.time.map_or_else(String::new, |time| {
+                format!(", for {}", span(past(now, time)))
+            });
             let all = usize::try_from(report.summary.undelivered).unwrap_or(usize::MAX);
             out.line(format!(
                 "Oldest undelivered message: {} in {}, {}{value}{since}; {} in all",
@@ -182,25 +250,42 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         }
     }
     for Without { name, message } in not_listed {
-        out.line(format!("Not shown: {name}, which could not be listed: {message}"))?;
+        out.line(format!(
+            "Not shown: {name}, which could not be listed: {message}"
+        ))?;
     }
-    let Who { holder, message, renewed, .. } = &report.operator;
+    let Who {
+        holder,
+        message,
+        renewed,
+        ..
+    } = &report.operator;
     let operator = match (report.operator.state, holder, message) {
         ("Runs", Some(holder), _) => {
-            let late = renewed.map_or_else(String::new, |at| format!(", last renewed {} ago", span(past(now, at))));
+            let late = renewed.map_or_else(String::new, |at| {
+                format!(", last renewed {} ago", span(past(now, at)))
+            });
             format!("The operator runs: {holder} leads{late}")
         }
         ("Stopped", _, Some(why)) => format!("The operator does not run: {why}"),
-        (_, _, why) => format!("Whether the operator runs is not known: {}", why.as_deref().unwrap_or_default()),
+        (_, _, why) => format!(
+            "Whether the operator runs is not known: {}",
+            why.as_deref().unwrap_or_default()
+        ),
     };
     out.line(operator)?;
     print_admission(&report.seen, out)?;
     for Without { name, message } in not_served {
         // It may be of the operator's version, which this program need not be: to replace it would be wrong then.
         if report.operator.state == "Runs" {
-            out.line(format!("Served only by an operator of its version: {name} {message}"))?;
+            out.line(format!(
+                "Served only by an operator of its version: {name} {message}"
+            ))?;
         } else {
-            out.line(format!("Not served: {name} {message} ({})", cluster.command(crds::REPLACE)))?;
+            out.line(format!(
+                "Not served: {name} {message} ({})",
+                cluster.command(crds::REPLACE)
+            ))?;
         }
     }
     if !absent.is_empty() {
@@ -212,7 +297,11 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
 
 /// Prints nothing while all policies are in force and no object is older than they are.
 fn print_admission(seen: &Seen, out: &mut Paper) -> std::io::Result<()> {
-    let missing: Vec<_> = seen.admission_policies.iter().filter(|policy| policy.state == "NotInForce").collect();
+    let missing: Vec<_> = seen
+        .admission_policies
+        .iter()
+        .filter(|policy| policy.state == "NotInForce")
+        .collect();
     if !missing.is_empty() {
         out.line("Admission policies that are not in force, so the permissions of authors may go unchecked:")?;
         for Policy { message, .. } in missing {
@@ -220,14 +309,31 @@ fn print_admission(seen: &Seen, out: &mut Paper) -> std::io::Result<()> {
         }
         out.line("  To install them: use what installed the operator (make deploy, kubectl apply or helm upgrade)")?;
     }
-    if let Some(Policy { message, .. }) = seen.admission_policies.iter().find(|policy| policy.state == "Unknown") {
-        out.line(format!("Whether the admission policies are in force is not known: {message}"))?;
+    if let Some(Policy { message, .. }) = seen
+        .admission_policies
+        .iter()
+        .find(|policy| policy.state == "Unknown")
+    {
+        out.line(format!(
+            "Whether the admission policies are in force is not known: {message}"
+        ))?;
     }
     if !seen.unchecked.is_empty() {
         let number = count(seen.unchecked.len(), "object is older", "objects are older");
-        let authors = if seen.unchecked.len() == 1 { "its author's" } else { "their authors'" };
-        out.line(format!("{number} than the admission policies, which did not check {authors} permissions:"))?;
-        for Unchecked { kind, namespace, name } in seen.unchecked.iter().take(UNCHECKED) {
+        let authors = if seen.unchecked.len() == 1 {
+            "its author's"
+        } else {
+            "their authors'"
+        };
+        out.line(format!(
+            "{number} than the admission policies, which did not check {authors} permissions:"
+        ))?;
+        for Unchecked {
+            kind,
+            namespace,
+            name,
+        } in seen.unchecked.iter().take(UNCHECKED)
+        {
             out.line(format!("  {}/{name} in {namespace}", kind.to_lowercase()))?;
         }
         if seen.unchecked.len() > UNCHECKED {

@@ -34,7 +34,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let outbox = Outbox::new(
         Sender::new(sender(&manager.config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         Patience {
-            retry: Policy { min: timings.retry_min, max: timings.retry_max },
+            retry: Policy {
+                min: timings.retry_min,
+                max: timings.retry_max,
+            },
             stopped: timings.stopped_retry,
             max_age: timings.delivery_max_age,
         },
@@ -60,7 +63,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         written: Written::new(points.trigger.clone()),
         set_up: Mutex::default(),
     });
-    let tracker = Arc::new(Tracker::new(fields.trigger.clone(), !manager.config.leader_elect));
+    let tracker = Arc::new(Tracker::new(
+        fields.trigger.clone(),
+        !manager.config.leader_elect,
+    ));
     let grants = Arc::new(Grants::new(&manager.config.tracker_role));
     let hub = WatchHub::new(
         manager.client.clone(),
@@ -93,7 +99,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         outbox,
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
-        terms: Terms { renew_event: timings.event_renewal, resync: timings.resync },
+        terms: Terms {
+            renew_event: timings.event_renewal,
+            resync: timings.resync,
+        },
         cluster: manager.config.cluster_name.clone(),
         written: Written::new(fields.trigger.clone()),
         availability: manager.availability.clone(),
@@ -104,7 +113,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone());
     // A contact point that is not cached yet must not be taken for one that does not exist.
     // Nor must a target that the tracker role grants be taken for one that it does not.
-    let settled = vec![points.phase.clone(), follow_grants(manager, &grants, &tracked_fields, &fields)];
+    let settled = vec![
+        points.phase.clone(),
+        follow_grants(manager, &grants, &tracked_fields, &fields),
+    ];
     manager.control(points, contact_points, Vec::new(), told_of_point);
     manager.control(fields, tracked_fields, settled, told_of_field);
     Ok(())
@@ -135,7 +147,12 @@ fn follow_grants<T: Transport>(
         }
         known.send_replace(State::Synced);
     };
-    let follow = grants.follow(manager.client.clone(), &manager.watches, &manager.metrics, changed);
+    let follow = grants.follow(
+        manager.client.clone(),
+        &manager.watches,
+        &manager.metrics,
+        changed,
+    );
     manager.spawn("the watch of the tracker role", follow);
     phase
 }
@@ -198,9 +215,15 @@ fn told_of_field<T: Transport>(
 /// Whoever sends there waits for it, or has to say that it is gone; whoever names a contact point that there is not
 /// names the nearest instead.
 fn concerns(point: &ContactPoint, field: &TrackedField, points: &Store<ContactPoint>) -> bool {
-    let (name, namespace) = (&field.spec.contact_point, field.namespace().unwrap_or_default());
+    let (name, namespace) = (
+        &field.spec.contact_point,
+        field.namespace().unwrap_or_default(),
+    );
     point.namespace().is_some_and(|its| its == namespace)
-        && (*name == point.name_any() || points.get(&ObjectRef::new(name).within(&namespace)).is_none())
+        && (*name == point.name_any()
+            || points
+                .get(&ObjectRef::new(name).within(&namespace))
+                .is_none())
 }
 
 /// How it is sent by these flags, and only while `fence` is held.
@@ -238,7 +261,12 @@ mod tests {
     /// That it is asked before each request is shown where requests are sent (`notify::client`).
     #[tokio::test(start_paused = true)]
     async fn nothing_is_sent_but_under_the_lease() {
-        let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"]).unwrap().command else { panic!() };
+        let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"])
+            .unwrap()
+            .command
+        else {
+            panic!()
+        };
         let config = flags.config(&[contact_point::NAME]).unwrap();
         let fence = Fence::shut();
         let held = sender(&config, fence.clone()).held;

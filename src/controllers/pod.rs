@@ -16,7 +16,10 @@ pub fn restricted_pod() -> PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),
         run_as_group: Some(USER),
-        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".into(),
+            localhost_profile: None,
+        }),
         ..PodSecurityContext::default()
     }
 }
@@ -25,7 +28,10 @@ pub fn restricted_pod() -> PodSecurityContext {
 pub fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
-        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".into()]),
+            add: None,
+        }),
         ..SecurityContext::default()
     }
 }
@@ -58,19 +64,39 @@ pub fn trouble(status: &PodStatus) -> Option<Trouble> {
             && condition.reason.as_deref() == Some(UNSCHEDULABLE)
     });
     if let Some(condition) = unscheduled {
-        return Some(Trouble { reason: UNSCHEDULABLE.into(), message: condition.message.clone().unwrap_or_default() });
+        return Some(Trouble {
+            reason: UNSCHEDULABLE.into(),
+            message: condition.message.clone().unwrap_or_default(),
+        });
     }
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    containers.filter(|container| !container.ready).filter_map(of_container).find(|trouble| is_reason(&trouble.reason))
+    let containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    containers
+        .filter(|container| !container.ready)
+        .filter_map(of_container)
+        .find(|trouble| is_reason(&trouble.reason))
 }
 
 fn of_container(container: &ContainerStatus) -> Option<Trouble> {
     let state = container.state.as_ref()?;
     let waiting = state.waiting.as_ref();
-    let reason = waiting.and_then(|waiting| waiting.reason.as_deref()).unwrap_or_default();
-    let message = waiting.and_then(|waiting| waiting.message.as_deref()).unwrap_or_default();
-    let ended = state.terminated.as_ref().filter(|ended| ended.exit_code != 0);
-    let before = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    let reason = waiting
+        .and_then(|waiting| waiting.reason.as_deref())
+        .unwrap_or_default();
+    let message = waiting
+        .and_then(|waiting| waiting.message.as_deref())
+        .unwrap_or_default();
+    let ended = state
+        .terminated
+        .as_ref()
+        .filter(|ended| ended.exit_code != 0);
+    let before = container
+        .last_state
+        .as_ref()
+        .and_then(|last| last.terminated.as_ref());
     let last = ended.or(before);
     if reason == CRASH_LOOP || ended.is_some() {
         let message = last.map_or_else(
@@ -83,17 +109,28 @@ fn of_container(container: &ContainerStatus) -> Option<Trouble> {
                 )
             },
         );
-        return Some(Trouble { reason: CRASH_LOOP.into(), message });
+        return Some(Trouble {
+            reason: CRASH_LOOP.into(),
+            message,
+        });
     }
     if reason.is_empty() || ON_THE_WAY.contains(&reason) {
         return None;
     }
     if reason == PULL_FAILED || reason == PULL_BACK_OFF {
         // The one quotes the other.
-        let cause = message.split_once("ErrImagePull: ").map_or(message, |(_, cause)| cause);
-        return Some(Trouble { reason: PULL_BACK_OFF.into(), message: cause.to_owned() });
+        let cause = message
+            .split_once("ErrImagePull: ")
+            .map_or(message, |(_, cause)| cause);
+        return Some(Trouble {
+            reason: PULL_BACK_OFF.into(),
+            message: cause.to_owned(),
+        });
     }
-    Some(Trouble { reason: reason.to_owned(), message: message.to_owned() })
+    Some(Trouble {
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    })
 }
 
 /// Whether it may be a condition's reason
@@ -108,7 +145,12 @@ pub fn is_reason(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+    #![allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::needless_pass_by_value
+    )]
 
     use rstest::rstest;
     use serde_json::{Value, json};
@@ -117,7 +159,10 @@ mod tests {
 
     fn container(rest: Value) -> Value {
         let mut container = json!({ "name": "web", "image": "i", "imageID": "", "ready": false, "restartCount": 0 });
-        container.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        container
+            .as_object_mut()
+            .unwrap()
+            .extend(rest.as_object().unwrap().clone());
         json!({ "phase": "Pending", "containerStatuses": [container] })
     }
 
@@ -145,6 +190,12 @@ mod tests {
     #[case::scheduled(json!({ "conditions": [{ "type": "PodScheduled", "status": "True" }] }), None)]
     fn what_is_said_of_a_pod(#[case] status: Value, #[case] said: Option<(&str, &str)>) {
         let found = trouble(&serde_json::from_value(status).unwrap());
-        assert_eq!(found, said.map(|(reason, words)| Trouble { reason: reason.into(), message: words.into() }));
+        assert_eq!(
+            found,
+            said.map(|(reason, words)| Trouble {
+                reason: reason.into(),
+                message: words.into()
+            })
+        );
     }
 }

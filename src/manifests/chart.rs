@@ -14,7 +14,10 @@ use crate::registry::{self, KINDS};
 
 /// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");
-const DASHBOARD: (&str, &str) = ("config/grafana/quartermaster.json", "grafana/quartermaster.json");
+const DASHBOARD: (&str, &str) = (
+    "config/grafana/quartermaster.json",
+    "grafana/quartermaster.json",
+);
 
 /// Rights, as the chart's template of roles reads them.
 #[derive(Serialize)]
@@ -37,21 +40,38 @@ struct OfController {
 }
 
 /// Every generated file of the chart: its path in `files/`, and its text. `read` gives the text of a file of the tree.
-pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
-    let controllers = KINDS.iter().map(|kind| (kind.controller, of(kind))).collect();
-    let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect(), policies: policies::names() };
+pub fn files(
+    read: &impl Fn(&Path) -> Result<String, Error>,
+) -> Result<Vec<(String, String)>, Error> {
+    let controllers = KINDS
+        .iter()
+        .map(|kind| (kind.controller, of(kind)))
+        .collect();
+    let rights = Rights {
+        controllers,
+        crds: KINDS.iter().map(Kind::crd_name).collect(),
+        policies: policies::names(),
+    };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
     for (kind, crd) in KINDS.iter().zip(registry::crds()) {
-        files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&crd)?)));
+        files.push((
+            format!("crd/{}.yaml", kind.controller),
+            generated(&yaml(&crd)?),
+        ));
     }
     let (source, name) = ALERTS;
-    let alerts: Value = serde_saphyr::from_str(&read(Path::new(source))?)
-        .map_err(|error| Error::Read { path: source.into(), source: Box::new(error) })?;
+    let alerts: Value =
+        serde_saphyr::from_str(&read(Path::new(source))?).map_err(|error| Error::Read {
+            path: source.into(),
+            source: Box::new(error),
+        })?;
     files.push((name.into(), generated(&yaml(&alerts["spec"])?)));
     let (source, name) = DASHBOARD;
     files.push((name.into(), read(Path::new(source))?));
     let people = rbac::for_people().into_iter().map(|file| ("people", file));
-    let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT).into_iter().map(|file| ("policy", file));
+    let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT)
+        .into_iter()
+        .map(|file| ("policy", file));
     for (folder, (name, object)) in people.chain(policies) {
         files.push((format!("{folder}/{name}.yaml"), generated(&yaml(&object)?)));
     }
@@ -59,7 +79,8 @@ pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(Stri
 }
 
 fn of(kind: &Kind) -> OfController {
-    let (inside, outside): (Vec<_>, Vec<_>) = kind.rights.iter().partition(|right| right.namespaced);
+    let (inside, outside): (Vec<_>, Vec<_>) =
+        kind.rights.iter().partition(|right| right.namespaced);
     OfController {
         namespaced: inside.into_iter().map(rbac::policy).collect(),
         cluster: outside.iter().copied().map(rbac::policy).collect(),
@@ -70,7 +91,14 @@ fn of(kind: &Kind) -> OfController {
 /// Nothing is listed: which namespaces there are is said, and listeners on nodes are for an operator of the whole cluster.
 fn beside(right: &Right) -> Option<PolicyRule> {
     right.verbs.contains(&"get").then(|| {
-        let named = right.resources.contains(&"namespaces").then(|| vec!["kube-system".to_owned()]);
-        PolicyRule { verbs: vec!["get".into()], resource_names: named, ..rbac::policy(right) }
+        let named = right
+            .resources
+            .contains(&"namespaces")
+            .then(|| vec!["kube-system".to_owned()]);
+        PolicyRule {
+            verbs: vec!["get".into()],
+            resource_names: named,
+            ..rbac::policy(right)
+        }
     })
 }

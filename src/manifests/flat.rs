@@ -8,25 +8,44 @@ use super::{Error, generated, kustomize, yaml};
 use crate::registry::KINDS;
 
 /// The files of `deploy/`: what the kustomization `config/default` is. `read` gives the text of a file of the tree.
-pub fn deploy(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
+pub fn deploy(
+    read: &impl Fn(&Path) -> Result<String, Error>,
+) -> Result<Vec<(String, String)>, Error> {
     let mut files = BTreeMap::<String, String>::new();
     for built in kustomize::build(Path::new("config/default"), read)? {
-        let file = file_of(&built.file, built.object["kind"].as_str().unwrap_or_default());
-        files.entry(file).or_default().push_str(&yaml(&built.object)?);
+        let file = file_of(
+            &built.file,
+            built.object["kind"].as_str().unwrap_or_default(),
+        );
+        files
+            .entry(file)
+            .or_default()
+            .push_str(&yaml(&built.object)?);
     }
-    Ok(files.into_iter().map(|(file, text)| (format!("deploy/{file}"), generated(&text))).collect())
+    Ok(files
+        .into_iter()
+        .map(|(file, text)| (format!("deploy/{file}"), generated(&text)))
+        .collect())
 }
 
 /// Where an object goes: as a rule into a file of the same name as its own.
 fn file_of(source: &Path, kind: &str) -> String {
-    let name = source.file_stem().unwrap_or_default().to_string_lossy().replace('-', "_");
-    let is_for_people = ["_viewer_role", "_editor_role", "_admin_role"].iter().any(|end| name.ends_with(end));
+    let name = source
+        .file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .replace('-', "_");
+    let is_for_people = ["_viewer_role", "_editor_role", "_admin_role"]
+        .iter()
+        .any(|end| name.ends_with(end));
     match kind {
         // kubectl goes by the names of the files, and the namespace must be there before what is in it.
         "Namespace" => "00_namespace.yaml".into(),
         "CustomResourceDefinition" => "crd.yaml".into(),
         "Deployment" => "deploy.yaml".into(),
-        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => "admission_policies.yaml".into(),
+        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => {
+            "admission_policies.yaml".into()
+        }
         "NetworkPolicy" => "network_policy.yaml".into(),
         _ if is_for_people => "user_roles.yaml".into(),
         _ => format!("{name}.yaml"),
@@ -34,11 +53,16 @@ fn file_of(source: &Path, kind: &str) -> String {
 }
 
 /// The files of `example/`: one sample of each kind, and the Deployment that one of them tracks.
-pub fn example(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
+pub fn example(
+    read: &impl Fn(&Path) -> Result<String, Error>,
+) -> Result<Vec<(String, String)>, Error> {
     let samples = KINDS.iter().map(|kind| {
         let resource = kind.resource();
         let group = resource.group.split('.').next().unwrap_or_default();
-        (kind.controller, format!("{group}_{}_{}.yaml", resource.version, kind.controller))
+        (
+            kind.controller,
+            format!("{group}_{}_{}.yaml", resource.version, kind.controller),
+        )
     });
     let examples = samples.chain([("deployment", "deploy.yaml".to_owned())]);
     examples

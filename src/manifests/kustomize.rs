@@ -54,17 +54,30 @@ const REFERENCES: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// A file that cannot be read, or holds something that is not known here.
-pub fn build(folder: &Path, read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<Built>, Error> {
+pub fn build(
+    folder: &Path,
+    read: &impl Fn(&Path) -> Result<String, Error>,
+) -> Result<Vec<Built>, Error> {
     let file = folder.join("kustomization.yaml");
-    let refused = |file: &Path, source| Error::Read { path: file.into(), source: Box::new(source) };
-    let said: Kustomization = serde_saphyr::from_str(&read(&file)?).map_err(|error| refused(&file, error))?;
+    let refused = |file: &Path, source| Error::Read {
+        path: file.into(),
+        source: Box::new(source),
+    };
+    let said: Kustomization =
+        serde_saphyr::from_str(&read(&file)?).map_err(|error| refused(&file, error))?;
     let mut built = Vec::new();
     for resource in &said.resources {
         let path = normal(&folder.join(resource));
-        if path.extension().is_some_and(|extension| extension == "yaml") {
-            let objects: Vec<Value> =
-                serde_saphyr::from_multiple(&read(&path)?).map_err(|error| refused(&path, error))?;
-            built.extend(objects.into_iter().map(|object| Built { file: path.clone(), object }));
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "yaml")
+        {
+            let objects: Vec<Value> = serde_saphyr::from_multiple(&read(&path)?)
+                .map_err(|error| refused(&path, error))?;
+            built.extend(objects.into_iter().map(|object| Built {
+                file: path.clone(),
+                object,
+            }));
         } else {
             built.extend(build(&path, read)?);
         }
@@ -78,12 +91,21 @@ pub fn build(folder: &Path, read: &impl Fn(&Path) -> Result<String, Error>) -> R
     for Built { object, .. } in &mut built {
         let kind = text(object, "kind");
         let name = &mut object["metadata"]["name"];
-        let Some(old) = name.as_str().filter(|_| !OWN_NAMES.contains(&&*kind)).map(str::to_owned) else { continue };
+        let Some(old) = name
+            .as_str()
+            .filter(|_| !OWN_NAMES.contains(&&*kind))
+            .map(str::to_owned)
+        else {
+            continue;
+        };
         let new = format!("{}{old}", said.name_prefix);
         *name = new.clone().into();
         names.insert((kind, old), new);
     }
-    for built in built.iter_mut().filter(|built| text(&built.object, "kind") != OWN_NAMES[0]) {
+    for built in built
+        .iter_mut()
+        .filter(|built| text(&built.object, "kind") != OWN_NAMES[0])
+    {
         follow(&mut built.object, &names, said.namespace.as_deref());
     }
     Ok(built)
@@ -92,7 +114,9 @@ pub fn build(folder: &Path, read: &impl Fn(&Path) -> Result<String, Error>) -> R
 /// Puts an object that has a namespace into this one.
 fn place(object: &mut Value, namespace: &str) {
     let is_one = object["kind"] == "Namespace";
-    let Some(metadata) = object["metadata"].as_object_mut() else { return };
+    let Some(metadata) = object["metadata"].as_object_mut() else {
+        return;
+    };
     let field = if is_one { "name" } else { "namespace" };
     if let Some(old) = metadata.get_mut(field) {
         *old = namespace.into();
@@ -103,9 +127,16 @@ fn place(object: &mut Value, namespace: &str) {
 fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespace: Option<&str>) {
     let new = |kind: &str, old: &str| names.get(&(kind.to_owned(), old.to_owned())).cloned();
     match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| follow(item, names, namespace)),
+        Value::Array(items) => items
+            .iter_mut()
+            .for_each(|item| follow(item, names, namespace)),
         Value::Object(fields) => {
-            let said = |field: &str| fields.get(field).and_then(Value::as_str).unwrap_or_default();
+            let said = |field: &str| {
+                fields
+                    .get(field)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
             if let Some(name) = new(said("kind"), said("name")) {
                 fields.insert("name".into(), name.into());
                 if let (Some(old), Some(namespace)) = (fields.get_mut("namespace"), namespace) {
@@ -114,7 +145,9 @@ fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespa
             }
             for (field, kind) in REFERENCES {
                 match fields.get_mut(field) {
-                    Some(Value::String(old)) => *old = new(kind, old).unwrap_or_else(|| old.clone()),
+                    Some(Value::String(old)) => {
+                        *old = new(kind, old).unwrap_or_else(|| old.clone())
+                    }
                     Some(Value::Array(olds)) => {
                         for old in olds {
                             if let Some(name) = old.as_str().and_then(|old| new(kind, old)) {
@@ -125,13 +158,16 @@ fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespa
                     Some(reference @ Value::Object(_)) => {
                         if let Some(name) = new(kind, &text(reference, "name")) {
                             reference["name"] = name.into();
-                            reference["namespace"] = namespace.map_or(reference["namespace"].take(), Value::from);
+                            reference["namespace"] =
+                                namespace.map_or(reference["namespace"].take(), Value::from);
                         }
                     }
                     _ => {}
                 }
             }
-            fields.values_mut().for_each(|field| follow(field, names, namespace));
+            fields
+                .values_mut()
+                .for_each(|field| follow(field, names, namespace));
         }
         _ => {}
     }
@@ -165,12 +201,17 @@ mod tests {
         let read = |path: &Path| {
             Ok(match path.to_str().unwrap() {
                 "a/top/kustomization.yaml" => format!("apiVersion: v1\nkind: Kustomization\n{top}"),
-                "a/below/kustomization.yaml" => "apiVersion: v1\nkind: Kustomization\nresources: [x.yaml]\n".into(),
+                "a/below/kustomization.yaml" => {
+                    "apiVersion: v1\nkind: Kustomization\nresources: [x.yaml]\n".into()
+                }
                 "a/below/x.yaml" => objects.into(),
                 other => panic!("{other}"),
             })
         };
-        Ok(build(Path::new("a/top"), &read)?.into_iter().map(|built| built.object).collect())
+        Ok(build(Path::new("a/top"), &read)?
+            .into_iter()
+            .map(|built| built.object)
+            .collect())
     }
 
     #[test]
@@ -212,12 +253,25 @@ mod tests {
                 "spec": {"policyName": "theirs", "paramRef": {"name": "my-who", "namespace": "new"}}}),
         ];
         assert_eq!(built(top, objects).unwrap(), expected);
-        assert_eq!(built("resources: [../below]\n", "{kind: Role, metadata: {name: r}}").unwrap().len(), 1);
+        assert_eq!(
+            built(
+                "resources: [../below]\n",
+                "{kind: Role, metadata: {name: r}}"
+            )
+            .unwrap()
+            .len(),
+            1
+        );
     }
 
     #[test]
     fn what_is_not_known_is_refused() {
-        let error = built("resources: [../below]\nimages: []\n", "").unwrap_err().to_string();
-        assert!(error.starts_with("a/top/kustomization.yaml: ") && error.contains("images"), "{error}");
+        let error = built("resources: [../below]\nimages: []\n", "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("a/top/kustomization.yaml: ") && error.contains("images"),
+            "{error}"
+        );
     }
 }

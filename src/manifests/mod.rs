@@ -57,7 +57,10 @@ pub fn crds_yaml() -> Result<String, Error> {
 pub fn write(root: &Path) -> Result<(), Error> {
     for (name, text) in tree(root)? {
         let path = root.join(name);
-        let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
+        let written = path
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(&path, text));
         written.map_err(|source| Error::File { path, source })?;
     }
     Ok(())
@@ -65,16 +68,26 @@ pub fn write(root: &Path) -> Result<(), Error> {
 
 /// Every generated file of the source tree `root`: its path there, and its text. What is written by hand is read.
 pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
-    let mut tree: BTreeMap<_, _> = files()?.into_iter().map(|(name, text)| (format!("config/{name}"), text)).collect();
+    let mut tree: BTreeMap<_, _> = files()?
+        .into_iter()
+        .map(|(name, text)| (format!("config/{name}"), text))
+        .collect();
     let read = |path: &Path| match path.to_str().and_then(|path| tree.get(path)) {
         Some(text) => Ok(text.clone()),
-        None => fs::read_to_string(root.join(path)).map_err(|source| Error::File { path: path.into(), source }),
+        None => fs::read_to_string(root.join(path)).map_err(|source| Error::File {
+            path: path.into(),
+            source,
+        }),
     };
     let flat = [flat::deploy(&read)?, flat::example(&read)?].concat();
     let (docs, chart) = (docs::files(&read)?, chart::files(&read)?);
     tree.extend(flat);
     tree.extend(docs);
-    tree.extend(chart.into_iter().map(|(name, text)| (format!("{CHART}/{name}"), text)));
+    tree.extend(
+        chart
+            .into_iter()
+            .map(|(name, text)| (format!("{CHART}/{name}"), text)),
+    );
     Ok(tree.into_iter().collect())
 }
 
@@ -88,10 +101,19 @@ pub fn files() -> Result<Vec<(String, String)>, Error> {
         files.push((format!("crd/{name}"), generated(&yaml(&crd)?)));
         bases.push(name);
     }
-    files.push(("crd/kustomization.yaml".into(), generated(&kustomization(&bases, &[])?)));
+    files.push((
+        "crd/kustomization.yaml".into(),
+        generated(&kustomization(&bases, &[])?),
+    ));
     let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT);
-    for (folder, config) in [("rbac", rbac::kustomize_config()), ("policy", policies::kustomize_config())] {
-        files.push((format!("{folder}/kustomizeconfig.yaml"), generated(&yaml(&config)?)));
+    for (folder, config) in [
+        ("rbac", rbac::kustomize_config()),
+        ("policy", policies::kustomize_config()),
+    ] {
+        files.push((
+            format!("{folder}/kustomizeconfig.yaml"),
+            generated(&yaml(&config)?),
+        ));
     }
     for (folder, objects) in [("rbac", rbac::objects()), ("policy", policies)] {
         let mut names = Vec::new();
@@ -101,7 +123,10 @@ pub fn files() -> Result<Vec<(String, String)>, Error> {
             names.push(name);
         }
         let kustomization = kustomization(&names, &["kustomizeconfig.yaml"])?;
-        files.push((format!("{folder}/kustomization.yaml"), generated(&kustomization)));
+        files.push((
+            format!("{folder}/kustomization.yaml"),
+            generated(&kustomization),
+        ));
     }
     Ok(files)
 }
@@ -128,7 +153,10 @@ fn yaml(object: &impl Serialize) -> Result<String, Error> {
     let mut object = serde_json::to_value(object)?;
     whole_numbers(&mut object);
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    Ok(format!("---\n{}", serde_saphyr::to_string_with_options(&object, options)?))
+    Ok(format!(
+        "---\n{}",
+        serde_saphyr::to_string_with_options(&object, options)?
+    ))
 }
 
 /// The API's types hold a schema's bounds as floats, and `30.0` reads badly.
@@ -136,7 +164,10 @@ fn whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
             #[allow(clippy::cast_possible_truncation)] // bounded right here
-            if let Some(float) = number.as_f64().filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 1e15) {
+            if let Some(float) = number
+                .as_f64()
+                .filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 1e15)
+            {
                 *number = (float as i64).into();
             }
         }
@@ -169,16 +200,30 @@ mod tests {
         let mut current = Vec::new();
         for (name, text) in tree(root).unwrap() {
             let committed = fs::read_to_string(root.join(&name)).unwrap_or_default();
-            assert!(committed == text, "{name} is not what it would be now: run `make manifests`");
+            assert!(
+                committed == text,
+                "{name} is not what it would be now: run `make manifests`"
+            );
             current.push(name);
         }
-        let chart = ["crd", "people", "policy", "prometheus", "grafana"].map(|folder| format!("{CHART}/{folder}"));
-        let config = ["config/crd/bases", "config/rbac", "config/policy", "deploy", "example", "docs/reference"]
-            .map(str::to_owned);
+        let chart = ["crd", "people", "policy", "prometheus", "grafana"]
+            .map(|folder| format!("{CHART}/{folder}"));
+        let config = [
+            "config/crd/bases",
+            "config/rbac",
+            "config/policy",
+            "deploy",
+            "example",
+            "docs/reference",
+        ]
+        .map(str::to_owned);
         for folder in config.into_iter().chain(chart) {
             for file in fs::read_dir(root.join(&folder)).unwrap() {
                 let name = format!("{folder}/{}", file.unwrap().file_name().to_string_lossy());
-                assert!(current.contains(&name), "{name} is generated by nothing: remove it");
+                assert!(
+                    current.contains(&name),
+                    "{name} is generated by nothing: remove it"
+                );
             }
         }
     }

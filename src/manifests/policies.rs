@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::admissionregistration::v1::{
-    MatchCondition, MatchResources, NamedRuleWithOperations, ParamKind, ParamRef, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
-    Variable,
+    MatchCondition, MatchResources, NamedRuleWithOperations, ParamKind, ParamRef,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation, Variable,
 };
 use serde_json::{Value, json};
 
@@ -44,8 +44,16 @@ struct Check {
 }
 
 /// What most have in common.
-const CHECK: Check =
-    Check { unless: None, verb: "", group: "", resource: "", what: "", namespace: HERE, name: None, because: "" };
+const CHECK: Check = Check {
+    unless: None,
+    verb: "",
+    group: "",
+    resource: "",
+    what: "",
+    namespace: HERE,
+    name: None,
+    because: "",
+};
 
 /// A policy and its binding, as shipped.
 pub struct Shipped {
@@ -59,7 +67,10 @@ pub struct Shipped {
 
 /// Names of all policies, without what an installation puts before them.
 pub fn names() -> Vec<String> {
-    let kinds = KINDS.iter().filter(|kind| compares(kind)).map(|kind| kind.controller);
+    let kinds = KINDS
+        .iter()
+        .filter(|kind| compares(kind))
+        .map(|kind| kind.controller);
     kinds.chain([OPERATOR]).map(policy_name).collect()
 }
 
@@ -86,17 +97,34 @@ fn all(params: &ParamRef) -> Vec<Shipped> {
         parameter_not_found_action: Some("Allow".into()),
         ..params.clone()
     };
-    let authors = KINDS.iter().filter_map(|kind| Some(with_binding(kind.controller, authors(kind)?, None)));
-    authors.chain([with_binding(OPERATOR, operator(), Some(params))]).collect()
+    let authors = KINDS
+        .iter()
+        .filter_map(|kind| Some(with_binding(kind.controller, authors(kind)?, None)));
+    authors
+        .chain([with_binding(OPERATOR, operator(), Some(params))])
+        .collect()
 }
 
 /// All policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
 pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
-    let params = ParamRef { name: Some(account.into()), namespace: Some(namespace.into()), ..ParamRef::default() };
-    let files = all(&params).into_iter().flat_map(|Shipped { name, policy, binding }| {
-        let name = name.replace('-', "_");
-        [file(&name, &policy), file(&format!("{name}_binding"), &binding)]
-    });
+    let params = ParamRef {
+        name: Some(account.into()),
+        namespace: Some(namespace.into()),
+        ..ParamRef::default()
+    };
+    let files = all(&params).into_iter().flat_map(
+        |Shipped {
+             name,
+             policy,
+             binding,
+         }| {
+            let name = name.replace('-', "_");
+            [
+                file(&name, &policy),
+                file(&format!("{name}_binding"), &binding),
+            ]
+        },
+    );
     files.collect()
 }
 
@@ -117,7 +145,11 @@ pub fn kustomize_config() -> Value {
     })
 }
 
-fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<ParamRef>) -> Shipped {
+fn with_binding(
+    name: &str,
+    spec: ValidatingAdmissionPolicySpec,
+    params: Option<ParamRef>,
+) -> Shipped {
     let name = policy_name(name);
     let binding = ValidatingAdmissionPolicyBinding {
         metadata: meta(&binding_name(&name)),
@@ -128,8 +160,16 @@ fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<
             ..ValidatingAdmissionPolicyBindingSpec::default()
         }),
     };
-    let policy = ValidatingAdmissionPolicy { metadata: meta(&name), spec: Some(spec), status: None };
-    Shipped { name, policy, binding }
+    let policy = ValidatingAdmissionPolicy {
+        metadata: meta(&name),
+        spec: Some(spec),
+        status: None,
+    };
+    Shipped {
+        name,
+        policy,
+        binding,
+    }
 }
 
 /// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
@@ -147,7 +187,10 @@ fn authors(kind: &Kind) -> Option<ValidatingAdmissionPolicySpec> {
     variables.extend(more);
     Some(ValidatingAdmissionPolicySpec {
         failure_policy: Some("Fail".into()),
-        match_constraints: Some(on([(&*resource.group, &*resource.plural)], &["CREATE", "UPDATE"])),
+        match_constraints: Some(on(
+            [(&*resource.group, &*resource.plural)],
+            &["CREATE", "UPDATE"],
+        )),
         // What is being deleted is not acted on any more, whatever its spec says.
         match_conditions: Some(vec![condition(
             "acts",
@@ -162,13 +205,25 @@ fn authors(kind: &Kind) -> Option<ValidatingAdmissionPolicySpec> {
 
 impl Check {
     fn validation(&self) -> Validation {
-        let Self { unless, verb, group, resource, namespace, name, because, .. } = self;
-        let named = name.map(|name| format!(".name({name})")).unwrap_or_default();
+        let Self {
+            unless,
+            verb,
+            group,
+            resource,
+            namespace,
+            name,
+            because,
+            ..
+        } = self;
+        let named = name
+            .map(|name| format!(".name({name})"))
+            .unwrap_or_default();
         let check = format!(
             "authorizer.group({group}).resource({resource}).namespace({namespace}){named}.check('{verb}').allowed()"
         );
         Validation {
-            expression: unless.map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
+            expression: unless
+                .map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
             // Should the other one fail.
             message: Some(format!("the right to {verb} is missing: {because}")),
             message_expression: Some(self.message()),
@@ -179,7 +234,10 @@ impl Check {
     /// Who lacks which right, where, and what to do. CEL.
     fn message(&self) -> String {
         let mut given = vec!["request.userInfo.username".to_owned()];
-        let literal = self.what.strip_prefix('\'').and_then(|what| what.strip_suffix('\''));
+        let literal = self
+            .what
+            .strip_prefix('\'')
+            .and_then(|what| what.strip_suffix('\''));
         let thing = literal.unwrap_or_else(|| {
             given.push(self.what.into());
             "%s"
@@ -192,11 +250,17 @@ impl Check {
             given.push(HERE.into());
             "in namespace \"%s\""
         } else {
-            given.push(format!("{0} == '' ? 'in every namespace' : 'in namespace \"' + {0} + '\"'", self.namespace));
+            given.push(format!(
+                "{0} == '' ? 'in every namespace' : 'in namespace \"' + {0} + '\"'",
+                self.namespace
+            ));
             "%s"
         };
         let Self { verb, because, .. } = self;
-        format!("'user \"%s\" may not {verb} {thing}{name} {place}: {because}'.format([{}])", given.join(", "))
+        format!(
+            "'user \"%s\" may not {verb} {thing}{name} {place}: {because}'.format([{}])",
+            given.join(", ")
+        )
     }
 }
 
@@ -205,7 +269,12 @@ const HERE: &str = "request.namespace";
 
 /// The copies' content is the source's, so to have them written takes what it takes to write them by hand.
 fn config_map_sync() -> Vec<Check> {
-    let map = Check { group: "''", resource: "'configmaps'", what: "'configmaps'", ..CHECK };
+    let map = Check {
+        group: "''",
+        resource: "'configmaps'",
+        what: "'configmaps'",
+        ..CHECK
+    };
     let copy = Check {
         namespace: "variables.destination",
         because: "a ConfigMapSync writes only where its author may: in the one namespace that it names, in every namespace if it \
@@ -220,9 +289,20 @@ fn config_map_sync() -> Vec<Check> {
             because: "a ConfigMapSync copies only what its author may read. Ask for that right, or name another source",
             ..map
         },
-        Check { verb: "create", ..copy },
-        Check { verb: "patch", name: Some("variables.copy"), ..copy },
-        Check { verb: "delete", name: Some("variables.copy"), ..copy },
+        Check {
+            verb: "create",
+            ..copy
+        },
+        Check {
+            verb: "patch",
+            name: Some("variables.copy"),
+            ..copy
+        },
+        Check {
+            verb: "delete",
+            name: Some("variables.copy"),
+            ..copy
+        },
     ]
 }
 
@@ -239,7 +319,10 @@ fn config_map_sync_variables() -> Vec<Variable> {
             "variables.spec.?destinationNamespaceSelector.hasValue() || variables.destinations.size() != 1 ? '' \
              : variables.destinations[0]",
         ),
-        variable("copy", "variables.spec.?destinationName.orValue(variables.spec.?configMapName.orValue(''))"),
+        variable(
+            "copy",
+            "variables.spec.?destinationName.orValue(variables.spec.?configMapName.orValue(''))",
+        ),
     ]
 }
 
@@ -259,21 +342,32 @@ fn tracked_field() -> Vec<Check> {
 /// Group and plural as the operator takes them: those of the few kinds that need none, or the spec's own. What is neither is
 /// tracked by nobody, and only who may do everything may write it.
 fn tracked_field_variables() -> Vec<Variable> {
-    let known: Vec<_> =
-        KNOWN.iter().map(|(kind, group, plural)| format!("'{kind}': ['{group}', '{plural}']")).collect();
+    let known: Vec<_> = KNOWN
+        .iter()
+        .map(|(kind, group, plural)| format!("'{kind}': ['{group}', '{plural}']"))
+        .collect();
     vec![
         variable("target", "variables.spec.?target.orValue({})"),
-        variable("given", "has(variables.target.apiVersion) && has(variables.target.resource)"),
+        variable(
+            "given",
+            "has(variables.target.apiVersion) && has(variables.target.resource)",
+        ),
         variable(
             "known",
-            &format!("{{{}}}[?variables.target.?kind.orValue('')].orValue(['*', '*'])", known.join(", ")),
+            &format!(
+                "{{{}}}[?variables.target.?kind.orValue('')].orValue(['*', '*'])",
+                known.join(", ")
+            ),
         ),
         variable(
             "group",
             "!variables.given ? variables.known[0] \
              : variables.target.apiVersion.contains('/') ? variables.target.apiVersion.split('/')[0] : ''",
         ),
-        variable("resource", "variables.given ? variables.target.resource : variables.known[1]"),
+        variable(
+            "resource",
+            "variables.given ? variables.target.resource : variables.known[1]",
+        ),
     ]
 }
 
@@ -289,19 +383,44 @@ fn contact_point() -> Vec<Check> {
         ..CHECK
     };
     vec![
-        Check { unless: Some("variables.token == ''"), name: Some("variables.token"), ..secret },
-        Check { unless: Some("variables.url == ''"), name: Some("variables.url"), ..secret },
-        Check { unless: Some("variables.signingKey == ''"), name: Some("variables.signingKey"), ..secret },
-        Check { unless: Some("variables.tls == ''"), name: Some("variables.tls"), ..secret },
+        Check {
+            unless: Some("variables.token == ''"),
+            name: Some("variables.token"),
+            ..secret
+        },
+        Check {
+            unless: Some("variables.url == ''"),
+            name: Some("variables.url"),
+            ..secret
+        },
+        Check {
+            unless: Some("variables.signingKey == ''"),
+            name: Some("variables.signingKey"),
+            ..secret
+        },
+        Check {
+            unless: Some("variables.tls == ''"),
+            name: Some("variables.tls"),
+            ..secret
+        },
     ]
 }
 
 fn contact_point_variables() -> Vec<Variable> {
     vec![
         variable("token", "variables.spec.?apiToken.?secretName.orValue('')"),
-        variable("url", "variables.spec.?webhookSpec.?urlFrom.?secretName.orValue('')"),
-        variable("signingKey", "variables.spec.?webhookSpec.?signingKey.?secretName.orValue('')"),
-        variable("tls", "variables.spec.?webhookSpec.?tls.?secretName.orValue('')"),
+        variable(
+            "url",
+            "variables.spec.?webhookSpec.?urlFrom.?secretName.orValue('')",
+        ),
+        variable(
+            "signingKey",
+            "variables.spec.?webhookSpec.?signingKey.?secretName.orValue('')",
+        ),
+        variable(
+            "tls",
+            "variables.spec.?webhookSpec.?tls.?secretName.orValue('')",
+        ),
     ]
 }
 
@@ -312,8 +431,18 @@ fn app_service() -> Vec<Check> {
         ..CHECK
     };
     vec![
-        Check { group: "'apps'", resource: "'deployments'", what: "'deployments.apps'", ..made },
-        Check { group: "''", resource: "'services'", what: "'services'", ..made },
+        Check {
+            group: "'apps'",
+            resource: "'deployments'",
+            what: "'deployments.apps'",
+            ..made
+        },
+        Check {
+            group: "''",
+            resource: "'services'",
+            what: "'services'",
+            ..made
+        },
         Check {
             unless: Some("!has(variables.spec.autoscaling)"),
             group: "'autoscaling'",
@@ -348,12 +477,24 @@ fn my_app() -> Vec<Check> {
 /// unless it bears a mark, as in `runtime::ownership`, or its owner hands it over. Whether the mark is of a resource that
 /// lives only the operator can tell.
 fn operator() -> ValidatingAdmissionPolicySpec {
-    let rights = KINDS.iter().flat_map(|kind| kind.rights).filter(|right| right.verbs.contains(&"create"));
+    let rights = KINDS
+        .iter()
+        .flat_map(|kind| kind.rights)
+        .filter(|right| right.verbs.contains(&"create"));
     let made: BTreeSet<_> = rights
         .filter(|right| **right != EVENTS)
-        .flat_map(|right| right.resources.iter().map(|resource| (right.group, *resource)))
+        .flat_map(|right| {
+            right
+                .resources
+                .iter()
+                .map(|resource| (right.group, *resource))
+        })
         .collect();
-    let owners: Vec<_> = KINDS.iter().map(Kind::resource).map(|it| format!("'{} {}'", it.group, it.kind)).collect();
+    let owners: Vec<_> = KINDS
+        .iter()
+        .map(Kind::resource)
+        .map(|it| format!("'{} {}'", it.group, it.kind))
+        .collect();
     let expression = format!(
         "'{OWNER_UID}' in variables.metadata.?labels.orValue({{}}) || (request.operation != 'CREATE' \
          && ('{ADOPT_BY}' in variables.metadata.?annotations.orValue({{}}) \
@@ -366,7 +507,10 @@ fn operator() -> ValidatingAdmissionPolicySpec {
     );
     ValidatingAdmissionPolicySpec {
         failure_policy: Some("Fail".into()),
-        param_kind: Some(ParamKind { api_version: Some("v1".into()), kind: Some("ServiceAccount".into()) }),
+        param_kind: Some(ParamKind {
+            api_version: Some("v1".into()),
+            kind: Some("ServiceAccount".into()),
+        }),
         match_constraints: Some(on(made, &["CREATE", "UPDATE", "DELETE"])),
         match_conditions: Some(vec![condition(
             "the-operator",
@@ -374,7 +518,10 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         )]),
         variables: Some(
             [
-                variable("metadata", "request.operation == 'CREATE' ? object.metadata : oldObject.metadata"),
+                variable(
+                    "metadata",
+                    "request.operation == 'CREATE' ? object.metadata : oldObject.metadata",
+                ),
                 variable("owners", &format!("[{}]", owners.join(", "))),
             ]
             .into_iter()
@@ -383,11 +530,9 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         ),
         validations: Some(
             std::iter::once(refused_unless(&expression, "touch", &because))
-                .chain(
-                    PODS.iter().map(|(allowed, because)| {
-                        refused_unless(&format!("!variables.runs || {allowed}"), "run", because)
-                    }),
-                )
+                .chain(PODS.iter().map(|(allowed, because)| {
+                    refused_unless(&format!("!variables.runs || {allowed}"), "run", because)
+                }))
                 .collect(),
         ),
         ..ValidatingAdmissionPolicySpec::default()
@@ -430,8 +575,14 @@ const PODS: &[(&str, &str)] = &[
 /// Deployment may be scaled.
 fn pod_variables() -> [Variable; 3] {
     [
-        variable("pod", "request.resource.resource == 'pods' ? dyn(object).spec : dyn(object).spec.template.spec"),
-        variable("containers", "variables.pod.containers + variables.pod.?initContainers.orValue([])"),
+        variable(
+            "pod",
+            "request.resource.resource == 'pods' ? dyn(object).spec : dyn(object).spec.template.spec",
+        ),
+        variable(
+            "containers",
+            "variables.pod.containers + variables.pod.?initContainers.orValue([])",
+        ),
         variable(
             "runs",
             "request.operation != 'DELETE' && request.resource.resource in ['pods', 'deployments'] \
@@ -454,7 +605,10 @@ fn refused_unless(expression: &str, verb: &str, because: &str) -> Validation {
 }
 
 /// These resources, each with its group, in every version.
-fn on<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str)>, operations: &[&str]) -> MatchResources {
+fn on<'a>(
+    resources: impl IntoIterator<Item = (&'a str, &'a str)>,
+    operations: &[&str],
+) -> MatchResources {
     let rule = |(group, resource): (&str, &str)| NamedRuleWithOperations {
         api_groups: Some(vec![group.into()]),
         api_versions: Some(vec!["*".into()]),
@@ -464,13 +618,22 @@ fn on<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str)>, operations: &
         scope: Some("*".into()),
         ..NamedRuleWithOperations::default()
     };
-    MatchResources { resource_rules: Some(resources.into_iter().map(rule).collect()), ..MatchResources::default() }
+    MatchResources {
+        resource_rules: Some(resources.into_iter().map(rule).collect()),
+        ..MatchResources::default()
+    }
 }
 
 fn variable(name: &str, expression: &str) -> Variable {
-    Variable { name: name.into(), expression: expression.into() }
+    Variable {
+        name: name.into(),
+        expression: expression.into(),
+    }
 }
 
 fn condition(name: &str, expression: &str) -> MatchCondition {
-    MatchCondition { name: name.into(), expression: expression.into() }
+    MatchCondition {
+        name: name.into(),
+        expression: expression.into(),
+    }
 }

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::{AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
+use k8s_openapi::api::rbac::v1::{
+    AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding,
+};
 use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::{Value, json};
@@ -15,8 +17,8 @@ use super::policies;
 use crate::api::kind::{Kind, Right};
 use crate::cli::{LEASE, POLICY_PREFIX};
 use crate::registry::{
-    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS, TARGET_RIGHTS,
-    TRACKER_ROLE_VERBS,
+    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
+    POLICY_VERBS, TARGET_RIGHTS, TRACKER_ROLE_VERBS,
 };
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
@@ -32,14 +34,23 @@ pub fn objects() -> Vec<(String, Value)> {
     let mut objects = vec![
         file("service_account", &service_account()),
         file("role", &manager()),
-        file("role_binding", &cluster_binding("manager-rolebinding", "manager-role")),
+        file(
+            "role_binding",
+            &cluster_binding("manager-rolebinding", "manager-role"),
+        ),
         file("leader_election_role", &leader_election()),
         file("leader_election_role_binding", &leader_election_binding()),
         file("tracker_role", &tracker()),
-        file("tracker_role_binding", &cluster_binding("tracker-rolebinding", TRACKER_ROLE)),
+        file(
+            "tracker_role_binding",
+            &cluster_binding("tracker-rolebinding", TRACKER_ROLE),
+        ),
         file("tracker_targets_role", &tracker_targets()),
         file("metrics_auth_role", &metrics_auth()),
-        file("metrics_auth_role_binding", &cluster_binding("metrics-auth-rolebinding", "metrics-auth-role")),
+        file(
+            "metrics_auth_role_binding",
+            &cluster_binding("metrics-auth-rolebinding", "metrics-auth-role"),
+        ),
         file("metrics_reader_role", &metrics_reader()),
     ];
     objects.extend(for_people());
@@ -48,7 +59,8 @@ pub fn objects() -> Vec<(String, Value)> {
 
 /// Where kustomize is to put the name of the tracker role, beside the places that it knows.
 pub fn kustomize_config() -> Value {
-    let place = |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
+    let place =
+        |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
     json!({
         "nameReference": [{
             "group": "rbac.authorization.k8s.io",
@@ -64,8 +76,12 @@ pub fn kustomize_config() -> Value {
 /// The roles for people.
 pub fn for_people() -> Vec<(String, Value)> {
     let of = |kind: &'static Kind| {
-        [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)]
-            .map(|(who, verbs)| file(&format!("{}_{who}_role", kind.controller), &people(kind, who, verbs)))
+        [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)].map(|(who, verbs)| {
+            file(
+                &format!("{}_{who}_role", kind.controller),
+                &people(kind, who, verbs),
+            )
+        })
     };
     KINDS.iter().flat_map(of).collect()
 }
@@ -75,7 +91,10 @@ fn manager() -> ClusterRole {
     let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
     for right in KINDS.iter().flat_map(|kind| kind.rights) {
         for resource in right.resources {
-            verbs.entry((right.group, resource)).or_default().extend(right.verbs);
+            verbs
+                .entry((right.group, resource))
+                .or_default()
+                .extend(right.verbs);
         }
     }
     let mut rules: Vec<_> = verbs
@@ -88,53 +107,98 @@ fn manager() -> ClusterRole {
         .collect();
     rules.push(PolicyRule {
         resource_names: Some(KINDS.iter().map(Kind::crd_name).collect()),
-        ..rule("apiextensions.k8s.io", &["customresourcedefinitions"], CRD_VERBS)
+        ..rule(
+            "apiextensions.k8s.io",
+            &["customresourcedefinitions"],
+            CRD_VERBS,
+        )
     });
     // Kustomize does not put its prefix before the names in a rule.
-    let policies = policies::names().into_iter().map(|name| format!("{POLICY_PREFIX}-{name}"));
+    let policies = policies::names()
+        .into_iter()
+        .map(|name| format!("{POLICY_PREFIX}-{name}"));
     let policies: Vec<_> = policies.collect();
-    let bindings = policies.iter().map(|name| policies::binding_name(name)).collect();
-    for (resource, names) in
-        [("validatingadmissionpolicies", policies), ("validatingadmissionpolicybindings", bindings)]
-    {
-        rules.push(PolicyRule { resource_names: Some(names), ..rule(policies::GROUP, &[resource], POLICY_VERBS) });
+    let bindings = policies
+        .iter()
+        .map(|name| policies::binding_name(name))
+        .collect();
+    for (resource, names) in [
+        ("validatingadmissionpolicies", policies),
+        ("validatingadmissionpolicybindings", bindings),
+    ] {
+        rules.push(PolicyRule {
+            resource_names: Some(names),
+            ..rule(policies::GROUP, &[resource], POLICY_VERBS)
+        });
     }
     rules.push(PolicyRule {
         resource_names: Some(vec![TRACKER_ROLE.into()]),
-        ..rule("rbac.authorization.k8s.io", &["clusterroles"], TRACKER_ROLE_VERBS)
+        ..rule(
+            "rbac.authorization.k8s.io",
+            &["clusterroles"],
+            TRACKER_ROLE_VERBS,
+        )
     });
     let mut metadata = meta("manager-role");
-    metadata.labels.get_or_insert_default().extend(labels([(SCOPE, "cluster")]));
-    ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(labels([(SCOPE, "cluster")]));
+    ClusterRole {
+        metadata,
+        rules: Some(rules),
+        aggregation_rule: None,
+    }
 }
 
 fn leader_election() -> Role {
-    let of_one =
-        PolicyRule { resource_names: Some(vec![LEASE.into()]), ..rule(LEASES.group, LEASES.resources, LEASE_VERBS) };
+    let of_one = PolicyRule {
+        resource_names: Some(vec![LEASE.into()]),
+        ..rule(LEASES.group, LEASES.resources, LEASE_VERBS)
+    };
     let rules = vec![policy(&LEASES), of_one];
-    Role { metadata: namespaced("leader-election-role"), rules: Some(rules) }
+    Role {
+        metadata: namespaced("leader-election-role"),
+        rules: Some(rules),
+    }
 }
 
 /// What the operator may track: nothing by itself, all of what carries the label. The controller-manager fills it.
 fn tracker() -> ClusterRole {
-    let selector = LabelSelector { match_labels: Some(labels([(AGGREGATE_TO_TRACKER, "true")])), ..Default::default() };
+    let selector = LabelSelector {
+        match_labels: Some(labels([(AGGREGATE_TO_TRACKER, "true")])),
+        ..Default::default()
+    };
     ClusterRole {
         metadata: meta(TRACKER_ROLE),
-        aggregation_rule: Some(AggregationRule { cluster_role_selectors: Some(vec![selector]) }),
+        aggregation_rule: Some(AggregationRule {
+            cluster_role_selectors: Some(vec![selector]),
+        }),
         rules: None, // an apply that names them would empty them for a moment
     }
 }
 
 fn tracker_targets() -> ClusterRole {
     let mut metadata = meta("tracker-targets-role");
-    metadata.labels.get_or_insert_default().extend(labels([(AGGREGATE_TO_TRACKER, "true")]));
-    ClusterRole { metadata, rules: Some(TARGET_RIGHTS.iter().map(policy).collect()), aggregation_rule: None }
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(labels([(AGGREGATE_TO_TRACKER, "true")]));
+    ClusterRole {
+        metadata,
+        rules: Some(TARGET_RIGHTS.iter().map(policy).collect()),
+        aggregation_rule: None,
+    }
 }
 
 /// With `--metrics-secure`.
 fn metrics_auth() -> ClusterRole {
     let rules = METRICS_RIGHTS.iter().map(policy).collect();
-    ClusterRole { metadata: meta("metrics-auth-role"), rules: Some(rules), aggregation_rule: None }
+    ClusterRole {
+        metadata: meta("metrics-auth-role"),
+        rules: Some(rules),
+        aggregation_rule: None,
+    }
 }
 
 /// For whoever reads the metrics then, such as Prometheus. It is bound to nobody.
@@ -144,12 +208,27 @@ fn metrics_reader() -> ClusterRole {
         verbs: vec!["get".into()],
         ..PolicyRule::default()
     };
-    ClusterRole { metadata: meta("metrics-reader"), rules: Some(vec![rule]), aggregation_rule: None }
+    ClusterRole {
+        metadata: meta("metrics-reader"),
+        rules: Some(vec![rule]),
+        aggregation_rule: None,
+    }
 }
 
 const VIEWER: &[&str] = &["get", "list", "watch"];
-const EDITOR: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
-const ADMIN: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const EDITOR: &[&str] = &[
+    "create", "delete", "get", "list", "patch", "update", "watch",
+];
+const ADMIN: &[&str] = &[
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
 
 /// For people; each joins the cluster's own role of that rank. That who may edit the objects of one namespace reaches no
 /// further through them is for the policies to see to; where these have no right to compare with, only the viewer's joins.
@@ -162,17 +241,36 @@ fn people(kind: &Kind, who: &str, verbs: &[&str]) -> ClusterRole {
         "editor" => Some("rbac.authorization.k8s.io/aggregate-to-edit"),
         _ => Some("rbac.authorization.k8s.io/aggregate-to-admin"),
     };
-    metadata.labels.get_or_insert_default().extend(joins.map(|role| (role.to_owned(), "true".to_owned())));
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(joins.map(|role| (role.to_owned(), "true".to_owned())));
     let of = |subresource: &str| format!("{}/{subresource}", resource.plural);
-    let mut rules =
-        vec![rule(&resource.group, &[&resource.plural], verbs), rule(&resource.group, &[&of("status")], &["get"])];
-    let crd = registry::crds().into_iter().find(|crd| crd.metadata.name == Some(kind.crd_name()));
+    let mut rules = vec![
+        rule(&resource.group, &[&resource.plural], verbs),
+        rule(&resource.group, &[&of("status")], &["get"]),
+    ];
+    let crd = registry::crds()
+        .into_iter()
+        .find(|crd| crd.metadata.name == Some(kind.crd_name()));
     let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();
-    if versions.iter().filter_map(|version| version.subresources.as_ref()).any(|it| it.scale.is_some()) {
-        let verbs: &[&str] = if who == "viewer" { &["get"] } else { &["get", "patch", "update"] };
+    if versions
+        .iter()
+        .filter_map(|version| version.subresources.as_ref())
+        .any(|it| it.scale.is_some())
+    {
+        let verbs: &[&str] = if who == "viewer" {
+            &["get"]
+        } else {
+            &["get", "patch", "update"]
+        };
         rules.push(rule(&resource.group, &[&of("scale")], verbs));
     }
-    ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
+    ClusterRole {
+        metadata,
+        rules: Some(rules),
+        aggregation_rule: None,
+    }
 }
 
 fn service_account() -> ServiceAccount {
@@ -210,7 +308,11 @@ fn operator() -> Subject {
 }
 
 fn role_ref(kind: &str, name: &str) -> RoleRef {
-    RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: kind.into(), name: name.into() }
+    RoleRef {
+        api_group: "rbac.authorization.k8s.io".into(),
+        kind: kind.into(),
+        name: name.into(),
+    }
 }
 
 pub(super) fn policy(right: &Right) -> PolicyRule {
@@ -228,12 +330,22 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
 }
 
 pub(super) fn meta(name: &str) -> ObjectMeta {
-    let labels = labels([("app.kubernetes.io/name", "quartermaster"), ("app.kubernetes.io/managed-by", "kustomize")]);
-    ObjectMeta { name: Some(name.into()), labels: Some(labels), ..Default::default() }
+    let labels = labels([
+        ("app.kubernetes.io/name", "quartermaster"),
+        ("app.kubernetes.io/managed-by", "kustomize"),
+    ]);
+    ObjectMeta {
+        name: Some(name.into()),
+        labels: Some(labels),
+        ..Default::default()
+    }
 }
 
 fn namespaced(name: &str) -> ObjectMeta {
-    ObjectMeta { namespace: Some(NAMESPACE.into()), ..meta(name) }
+    ObjectMeta {
+        namespace: Some(NAMESPACE.into()),
+        ..meta(name)
+    }
 }
 
 fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
@@ -242,7 +354,10 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> 
 
 pub(super) fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
     // Plain structs with string keys: this cannot fail.
-    (name.into(), serde_json::to_value(object).unwrap_or_default())
+    (
+        name.into(),
+        serde_json::to_value(object).unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
@@ -258,7 +373,9 @@ mod tests {
     fn the_lease_that_may_be_held_is_the_one_that_is_asked_for() {
         let program = Cli::command();
         let mut flags = program.find_subcommand("run").unwrap().get_arguments();
-        let id = flags.find(|flag| flag.get_long() == Some("leader-election-id")).unwrap();
+        let id = flags
+            .find(|flag| flag.get_long() == Some("leader-election-id"))
+            .unwrap();
         assert_eq!(id.get_default_values(), [LEASE]);
     }
 }

@@ -30,15 +30,33 @@ pub struct Rules {
 /// Metadata services outside the link-local networks: all that AWS has over IPv6 (`::254` is the machine's metadata, `::23`
 /// EKS Pod Identity), Google Cloud over IPv6, Alibaba Cloud, Azure, Oracle Cloud, Scaleway, and other clouds' own over IPv6.
 const METADATA: [IpNet; 9] = [
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0),
+        32,
+    )),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+        128,
+    )),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 100, 100, 200), 32)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(168, 63, 129, 16), 32)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+        128,
+    )),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 0, 192), 32)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42), 128)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1), 128)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200), 128)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+        128,
+    )),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
+        128,
+    )),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
+        128,
+    )),
 ];
 /// Networks that are not the internet's: RFC 1918, RFC 6598 (shared address space, which clusters use for Pods), RFC 4193.
 const PRIVATE: [IpNet; 5] = [
@@ -46,7 +64,10 @@ const PRIVATE: [IpNet; 5] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(172, 16, 0, 0), 12)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 168, 0, 0), 16)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 64, 0, 0), 10)),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0),
+        7,
+    )),
 ];
 /// "This network" (RFC 1122): Linux takes 0.0.0.0 for loopback.
 const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8);
@@ -57,7 +78,9 @@ impl Rules {
     /// # Errors
     /// By which rule it may not.
     pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
-        with_embedded(address).into_iter().try_for_each(|one| self.check_one(one, address))
+        with_embedded(address)
+            .into_iter()
+            .try_for_each(|one| self.check_one(one, address))
     }
 
     /// Checks what a URL itself tells: its port, and its host when that is an address (those bypass a resolver).
@@ -65,10 +88,15 @@ impl Rules {
     /// # Errors
     /// The rule that refuses the URL.
     pub fn check_url(&self, url: &reqwest::Url) -> Result<(), Refused> {
-        if let Some(port) = url.port_or_known_default().filter(|port| !self.allows_port(*port)) {
+        if let Some(port) = url
+            .port_or_known_default()
+            .filter(|port| !self.allows_port(*port))
+        {
             let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
             let ports = ports.join(",");
-            return Err(Refused(format!("port {port} is refused: it is not in --webhook-allow-port={ports}")));
+            return Err(Refused(format!(
+                "port {port} is refused: it is not in --webhook-allow-port={ports}"
+            )));
         }
         literal(url).map_or(Ok(()), |address| self.check(address))
     }
@@ -108,13 +136,18 @@ impl Rules {
 
 /// Returns the host of a URL if it is an address.
 pub fn literal(url: &reqwest::Url) -> Option<IpAddr> {
-    url.host_str()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    url.host_str()?
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse()
+        .ok()
 }
 
 /// Returns whether `address`, or an IPv4 address that it carries, is loopback or of a private network. Answers from there
 /// are not quoted: a webhook must not read what only the cluster can reach.
 pub fn is_private(address: IpAddr) -> bool {
-    let private = |address: &IpAddr| address.is_loopback() || PRIVATE.iter().any(|net| net.contains(address));
+    let private =
+        |address: &IpAddr| address.is_loopback() || PRIVATE.iter().any(|net| net.contains(address));
     with_embedded(address).iter().any(private)
 }
 
@@ -124,7 +157,9 @@ fn with_embedded(address: IpAddr) -> Vec<IpAddr> {
         IpAddr::V4(_) => Vec::new(),
         IpAddr::V6(v6) => embedded(v6),
     };
-    iter::once(address).chain(inner.into_iter().map(IpAddr::from)).collect()
+    iter::once(address)
+        .chain(inner.into_iter().map(IpAddr::from))
+        .collect()
 }
 
 /// The IPv4 addresses that an IPv6 address may stand for: IPv4-mapped and -compatible (RFC 4291), NAT64 (RFC 6052) and
@@ -134,7 +169,8 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     let at = |places: [usize; 4]| Ipv4Addr::from(places.map(|place| bytes[place]));
     let last = at([12, 13, 14, 15]);
     match bytes {
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..] | [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0, ..] => {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..]
+        | [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0, ..] => {
             vec![last]
         }
         // `::` and `::1` are addresses of their own.
@@ -142,8 +178,16 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
         [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
         [0, 0x64, 0xff, 0x9b, 0, 1, ..] => {
             // The prefix's length is the network's choice, and each reading but the right one may find zeros.
-            let readings = [at([6, 7, 9, 10]), at([7, 9, 10, 11]), at([9, 10, 11, 12]), last];
-            let set: Vec<_> = readings.into_iter().filter(|v4| !THIS_NETWORK.contains(v4)).collect();
+            let readings = [
+                at([6, 7, 9, 10]),
+                at([7, 9, 10, 11]),
+                at([9, 10, 11, 12]),
+                last,
+            ];
+            let set: Vec<_> = readings
+                .into_iter()
+                .filter(|v4| !THIS_NETWORK.contains(v4))
+                .collect();
             if set.is_empty() { vec![last] } else { set }
         }
         _ => Vec::new(),
@@ -168,7 +212,9 @@ impl Resolve for Checked {
         let found = self.names.resolve(name.as_str());
         Box::pin(async move {
             let found = found.await;
-            let public = |addresses: &[SocketAddr]| addresses.iter().all(|address| !is_private(address.ip()));
+            let public = |addresses: &[SocketAddr]| {
+                addresses.iter().all(|address| !is_private(address.ip()))
+            };
             // A lookup that failed tells nothing of an address.
             context.set_public(true);
             let addresses = found?;
@@ -221,7 +267,10 @@ mod tests {
     ];
 
     fn open() -> Rules {
-        Rules { allow_loopback: true, ..Rules::default() }
+        Rules {
+            allow_loopback: true,
+            ..Rules::default()
+        }
     }
 
     fn forms(v4: Ipv4Addr) -> Vec<String> {
@@ -241,8 +290,14 @@ mod tests {
     #[test]
     fn some_are_refused_whatever_the_flags_say() {
         for address in ALWAYS {
-            let refused = open().check(address.parse().unwrap()).unwrap_err().to_string();
-            assert!(refused.contains(address) && refused.contains("always"), "{refused}");
+            let refused = open()
+                .check(address.parse().unwrap())
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refused.contains(address) && refused.contains("always"),
+                "{refused}"
+            );
         }
         for address in ["fe80::", "febf:ffff::1", "::"] {
             assert!(open().check(address.parse().unwrap()).is_err(), "{address}");
@@ -265,7 +320,12 @@ mod tests {
 
     #[test]
     fn so_are_they_within_ipv6() {
-        for address in ["169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192"] {
+        for address in [
+            "169.254.169.254",
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+        ] {
             for form in forms(address.parse().unwrap()) {
                 assert!(open().check(form.parse().unwrap()).is_err(), "{form}");
             }
@@ -277,21 +337,40 @@ mod tests {
     #[test]
     fn own_addresses_are_refused_in_every_form() {
         let (v4, v6) = (Ipv4Addr::new(10, 244, 0, 7), "fd00:10:244::7");
-        let rules = Rules { own: vec![v4.into(), v6.parse().unwrap()], ..open() };
+        let rules = Rules {
+            own: vec![v4.into(), v6.parse().unwrap()],
+            ..open()
+        };
         for form in forms(v4).into_iter().chain([v6.to_owned()]) {
             let refused = rules.check(form.parse().unwrap()).unwrap_err().to_string();
-            assert!(refused.contains(&form.parse::<IpAddr>().unwrap().to_string()), "{refused}");
-            assert!(refused.ends_with("the operator's own address always is"), "{refused}");
+            assert!(
+                refused.contains(&form.parse::<IpAddr>().unwrap().to_string()),
+                "{refused}"
+            );
+            assert!(
+                refused.ends_with("the operator's own address always is"),
+                "{refused}"
+            );
         }
         for neighbour in ["10.244.0.8", "fd00:10:244::8"] {
-            assert_eq!(rules.check(neighbour.parse().unwrap()), Ok(()), "{neighbour}");
+            assert_eq!(
+                rules.check(neighbour.parse().unwrap()),
+                Ok(()),
+                "{neighbour}"
+            );
         }
     }
 
     #[test]
     fn loopback_needs_its_flag_in_every_form() {
-        for form in forms(Ipv4Addr::LOCALHOST).into_iter().chain(["::1".into(), "127.255.0.9".into()]) {
-            let refused = Rules::default().check(form.parse().unwrap()).unwrap_err().to_string();
+        for form in forms(Ipv4Addr::LOCALHOST)
+            .into_iter()
+            .chain(["::1".into(), "127.255.0.9".into()])
+        {
+            let refused = Rules::default()
+                .check(form.parse().unwrap())
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains("--webhook-allow-loopback"), "{refused}");
             assert_eq!(open().check(form.parse().unwrap()), Ok(()), "{form}");
         }
@@ -299,12 +378,28 @@ mod tests {
 
     #[test]
     fn private_ranges_are_allowed_until_they_are_denied() {
-        for form in ["10.1.2.3", "192.168.0.1", "172.16.0.1", "fd12::1", "::ffff:10.1.2.3", "64:ff9b:1::808:808"] {
-            assert_eq!(Rules::default().check(form.parse().unwrap()), Ok(()), "{form}");
+        for form in [
+            "10.1.2.3",
+            "192.168.0.1",
+            "172.16.0.1",
+            "fd12::1",
+            "::ffff:10.1.2.3",
+            "64:ff9b:1::808:808",
+        ] {
+            assert_eq!(
+                Rules::default().check(form.parse().unwrap()),
+                Ok(()),
+                "{form}"
+            );
         }
-        let rules =
-            Rules { deny: vec!["10.0.0.0/8".parse().unwrap(), "fd12::/16".parse().unwrap()], ..Rules::default() };
-        for form in forms("10.1.2.3".parse().unwrap()).into_iter().chain(["fd12::1".into()]) {
+        let rules = Rules {
+            deny: vec!["10.0.0.0/8".parse().unwrap(), "fd12::/16".parse().unwrap()],
+            ..Rules::default()
+        };
+        for form in forms("10.1.2.3".parse().unwrap())
+            .into_iter()
+            .chain(["fd12::1".into()])
+        {
             let refused = rules.check(form.parse().unwrap()).unwrap_err().to_string();
             assert!(refused.contains("--webhook-deny-cidr="), "{refused}");
         }
@@ -328,8 +423,14 @@ mod tests {
 
     #[test]
     fn a_name_is_no_literal() {
-        assert_eq!(Rules::default().check_url(&"http://example.test/".parse().unwrap()), Ok(()));
-        assert_eq!(Rules::default().check_url(&"https://8.8.8.8/".parse().unwrap()), Ok(()));
+        assert_eq!(
+            Rules::default().check_url(&"http://example.test/".parse().unwrap()),
+            Ok(())
+        );
+        assert_eq!(
+            Rules::default().check_url(&"https://8.8.8.8/".parse().unwrap()),
+            Ok(())
+        );
     }
 
     #[rstest]
@@ -340,23 +441,50 @@ mod tests {
     #[case("https://example.test:6443/", false)]
     #[case("http://8.8.8.8:22/", false)]
     fn port_is_refused_unless_it_is_listed(#[case] url: &str, #[case] allowed: bool) {
-        let rules = Rules { ports: vec![443, 8443], ..Rules::default() };
-        let verdict = rules.check_url(&url.parse().unwrap()).map_err(|refused| refused.to_string());
+        let rules = Rules {
+            ports: vec![443, 8443],
+            ..Rules::default()
+        };
+        let verdict = rules
+            .check_url(&url.parse().unwrap())
+            .map_err(|refused| refused.to_string());
         assert_eq!(verdict.is_ok(), allowed, "{verdict:?}");
-        assert!(verdict.is_ok() || verdict.unwrap_err().ends_with("--webhook-allow-port=443,8443"));
-        assert_eq!(Rules::default().check_url(&url.parse().unwrap()), Ok(()), "without a list every port is allowed");
+        assert!(
+            verdict.is_ok()
+                || verdict
+                    .unwrap_err()
+                    .ends_with("--webhook-allow-port=443,8443")
+        );
+        assert_eq!(
+            Rules::default().check_url(&url.parse().unwrap()),
+            Ok(()),
+            "without a list every port is allowed"
+        );
     }
 
     #[test]
     fn private_addresses_are_known_in_every_form() {
-        for v4 in
-            ["10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1"]
-        {
+        for v4 in [
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.0.1",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.1",
+        ] {
             for form in forms(v4.parse().unwrap()) {
                 assert!(is_private(form.parse().unwrap()), "{form}");
             }
         }
-        for v4 in ["9.255.255.255", "172.32.0.1", "192.167.0.1", "100.63.0.1", "100.128.0.1", "8.8.8.8"] {
+        for v4 in [
+            "9.255.255.255",
+            "172.32.0.1",
+            "192.167.0.1",
+            "100.63.0.1",
+            "100.128.0.1",
+            "8.8.8.8",
+        ] {
             for form in forms(v4.parse().unwrap()) {
                 assert!(!is_private(form.parse().unwrap()), "{form}");
             }
@@ -370,21 +498,38 @@ mod tests {
     #[tokio::test]
     async fn only_allowed_addresses_of_a_name_are_tried() {
         let resolve = async |addresses: &[&str]| {
-            let addresses: Vec<SocketAddr> =
-                addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect();
+            let addresses: Vec<SocketAddr> = addresses
+                .iter()
+                .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
+                .collect();
             let lookup: Lookup = Arc::new(move |_| {
                 let addresses = addresses.clone();
                 Box::pin(async move { Ok(addresses) })
             });
-            let checked = Checked { rules: Arc::new(Rules::default()), names: Names::new(lookup) };
+            let checked = Checked {
+                rules: Arc::new(Rules::default()),
+                names: Names::new(lookup),
+            };
             checked
                 .resolve("receiver.test".parse().unwrap())
                 .await
-                .map(|found| found.map(|address| address.ip().to_string()).collect::<Vec<_>>())
+                .map(|found| {
+                    found
+                        .map(|address| address.ip().to_string())
+                        .collect::<Vec<_>>()
+                })
                 .map_err(|error| error.to_string())
         };
-        assert_eq!(resolve(&["169.254.169.254", "10.0.0.1", "127.0.0.1"]).await, Ok(vec!["10.0.0.1".into()]));
-        assert!(resolve(&["169.254.169.254"]).await.unwrap_err().contains("metadata"));
+        assert_eq!(
+            resolve(&["169.254.169.254", "10.0.0.1", "127.0.0.1"]).await,
+            Ok(vec!["10.0.0.1".into()])
+        );
+        assert!(
+            resolve(&["169.254.169.254"])
+                .await
+                .unwrap_err()
+                .contains("metadata")
+        );
         assert_eq!(resolve(&[]).await, Ok(vec![]));
     }
 
@@ -393,19 +538,35 @@ mod tests {
     #[case::private(&["10.1.2.3"], false)]
     #[case::both(&["192.0.2.1", "10.1.2.3"], false)]
     #[tokio::test]
-    async fn request_is_public_if_every_address_of_its_name_is(#[case] addresses: &[&str], #[case] public: bool) {
-        let addresses: Vec<SocketAddr> =
-            addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect();
+    async fn request_is_public_if_every_address_of_its_name_is(
+        #[case] addresses: &[&str],
+        #[case] public: bool,
+    ) {
+        let addresses: Vec<SocketAddr> = addresses
+            .iter()
+            .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
+            .collect();
         let lookup: Lookup = Arc::new(move |_| {
             let addresses = addresses.clone();
             Box::pin(async move { Ok(addresses) })
         });
-        let checked = Checked { rules: Arc::new(Rules::default()), names: Names::new(lookup) };
+        let checked = Checked {
+            rules: Arc::new(Rules::default()),
+            names: Names::new(lookup),
+        };
         let context = RequestContext::new("team");
         assert!(!context.is_public(), "before the lookup nothing is known");
-        let found = context.run(async { checked.resolve("receiver.test".parse().unwrap()).await }).await;
+        let found = context
+            .run(async { checked.resolve("receiver.test".parse().unwrap()).await })
+            .await;
         assert!(found.is_ok());
-        assert_eq!((context.is_public(), checked.names.is_public("receiver.test")), (public, public));
+        assert_eq!(
+            (
+                context.is_public(),
+                checked.names.is_public("receiver.test")
+            ),
+            (public, public)
+        );
     }
 
     proptest! {

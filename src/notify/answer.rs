@@ -34,7 +34,12 @@ pub(super) async fn body(response: &mut reqwest::Response) -> Vec<u8> {
 
 /// `Retry-After`: seconds or a date (RFC 9110, section 10.2.3). A date in the past is no wait.
 pub(super) fn retry_after(response: &reqwest::Response, now: Timestamp) -> Option<Duration> {
-    let value = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim();
+    let value = response
+        .headers()
+        .get(http::header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim();
     parse_retry_after(value, now)
 }
 
@@ -42,8 +47,14 @@ fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(seconds(value.parse().unwrap_or(u64::MAX)));
     }
-    let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(value).ok()?;
-    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default().min(LONGEST_PAUSE))
+    let date = jiff::fmt::rfc2822::DateTimeParser::new()
+        .parse_timestamp(value)
+        .ok()?;
+    Some(
+        Duration::try_from(date.duration_since(now))
+            .unwrap_or_default()
+            .min(LONGEST_PAUSE),
+    )
 }
 
 /// So many seconds, [`LONGEST_PAUSE`] at most.
@@ -68,10 +79,18 @@ impl Secrets {
             quotable &= secret.len() >= WHOLE;
             forms.push(secret.to_owned());
             let separators = |char: char| "/?&=# \t,;@:".contains(char);
-            forms.extend(secret.split(separators).filter(|piece| piece.len() >= PIECE).map(Into::into));
+            forms.extend(
+                secret
+                    .split(separators)
+                    .filter(|piece| piece.len() >= PIECE)
+                    .map(Into::into),
+            );
             // The path with its query, as a receiver that cannot find it says it.
             forms.extend(
-                secret.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map(|(_, path)| path.into()),
+                secret
+                    .split_once("://")
+                    .and_then(|(_, rest)| rest.split_once('/'))
+                    .map(|(_, path)| path.into()),
             );
         }
         let mut encoded = Vec::new();
@@ -94,13 +113,17 @@ impl Secrets {
 
     /// `text` with every secret in it replaced.
     pub(super) fn redact(&self, text: &str) -> String {
-        self.forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "[redacted]"))
+        self.forms.iter().fold(text.to_owned(), |text, form| {
+            text.replace(form.as_str(), "[redacted]")
+        })
     }
 
     /// The beginning of what a receiver said, for a message.
     pub(super) fn quote(&self, body: &[u8]) -> String {
         if !self.quotable {
-            return format!("(not shown: a secret of fewer than {WHOLE} characters cannot be redacted in it)");
+            return format!(
+                "(not shown: a secret of fewer than {WHOLE} characters cannot be redacted in it)"
+            );
         }
         let text = self.redact(&String::from_utf8_lossy(body));
         let text = text.replace(leaves_line, " ");
@@ -118,7 +141,10 @@ impl Secrets {
         let mut cause: &(dyn Error + 'static) = &error;
         loop {
             if let Some(refused) = cause.downcast_ref::<Refused>() {
-                return Failure::Refused { reason: Refusal::AddressRefused, message: refused.to_string() };
+                return Failure::Refused {
+                    reason: Refusal::AddressRefused,
+                    message: refused.to_string(),
+                };
             }
             match cause.source() {
                 Some(source) => cause = source,
@@ -129,13 +155,19 @@ impl Secrets {
             format!("no answer within {} s", timeout.as_secs_f64())
         } else if error.is_connect() {
             let cause = cause.to_string();
-            let hint =
-                if cause.contains("InvalidContentType") { "; it speaks no TLS there: write http://" } else { "" };
+            let hint = if cause.contains("InvalidContentType") {
+                "; it speaks no TLS there: write http://"
+            } else {
+                ""
+            };
             format!("cannot connect: {}{hint}", self.redact(&cause))
         } else {
             format!("the connection failed: {}", self.redact(&cause.to_string()))
         };
-        Failure::Retry { message, after: None }
+        Failure::Retry {
+            message,
+            after: None,
+        }
     }
 }
 
@@ -146,7 +178,9 @@ fn percent_decoded(text: &str) -> Option<String> {
     let mut decoded = false;
     while let [first, tail @ ..] = rest {
         let hex = (*first == b'%').then(|| tail.get(..2)).flatten();
-        let byte = hex.and_then(|hex| std::str::from_utf8(hex).ok()).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        let byte = hex
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
         if let Some(byte) = byte {
             bytes.push(byte);
             rest = &tail[2..];
@@ -156,5 +190,9 @@ fn percent_decoded(text: &str) -> Option<String> {
             rest = tail;
         }
     }
-    if decoded { String::from_utf8(bytes).ok() } else { None }
+    if decoded {
+        String::from_utf8(bytes).ok()
+    } else {
+        None
+    }
 }

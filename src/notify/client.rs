@@ -93,7 +93,10 @@ pub struct Sender {
 
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender").field("cluster", &self.cluster).field("rules", &self.rules).finish_non_exhaustive()
+        f.debug_struct("Sender")
+            .field("cluster", &self.cluster)
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
     }
 }
 
@@ -103,8 +106,10 @@ impl Sender {
     /// # Errors
     /// The flag that is wrong and why, without credentials.
     pub fn new(config: Config) -> Result<Self, String> {
-        let telegram_api: reqwest::Url =
-            config.telegram_api_url.parse().map_err(|error| format!("--telegram-api-url: {error}"))?;
+        let telegram_api: reqwest::Url = config
+            .telegram_api_url
+            .parse()
+            .map_err(|error| format!("--telegram-api-url: {error}"))?;
         if !matches!(telegram_api.scheme(), "http" | "https") || telegram_api.host_str().is_none() {
             return Err("--telegram-api-url: not an http:// or https:// URL".into());
         }
@@ -137,7 +142,12 @@ impl Sender {
         })
     }
 
-    async fn send_telegram(&self, chat: &Chat, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
+    async fn send_telegram(
+        &self,
+        chat: &Chat,
+        content: Content<'_>,
+        plain: bool,
+    ) -> Result<Sent, SendError> {
         let cluster = self.cluster.as_deref();
         let (text, taken) = match content {
             Content::Test { .. } => (message::ready(cluster), 0),
@@ -160,12 +170,20 @@ impl Sender {
         call.send(chat, &text, taken).await.map_err(failed)
     }
 
-    async fn send_webhook(&self, hook: &Hook, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
+    async fn send_webhook(
+        &self,
+        hook: &Hook,
+        content: Content<'_>,
+        plain: bool,
+    ) -> Result<Sent, SendError> {
         let event = Event::render(hook, content, self.cluster.as_deref(), plain);
         let taken = event.taken;
         let failed = |failure| SendError::new(failure, taken);
         self.rules.check_url(&hook.url).map_err(|refused| {
-            failed(Failure::Refused { reason: Refusal::AddressRefused, message: refused.to_string() })
+            failed(Failure::Refused {
+                reason: Refusal::AddressRefused,
+                message: refused.to_string(),
+            })
         })?;
         let shared;
         let client = match &hook.tls {
@@ -179,7 +197,10 @@ impl Sender {
         let context = RequestContext::new(content.namespace());
         let public = match literal(&hook.url) {
             Some(address) => !is_private(address),
-            None => hook.url.host_str().is_some_and(|name| self.names.is_public(name)),
+            None => hook
+                .url
+                .host_str()
+                .is_some_and(|name| self.names.is_public(name)),
         };
         context.set_public(self.proxy.is_none() && public);
         let call = webhook::Call {
@@ -203,7 +224,9 @@ impl Sender {
         if (self.held)() {
             return Ok(());
         }
-        Err(Failure::Unsent { message: "the leader lease is not held".into() })
+        Err(Failure::Unsent {
+            message: "the leader lease is not held".into(),
+        })
     }
 
     fn webhook_client(&self) -> reqwest::ClientBuilder {
@@ -211,7 +234,10 @@ impl Sender {
         if let Some(proxy) = &self.proxy {
             return builder.proxy(proxy.clone());
         }
-        builder.dns_resolver(Arc::new(Checked { rules: Arc::clone(&self.rules), names: self.names.clone() }))
+        builder.dns_resolver(Arc::new(Checked {
+            rules: Arc::clone(&self.rules),
+            names: self.names.clone(),
+        }))
     }
 
     /// The client for this TLS material. It lives as long as a contact point that uses it.
@@ -223,7 +249,11 @@ impl Sender {
         clients.retain(|_, client| client.strong_count() > 0);
         let client = match clients.get(&tls.digest).and_then(Weak::upgrade) {
             Some(client) => client,
-            None => Arc::new(tls.apply(self.webhook_client()).build().map_err(not_built)?),
+            None => Arc::new(
+                tls.apply(self.webhook_client())
+                    .build()
+                    .map_err(not_built)?,
+            ),
         };
         clients.insert(tls.digest, Arc::downgrade(&client));
         Ok(Arc::clone(tls.client.get_or_init(|| client)))
@@ -237,7 +267,12 @@ impl Transport for Sender {
         }
     }
 
-    async fn send(&self, endpoint: &Endpoint, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
+    async fn send(
+        &self,
+        endpoint: &Endpoint,
+        content: Content<'_>,
+        plain: bool,
+    ) -> Result<Sent, SendError> {
         match endpoint {
             Endpoint::Telegram(chat) => self.send_telegram(chat, content, plain).await,
             Endpoint::Webhook(hook) => self.send_webhook(hook, content, plain).await,
@@ -262,12 +297,16 @@ fn once(
 ) -> Result<&reqwest::Client, Failure> {
     match cell.get() {
         Some(client) => Ok(client),
-        None => build().map_err(not_built).map(|client| cell.get_or_init(|| client)),
+        None => build()
+            .map_err(not_built)
+            .map(|client| cell.get_or_init(|| client)),
     }
 }
 
 fn not_built(error: reqwest::Error) -> Failure {
-    Failure::Unsent { message: format!("cannot make an HTTP client: {}", error.without_url()) }
+    Failure::Unsent {
+        message: format!("cannot make an HTTP client: {}", error.without_url()),
+    }
 }
 
 #[cfg(test)]

@@ -4,14 +4,22 @@ use crate::api::tracked_field::{Action, Delivery, Entry, Subject, Target};
 use crate::notify::Item;
 
 pub(crate) fn subject(kind: &str, namespace: &str, name: &str, field: &str) -> Subject {
-    let target = Target { kind: kind.into(), namespace: namespace.into(), name: name.into(), ..Target::default() };
+    let target = Target {
+        kind: kind.into(),
+        namespace: namespace.into(),
+        name: name.into(),
+        ..Target::default()
+    };
     Subject::new(&target, field)
 }
 
 /// An entry of `replicas` of Deployment `default/nginx`, with id `e1`.
 pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>) -> Item {
     let entry = Entry {
-        time: "2026-01-02T03:04:05Z".parse().ok().map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
+        time: "2026-01-02T03:04:05Z"
+            .parse()
+            .ok()
+            .map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
         action,
         value: value.map(Into::into),
         display_value: None,
@@ -40,6 +48,9 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
 
 /// The same, changed from `old` to `new`.
 pub(crate) fn updated(old: &str, new: &str) -> Item {
-    let previous = Entry { id: Some("e0".into()), ..item(Action::Created, Some(old), None).entry };
+    let previous = Entry {
+        id: Some("e0".into()),
+        ..item(Action::Created, Some(old), None).entry
+    };
     item(Action::Updated, Some(new), Some(previous))
 }

@@ -136,9 +136,18 @@ pub struct SendError {
 impl SendError {
     /// Creates the failure of a request with this many entries.
     pub fn new(failure: Failure, carried: usize) -> Self {
-        let unsent =
-            matches!(failure, Failure::Unsent { .. } | Failure::Refused { reason: Refusal::AddressRefused, .. });
-        Self { failure, carried: if unsent { 0 } else { carried } }
+        let unsent = matches!(
+            failure,
+            Failure::Unsent { .. }
+                | Failure::Refused {
+                    reason: Refusal::AddressRefused,
+                    ..
+                }
+        );
+        Self {
+            failure,
+            carried: if unsent { 0 } else { carried },
+        }
     }
 }
 

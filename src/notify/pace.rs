@@ -38,9 +38,18 @@ impl Default for Limits {
     /// arrive, and the way there is not always equally long.
     fn default() -> Self {
         Self {
-            chat: Limit { requests: 1, window: Duration::from_millis(1050) },
-            group: Limit { requests: 20, window: Duration::from_secs(61) },
-            token: Limit { requests: 30, window: Duration::from_millis(1050) },
+            chat: Limit {
+                requests: 1,
+                window: Duration::from_millis(1050),
+            },
+            group: Limit {
+                requests: 20,
+                window: Duration::from_secs(61),
+            },
+            token: Limit {
+                requests: 30,
+                window: Duration::from_millis(1050),
+            },
         }
     }
 }
@@ -79,14 +88,19 @@ struct Chat {
 impl Log {
     /// An empty log.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, ..Self::default() }
+        Self {
+            limits,
+            ..Self::default()
+        }
     }
 
     /// The earliest instant, `now` or later, at which a request to `room` keeps to all limits.
     pub fn next_slot(&self, room: &Chatroom, now: Instant) -> Instant {
         let mut at = now;
         if let Some(chat) = self.chats.get(room) {
-            at = at.max(free(&chat.sent, self.limits.chat, now)).max(chat.held_until.unwrap_or(now));
+            at = at
+                .max(free(&chat.sent, self.limits.chat, now))
+                .max(chat.held_until.unwrap_or(now));
             if room.is_group() {
                 at = at.max(free(&chat.sent, self.limits.group, now));
             }
@@ -101,9 +115,21 @@ impl Log {
     pub fn take(&mut self, room: &Chatroom, now: Instant) {
         self.sweep(now);
         let Limits { chat, group, token } = self.limits;
-        let kept = if room.is_group() { chat.requests.max(group.requests) } else { chat.requests };
-        push(&mut self.chats.entry(room.clone()).or_default().sent, now, kept);
-        push(self.tokens.entry(room.token).or_default(), now, token.requests);
+        let kept = if room.is_group() {
+            chat.requests.max(group.requests)
+        } else {
+            chat.requests
+        };
+        push(
+            &mut self.chats.entry(room.clone()).or_default().sent,
+            now,
+            kept,
+        );
+        push(
+            self.tokens.entry(room.token).or_default(),
+            now,
+            token.requests,
+        );
     }
 
     /// Telegram asked for `room` to be left alone until then.
@@ -121,14 +147,19 @@ impl Log {
         }
         self.swept = Some(now);
         let old = |sent: &VecDeque<Instant>| sent.back().is_none_or(|last| *last + longest <= now);
-        self.chats.retain(|_, chat| !old(&chat.sent) || chat.held_until.is_some_and(|until| until > now));
+        self.chats
+            .retain(|_, chat| !old(&chat.sent) || chat.held_until.is_some_and(|until| until > now));
         self.tokens.retain(|_, sent| !old(sent));
     }
 }
 
 /// When one more request keeps to `limit`, after those in `sent`.
 fn free(sent: &VecDeque<Instant>, limit: Limit, now: Instant) -> Instant {
-    match sent.len().checked_sub(limit.requests).and_then(|index| sent.get(index)) {
+    match sent
+        .len()
+        .checked_sub(limit.requests)
+        .and_then(|index| sent.get(index))
+    {
         Some(earlier) => *earlier + limit.window,
         None => now,
     }
@@ -169,7 +200,8 @@ impl Pace {
 
     /// Leaves `room` alone for so long.
     pub fn hold(&self, room: &Chatroom, after: Duration) {
-        self.lock().hold(room, Instant::now() + after.min(LONGEST_PAUSE));
+        self.lock()
+            .hold(room, Instant::now() + after.min(LONGEST_PAUSE));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Log> {
@@ -188,13 +220,25 @@ mod tests {
     use super::*;
 
     fn room(token: u8, chat: i64) -> Chatroom {
-        Chatroom { token: [token; 32], chat: ChatId::Id(chat) }
+        Chatroom {
+            token: [token; 32],
+            chat: ChatId::Id(chat),
+        }
     }
 
     const LIMITS: Limits = Limits {
-        chat: Limit { requests: 1, window: Duration::from_secs(1) },
-        group: Limit { requests: 20, window: Duration::from_mins(1) },
-        token: Limit { requests: 30, window: Duration::from_secs(1) },
+        chat: Limit {
+            requests: 1,
+            window: Duration::from_secs(1),
+        },
+        group: Limit {
+            requests: 20,
+            window: Duration::from_mins(1),
+        },
+        token: Limit {
+            requests: 30,
+            window: Duration::from_secs(1),
+        },
     };
 
     /// Sends as fast as the log allows, in turn to each of `rooms`; gives the times since the start.
@@ -212,7 +256,16 @@ mod tests {
     }
 
     fn most_in_any(window: Duration, times: &[Duration]) -> usize {
-        times.iter().map(|from| times.iter().filter(|at| **at >= *from && **at < *from + window).count()).max().unwrap()
+        times
+            .iter()
+            .map(|from| {
+                times
+                    .iter()
+                    .filter(|at| **at >= *from && **at < *from + window)
+                    .count()
+            })
+            .max()
+            .unwrap()
     }
 
     #[test]
@@ -236,7 +289,10 @@ mod tests {
         // Another token has a pace of its own.
         let (mut log, now) = (Log::new(LIMITS), Instant::now());
         rooms[..30].iter().for_each(|room| log.take(room, now));
-        assert_eq!(log.next_slot(&room(1, 200), now), now + Duration::from_secs(1));
+        assert_eq!(
+            log.next_slot(&room(1, 200), now),
+            now + Duration::from_secs(1)
+        );
         assert_eq!(log.next_slot(&room(2, 200), now), now);
     }
 
@@ -259,7 +315,10 @@ mod tests {
         assert_eq!(log.next_slot(&room(2, 7), now), now);
         // It is not forgotten while it lasts, and is afterwards.
         log.take(&room(1, 8), now + Duration::from_secs(100));
-        assert_eq!(log.next_slot(&room(1, 7), now + Duration::from_secs(101)), until);
+        assert_eq!(
+            log.next_slot(&room(1, 7), now + Duration::from_secs(101)),
+            until
+        );
     }
 
     #[test]
@@ -298,7 +357,11 @@ mod tests {
     async fn a_wait_of_any_length_is_one() {
         let pace = Pace::new(LIMITS);
         pace.hold(&room(1, 7), Duration::from_secs(u64::MAX));
-        assert!(tokio::time::timeout(Duration::from_hours(24), pace.slot(&room(1, 7))).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_hours(24), pace.slot(&room(1, 7)))
+                .await
+                .is_err()
+        );
     }
 
     proptest! {

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
-use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy};
+use hickory_resolver::config::{
+    NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy,
+};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
@@ -23,8 +25,11 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 /// Function that looks up the addresses of a name; tests replace it.
-pub type Lookup =
-    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>> + Send + Sync>;
+pub type Lookup = Arc<
+    dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
+        + Send
+        + Sync,
+>;
 
 /// Timeout of one lookup, with all queries for all names that the search list makes of it.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -54,7 +59,11 @@ pub struct Dns {
 
 impl Default for Dns {
     fn default() -> Self {
-        Self { resolv_conf: "/etc/resolv.conf".into(), hosts: "/etc/hosts".into(), port: 53 }
+        Self {
+            resolv_conf: "/etc/resolv.conf".into(),
+            hosts: "/etc/hosts".into(),
+            port: 53,
+        }
     }
 }
 
@@ -69,31 +78,55 @@ impl Dns {
                     found if found.is_empty() => dns.query(&name).await?,
                     found => found,
                 };
-                Ok(found.into_iter().map(|address| SocketAddr::new(address, 0)).collect())
+                Ok(found
+                    .into_iter()
+                    .map(|address| SocketAddr::new(address, 0))
+                    .collect())
             })
         })
     }
 
     async fn query(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         let (config, options) = self.settings(&read(&self.resolv_conf).await?)?;
-        let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options);
-        let found = resolver.build().map_err(io::Error::other)?.lookup_ip(name).await;
-        Ok(found.map_err(|error| io::Error::other(message(&error)))?.iter().collect())
+        let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default())
+            .with_options(options);
+        let found = resolver
+            .build()
+            .map_err(io::Error::other)?
+            .lookup_ip(name)
+            .await;
+        Ok(found
+            .map_err(|error| io::Error::other(message(&error)))?
+            .iter()
+            .collect())
     }
 
     /// Parses `resolv.conf`, except for its timings.
     fn settings(&self, resolv_conf: &[u8]) -> io::Result<(ResolverConfig, ResolverOpts)> {
         // By resolv.conf(5), a file without a nameserver means the one of this machine.
-        let unnamed = !String::from_utf8_lossy(resolv_conf).lines().any(|line| line.trim().starts_with("nameserver"));
-        let local: &[u8] = if unnamed { b"\nnameserver 127.0.0.1\n" } else { b"" };
-        let (mut config, read) = parse_resolv_conf([resolv_conf, local].concat())
-            .map_err(|error| io::Error::other(format!("cannot use {}: {error}", self.resolv_conf.display())))?;
+        let unnamed = !String::from_utf8_lossy(resolv_conf)
+            .lines()
+            .any(|line| line.trim().starts_with("nameserver"));
+        let local: &[u8] = if unnamed {
+            b"\nnameserver 127.0.0.1\n"
+        } else {
+            b""
+        };
+        let (mut config, read) =
+            parse_resolv_conf([resolv_conf, local].concat()).map_err(|error| {
+                io::Error::other(format!(
+                    "cannot use {}: {error}",
+                    self.resolv_conf.display()
+                ))
+            })?;
         if !config.search.is_empty() {
             // The host's own domain only applies without a search list.
             config.domain = None;
         }
-        for connection in
-            config.name_servers.iter_mut().flat_map(|server: &mut NameServerConfig| &mut server.connections)
+        for connection in config
+            .name_servers
+            .iter_mut()
+            .flat_map(|server: &mut NameServerConfig| &mut server.connections)
         {
             connection.port = self.port;
         }
@@ -114,7 +147,10 @@ impl Dns {
 async fn read(file: &Path) -> io::Result<Vec<u8>> {
     match tokio::fs::read(file).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display()))),
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("cannot read {}: {error}", file.display()),
+        )),
         read => read,
     }
 }
@@ -122,14 +158,22 @@ async fn read(file: &Path) -> io::Result<Vec<u8>> {
 /// Returns the addresses of `name` in `/etc/hosts`, which wins over every name that a search list makes.
 fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
     let mut hosts = Hosts::default();
-    let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else { return Vec::new() };
+    let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else {
+        return Vec::new();
+    };
     if hosts.read_hosts_conf(file).is_err() {
         return Vec::new();
     }
     let of = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
     let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
     found
-        .flat_map(|found| found.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
+        .flat_map(|found| {
+            found
+                .answers()
+                .iter()
+                .filter_map(|record| record.data.ip_addr())
+                .collect::<Vec<_>>()
+        })
         .collect()
 }
 
@@ -179,7 +223,10 @@ pub struct RequestContext {
 impl RequestContext {
     /// Creates the context of one request of a contact point in `namespace`.
     pub fn new(namespace: &str) -> Self {
-        Self { namespace: namespace.into(), public: Arc::default() }
+        Self {
+            namespace: namespace.into(),
+            public: Arc::default(),
+        }
     }
 
     /// Returns the context of the request that runs in this task.
@@ -206,11 +253,17 @@ impl RequestContext {
 impl Names {
     /// Creates a cache without names.
     pub fn new(lookup: Lookup) -> Self {
-        Self(Arc::new(Inner { lookup, state: Mutex::default() }))
+        Self(Arc::new(Inner {
+            lookup,
+            state: Mutex::default(),
+        }))
     }
 
     /// Returns the addresses of `name`, looked up on behalf of the task's namespace.
-    pub fn resolve(&self, name: &str) -> impl Future<Output = io::Result<Arc<[SocketAddr]>>> + Send + use<> {
+    pub fn resolve(
+        &self,
+        name: &str,
+    ) -> impl Future<Output = io::Result<Arc<[SocketAddr]>>> + Send + use<> {
         let namespace = RequestContext::current().namespace;
         let (names, name) = (self.clone(), name.to_owned());
         async move {
@@ -252,11 +305,15 @@ impl Names {
     async fn place(&self, namespace: &Arc<str>) -> Result<OwnedSemaphorePermit, AcquireError> {
         let places = {
             let mut state = self.state();
-            state.namespaces.retain(|_, places| places.strong_count() > 0);
+            state
+                .namespaces
+                .retain(|_, places| places.strong_count() > 0);
             let known = state.namespaces.get(namespace).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
                 let places = Arc::new(Semaphore::new(PER_NAMESPACE));
-                state.namespaces.insert(Arc::clone(namespace), Arc::downgrade(&places));
+                state
+                    .namespaces
+                    .insert(Arc::clone(namespace), Arc::downgrade(&places));
                 places
             })
         };
@@ -265,7 +322,11 @@ impl Names {
 
     /// Joins the lookup of `name`, or begins one that keeps `place` until its end, even if nobody waits for it any
     /// more.
-    fn join_or_begin(&self, name: String, place: OwnedSemaphorePermit) -> Shared<BoxFuture<'static, Found>> {
+    fn join_or_begin(
+        &self,
+        name: String,
+        place: OwnedSemaphorePermit,
+    ) -> Shared<BoxFuture<'static, Found>> {
         let mut state = self.state();
         if let Some(found) = state.known_or_running(&name) {
             return found;
@@ -299,7 +360,11 @@ impl State {
     fn known_or_running(&self, name: &str) -> Option<Shared<BoxFuture<'static, Found>>> {
         let known = self.known.get(name).filter(|(at, _)| at.elapsed() < KEPT);
         match known {
-            Some((_, addresses)) => Some(std::future::ready(Ok(Arc::clone(addresses))).boxed().shared()),
+            Some((_, addresses)) => Some(
+                std::future::ready(Ok(Arc::clone(addresses)))
+                    .boxed()
+                    .shared(),
+            ),
             None => self.running.get(name).cloned(),
         }
     }
@@ -308,7 +373,8 @@ impl State {
         self.running.remove(name);
         self.known.retain(|_, (at, _)| at.elapsed() < KEPT);
         if let Ok(addresses) = found {
-            self.known.insert(name.to_owned(), (Instant::now(), Arc::clone(addresses)));
+            self.known
+                .insert(name.to_owned(), (Instant::now(), Arc::clone(addresses)));
         }
     }
 }

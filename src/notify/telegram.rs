@@ -30,7 +30,9 @@ pub enum BadToken {
     #[error("the token is not UTF-8")]
     NotText,
     /// Whitespace around it: nearly always the newline of `echo`.
-    #[error("the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`")]
+    #[error(
+        "the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`"
+    )]
     Padded,
     /// Anything else.
     #[error(
@@ -45,7 +47,12 @@ impl Chat {
     ///
     /// # Errors
     /// Why they are no token.
-    pub fn new(token: &[u8], chat: ChatId, thread: Option<i64>, silent: bool) -> Result<Self, BadToken> {
+    pub fn new(
+        token: &[u8],
+        chat: ChatId,
+        thread: Option<i64>,
+        silent: bool,
+    ) -> Result<Self, BadToken> {
         let token = std::str::from_utf8(token).map_err(|_| BadToken::NotText)?;
         if token.trim().len() != token.len() {
             return Err(BadToken::Padded);
@@ -56,18 +63,30 @@ impl Chat {
         if !digits || secret.is_empty() || !secret.bytes().all(plain) {
             return Err(BadToken::Shape);
         }
-        Ok(Self { token: token.into(), key: Sha256::digest(token).into(), to: chat, thread, silent })
+        Ok(Self {
+            token: token.into(),
+            key: Sha256::digest(token).into(),
+            to: chat,
+            thread,
+            silent,
+        })
     }
 
     /// The supergroup `to` that this chat became.
     #[must_use]
     pub fn moved(&self, to: i64) -> Self {
-        Self { to: ChatId::Id(to), ..self.clone() }
+        Self {
+            to: ChatId::Id(to),
+            ..self.clone()
+        }
     }
 
     /// What the pace of this chat is kept under.
     pub fn room(&self) -> Chatroom {
-        Chatroom { token: self.key, chat: self.to.clone() }
+        Chatroom {
+            token: self.key,
+            chat: self.to.clone(),
+        }
     }
 }
 
@@ -92,7 +111,12 @@ pub(super) struct Call<'a> {
 
 impl Call<'_> {
     /// Sends `text`, which carries `taken` entries. A chat that became a supergroup is followed at once.
-    pub(super) async fn send(&self, chat: &Chat, text: &str, taken: usize) -> Result<Sent, Failure> {
+    pub(super) async fn send(
+        &self,
+        chat: &Chat,
+        text: &str,
+        taken: usize,
+    ) -> Result<Sent, Failure> {
         let (reply, migrated_to) = match self.post(chat, text).await? {
             Reply::Moved(to) => {
                 let chat = chat.moved(to);
@@ -105,7 +129,10 @@ impl Call<'_> {
         match reply {
             Reply::Done => Ok(Sent { taken, migrated_to }),
             Reply::Failed(failure) => Err(failure),
-            Reply::Moved(_) => Err(Failure::Retry { message: "the chat moved twice".into(), after: None }),
+            Reply::Moved(_) => Err(Failure::Retry {
+                message: "the chat moved twice".into(),
+                after: None,
+            }),
         }
     }
 
@@ -119,12 +146,18 @@ impl Call<'_> {
             .timeout(self.timeout)
             .body(payload(chat, text).to_string());
         (self.held)()?;
-        let mut response = request.send().await.map_err(|error| secrets.failure(error, self.timeout))?;
+        let mut response = request
+            .send()
+            .await
+            .map_err(|error| secrets.failure(error, self.timeout))?;
         let status = response.status().as_u16();
         let header = answer::retry_after(&response, jiff::Timestamp::now());
         let body = answer::body(&mut response).await;
         let reply = understand(status, header, &body, &secrets);
-        if let Reply::Failed(Failure::Retry { after: Some(after), .. }) = reply {
+        if let Reply::Failed(Failure::Retry {
+            after: Some(after), ..
+        }) = reply
+        {
             self.pace.hold(&chat.room(), after);
         }
         Ok(reply)
@@ -134,7 +167,9 @@ impl Call<'_> {
 fn method_url(base: &reqwest::Url, token: &SecretString) -> reqwest::Url {
     let mut url = base.clone();
     if let Ok(mut path) = url.path_segments_mut() {
-        path.pop_if_empty().push(&format!("bot{}", token.expose_secret())).push("sendMessage");
+        path.pop_if_empty()
+            .push(&format!("bot{}", token.expose_secret()))
+            .push("sendMessage");
     }
     url
 }
@@ -179,23 +214,39 @@ struct Parameters {
 }
 
 /// How the Bot API words it that the bot lacks a right in the chat.
-const NO_RIGHTS: [&str; 4] =
-    ["not enough rights", "have no rights", "need administrator rights", "chat_write_forbidden"];
+const NO_RIGHTS: [&str; 4] = [
+    "not enough rights",
+    "have no rights",
+    "need administrator rights",
+    "chat_write_forbidden",
+];
 
 /// Phrases of the Bot API for a closed or deleted forum topic: "Bad Request: `TOPIC_CLOSED`", "Bad Request: message
 /// thread not found". People can undo both in the chat.
-const TOPIC: [&str; 4] = ["topic_closed", "topic_deleted", "topic_id_invalid", "message thread not found"];
+const TOPIC: [&str; 4] = [
+    "topic_closed",
+    "topic_deleted",
+    "topic_id_invalid",
+    "message thread not found",
+];
 
 fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {
     let answer = serde_json::from_slice::<Answer>(body).ok();
-    let said = match answer.as_ref().and_then(|answer| answer.description.as_deref()) {
+    let said = match answer
+        .as_ref()
+        .and_then(|answer| answer.description.as_deref())
+    {
         Some(description) => secrets.quote(description.as_bytes()),
         None => secrets.quote(body),
     };
     // A proxy may turn a refusal into a 200; the answer's own code then counts.
     let (ok, code, parameters) = match answer {
         Some(answer) => {
-            let code = if status == 200 { answer.error_code.unwrap_or(status) } else { status };
+            let code = if status == 200 {
+                answer.error_code.unwrap_or(status)
+            } else {
+                status
+            };
             (answer.ok, code, answer.parameters.unwrap_or_default())
         }
         None => (false, status, Parameters::default()),
@@ -211,7 +262,9 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
     match code {
         300..=399 => refused(
             Refusal::Redirected,
-            format!("the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"),
+            format!(
+                "the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"
+            ),
         ),
         401 | 404 => refused(
             Refusal::Unauthorized,
@@ -221,11 +274,15 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         ),
         403 => refused(
             Refusal::Forbidden,
-            format!("the bot may not write to this chat ({code} {said}); add it to the chat, or unblock it"),
+            format!(
+                "the bot may not write to this chat ({code} {said}); add it to the chat, or unblock it"
+            ),
         ),
         400 if lower.contains("chat not found") => refused(
             Refusal::ChatNotFound,
-            format!("the bot does not see this chat ({said}); check chatId, and add the bot to the chat"),
+            format!(
+                "the bot does not see this chat ({said}); check chatId, and add the bot to the chat"
+            ),
         ),
         // A 400, but it would meet every message until somebody gives the bot its rights.
         400 if NO_RIGHTS.iter().any(|words| lower.contains(words)) => refused(
@@ -234,23 +291,32 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         ),
         400 if TOPIC.iter().any(|words| lower.contains(words)) => refused(
             Refusal::TopicUnavailable,
-            format!("this topic takes no messages ({code} {said}); open it again, or correct messageThreadId"),
+            format!(
+                "this topic takes no messages ({code} {said}); open it again, or correct messageThreadId"
+            ),
         ),
-        410 => {
-            refused(Refusal::Gone, format!("the Bot API is no longer there ({code} {said}); see --telegram-api-url"))
-        }
+        410 => refused(
+            Refusal::Gone,
+            format!("the Bot API is no longer there ({code} {said}); see --telegram-api-url"),
+        ),
         429 => Reply::Failed(Failure::Retry {
             message: format!("too many requests ({code} {said})"),
             after: parameters.retry_after.map(answer::seconds).or(header),
         }),
-        400 | 413 | 415 | 422 => {
-            refused(Refusal::Rejected, format!("the Bot API rejected the message ({code} {said})"))
-        }
+        400 | 413 | 415 | 422 => refused(
+            Refusal::Rejected,
+            format!("the Bot API rejected the message ({code} {said})"),
+        ),
         400..=499 if code != 408 => refused(
             Refusal::UnexpectedStatus,
-            format!("the Bot API answered with an unexpected status ({code} {said}); see --telegram-api-url"),
+            format!(
+                "the Bot API answered with an unexpected status ({code} {said}); see --telegram-api-url"
+            ),
         ),
-        200 => Reply::Failed(Failure::Retry { message: format!("no answer of a Bot API (200 {said})"), after: None }),
+        200 => Reply::Failed(Failure::Retry {
+            message: format!("no answer of a Bot API (200 {said})"),
+            after: None,
+        }),
         _ => Reply::Failed(Failure::Retry {
             message: format!("the Bot API is in trouble ({code} {said})"),
             after: parameters.retry_after.map(answer::seconds).or(header),

@@ -19,7 +19,8 @@ use super::raw_object::BoundedObject;
 use super::reconciler::is_replaced;
 
 /// Asks the apiserver to answer with the metadata alone.
-const METADATA: HeaderValue = HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+const METADATA: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
 /// written in the meantime is lost. What the object's status says and `status` does not goes. Gives the object as it then
@@ -27,9 +28,18 @@ const METADATA: HeaderValue = HeaderValue::from_static("application/json;as=Part
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn status<K>(api: &Api<K>, manager: &str, object: &K, status: &K::Status) -> kube::Result<K>
+pub async fn status<K>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    status: &K::Status,
+) -> kube::Result<K>
 where
-    K: Resource + HasStatus<Status: Serialize + DeserializeOwned> + Clone + Debug + DeserializeOwned,
+    K: Resource
+        + HasStatus<Status: Serialize + DeserializeOwned>
+        + Clone
+        + Debug
+        + DeserializeOwned,
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
     let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
@@ -37,18 +47,33 @@ where
     if status.is_object()
         && let Some(before) = object.status()
     {
-        take_away(&serde_json::to_value(before).map_err(kube::Error::SerdeError)?, &mut status);
+        take_away(
+            &serde_json::to_value(before).map_err(kube::Error::SerdeError)?,
+            &mut status,
+        );
     }
     let patch = json!({
         "metadata": { "uid": object.uid(), "resourceVersion": object.resource_version() },
         "status": status,
     });
-    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let parameters = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
     let request = Request::new(api.resource_url());
-    let request = request.patch_subresource("status", &object.name_any(), &parameters, &Patch::Merge(&patch));
+    let request = request.patch_subresource(
+        "status",
+        &object.name_any(),
+        &parameters,
+        &Patch::Merge(&patch),
+    );
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(ACCEPT, METADATA);
-    let written = api.clone().into_client().request::<PartialObjectMeta<K>>(request).await?;
+    let written = api
+        .clone()
+        .into_client()
+        .request::<PartialObjectMeta<K>>(request)
+        .await?;
     let mut object = with_metadata(object, written);
     *object.status_mut() = Some(stored);
     Ok(object)
@@ -64,7 +89,9 @@ fn with_metadata<K: Resource + Clone>(object: &K, written: PartialObjectMeta<K>)
 
 /// A merge patch (RFC 7386) leaves what it does not name: what `before` has and `after` has not is named, as null.
 fn take_away(before: &Value, after: &mut Value) {
-    let (Value::Object(before), Value::Object(after)) = (before, after) else { return };
+    let (Value::Object(before), Value::Object(after)) = (before, after) else {
+        return;
+    };
     for (key, before) in before {
         take_away(before, after.entry(key.clone()).or_insert(Value::Null));
     }
@@ -92,7 +119,12 @@ where
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn finalizers<K>(api: &Api<K>, manager: &str, object: &K, finalizers: &[&str]) -> kube::Result<K>
+pub async fn finalizers<K>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    finalizers: &[&str],
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -102,18 +134,25 @@ where
 
 /// Whether a namespace that is being deleted refuses to take anything new.
 pub fn is_terminating(said: &Status) -> bool {
-    said.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
+    said.details
+        .iter()
+        .flat_map(|details| &details.causes)
+        .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// Whether a field is to be changed that nobody can change.
 pub fn is_immutable(said: &Status) -> bool {
     let causes = said.details.iter().flat_map(|details| &details.causes);
-    said.code == 422 && causes.into_iter().any(|cause| cause.message.contains("field is immutable"))
+    said.code == 422
+        && causes
+            .into_iter()
+            .any(|cause| cause.message.contains("field is immutable"))
 }
 
 /// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
 pub fn is_denied(said: &Status) -> bool {
-    said.message.contains("denied the request") || said.message.contains("ValidatingAdmissionPolicy")
+    said.message.contains("denied the request")
+        || said.message.contains("ValidatingAdmissionPolicy")
 }
 
 /// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
@@ -150,14 +189,26 @@ pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
 ///
 /// # Errors
 /// What the apiserver answers, other than "already exists".
-pub async fn create<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<Option<K>>
+pub async fn create<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+) -> kube::Result<Option<K>>
 where
     K: Resource + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
-    match api.create(&parameters, &BoundedObject(object.clone())).await {
+    let parameters = PostParams {
+        field_manager: Some(manager.into()),
+        ..PostParams::default()
+    };
+    match api
+        .create(&parameters, &BoundedObject(object.clone()))
+        .await
+    {
         Ok(created) => Ok(Some(created.0)),
-        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(None),
+        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -166,13 +217,25 @@ where
 ///
 /// # Errors
 /// The apiserver's error, except "already exists", which only valid objects get.
-pub async fn try_create<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<()>
+pub async fn try_create<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+) -> kube::Result<()>
 where
     K: Resource + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let parameters = PostParams { dry_run: true, field_manager: Some(manager.into()) };
-    match api.create(&parameters, &BoundedObject(object.clone())).await {
-        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(()),
+    let parameters = PostParams {
+        dry_run: true,
+        field_manager: Some(manager.into()),
+    };
+    match api
+        .create(&parameters, &BoundedObject(object.clone()))
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
+            Ok(())
+        }
         answer => answer.map(drop),
     }
 }
@@ -186,7 +249,10 @@ pub async fn replace<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
+    let parameters = PostParams {
+        field_manager: Some(manager.into()),
+        ..PostParams::default()
+    };
     api.replace(&object.name_any(), &parameters, object).await
 }
 
@@ -213,16 +279,28 @@ where
     applied(api, manager, object, true).await
 }
 
-async fn applied<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K, dry_run: bool) -> kube::Result<K>
+async fn applied<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+    dry_run: bool,
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let parameters =
-        PatchParams { field_manager: Some(manager.into()), force: true, dry_run, ..PatchParams::default() };
+    let parameters = PatchParams {
+        field_manager: Some(manager.into()),
+        force: true,
+        dry_run,
+        ..PatchParams::default()
+    };
     let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
     whole["apiVersion"] = K::api_version(&()).into();
     whole["kind"] = K::kind(&()).into();
-    Ok(api.patch(&object.name_any(), &parameters, &Patch::Apply(&whole)).await?.0)
+    Ok(api
+        .patch(&object.name_any(), &parameters, &Patch::Apply(&whole))
+        .await?
+        .0)
 }
 
 /// Merges `patch` into the metadata of `object`: refused with 409 when the object has changed since. Gives the object as it
@@ -230,12 +308,23 @@ where
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn metadata<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
+pub async fn metadata<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+    patch: Value,
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
 {
-    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    Ok(api.patch(&object.name_any(), &parameters, &pinned(object, patch)).await?.0)
+    let parameters = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
+    Ok(api
+        .patch(&object.name_any(), &parameters, &pinned(object, patch))
+        .await?
+        .0)
 }
 
 /// The same for an object whose other fields the operator has: the apiserver answers with the metadata alone.
@@ -243,8 +332,13 @@ async fn own_metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) 
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    let written = api.patch_metadata(&object.name_any(), &parameters, &pinned(object, patch)).await?;
+    let parameters = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
+    let written = api
+        .patch_metadata(&object.name_any(), &parameters, &pinned(object, patch))
+        .await?;
     Ok(with_metadata(object, written))
 }
 
@@ -264,7 +358,10 @@ where
     K: Clone + Debug + DeserializeOwned,
 {
     let (uid, resource_version) = (object.uid(), object.resource_version());
-    let parameters = DeleteParams::background().preconditions(Preconditions { resource_version, uid });
+    let parameters = DeleteParams::background().preconditions(Preconditions {
+        resource_version,
+        uid,
+    });
     match api.delete(&object.name_any(), &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -291,7 +388,8 @@ mod tests {
     #[test]
     fn an_answer_about_the_object_is_told_from_one_that_passes() {
         let rejected = |code: u16, message: &str| {
-            let said = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
+            let said =
+                json!({ "status": "Failure", "message": message, "reason": "", "code": code });
             is_rejected(&serde_json::from_value(said).unwrap())
         };
         for code in [400, 403, 404, 413, 422] {
@@ -308,14 +406,23 @@ mod tests {
 
     #[test]
     fn a_write_without_an_answer_is_about_the_object_unless_the_apiserver_is_out() {
-        let hangs = || kube::Error::Service(Box::new(client::Refused::Timeout(std::time::Duration::from_secs(30))));
+        let hangs = || {
+            kube::Error::Service(Box::new(client::Refused::Timeout(
+                std::time::Duration::from_secs(30),
+            )))
+        };
         let late = json!({ "status": "Failure", "message": "Timeout: request did not complete", "reason": "Timeout", "code": 504 });
         let late = || kube::Error::Api(Box::new(serde_json::from_value(late.clone()).unwrap()));
         for error in [hangs(), late()] {
             assert_eq!(rejection(&error, false).unwrap().0, 504);
             assert_eq!(rejection(&error, true), None);
         }
-        assert!(rejection(&hangs(), false).unwrap().1.starts_with("the apiserver did not answer within 30s"));
+        assert!(
+            rejection(&hangs(), false)
+                .unwrap()
+                .1
+                .starts_with("the apiserver did not answer within 30s")
+        );
         let not_leading = kube::Error::Service(Box::new(client::Refused::NotLeading));
         assert_eq!(rejection(&not_leading, false), None);
     }
@@ -364,18 +471,27 @@ mod tests {
             json!({ "initialized": true, "ready": true, "migratedToChatId": -100 }),
             stands.clone(),
         ] {
-            let (service, mut apiserver) =
-                tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+            let (service, mut apiserver) = tower_test::mock::pair::<
+                http::Request<kube::client::Body>,
+                http::Response<kube::client::Body>,
+            >();
             let api: Api<ContactPoint> = Api::namespaced(Client::new(service, "n"), "n");
             let written = serde_json::from_value(computed.clone()).unwrap();
             let mut stored = object.clone();
             let answer = async {
                 let (request, answer) = apiserver.next_request().await.unwrap();
-                let patch: Value =
-                    serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes()).unwrap();
-                assert_eq!(patch["metadata"], json!({ "uid": "u", "resourceVersion": "7" }));
+                let patch: Value = serde_json::from_slice(
+                    &request.into_body().collect().await.unwrap().to_bytes(),
+                )
+                .unwrap();
+                assert_eq!(
+                    patch["metadata"],
+                    json!({ "uid": "u", "resourceVersion": "7" })
+                );
                 merge(&mut stored, patch);
-                answer.send_response(http::Response::new(serde_json::to_vec(&stored).unwrap().into()));
+                answer.send_response(http::Response::new(
+                    serde_json::to_vec(&stored).unwrap().into(),
+                ));
                 stored["status"].clone()
             };
             let (result, stored) = tokio::join!(status(&api, "m", &before, &written), answer);

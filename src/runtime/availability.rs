@@ -57,7 +57,9 @@ impl Availability {
     /// its success proves that the apiserver stores objects.
     pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
         if stores && let Some(code) = code {
-            self.0.last_write_failed.store(code >= 500, Ordering::Release);
+            self.0
+                .last_write_failed
+                .store(code >= 500, Ordering::Release);
         }
         if stores && code.is_some_and(|code| code < 300) {
             self.0.failed_writes.store(0, Ordering::Release);
@@ -83,7 +85,10 @@ impl Availability {
         }
         let count = |failed: u32| Some(failed.saturating_add(1));
         // The closure never returns `None`.
-        let _ = self.0.failed_writes.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
+        let _ = self
+            .0
+            .failed_writes
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
         self.0.suspected.notify_one();
     }
 
@@ -143,7 +148,9 @@ impl Availability {
             }
             let fails = self.0.failed_writes.load(Ordering::Acquire) >= FAILED_WRITES;
             if fails && !self.0.stores_nothing.swap(true, Ordering::AcqRel) {
-                warn!("apiserver stores no writes; will retry one object at a time until a write succeeds");
+                warn!(
+                    "apiserver stores no writes; will retry one object at a time until a write succeeds"
+                );
             }
             // A problem of some requests alone, such as an admission webhook's, raises the suspicion again and again.
             sleep(PROBE_PERIOD).await;
@@ -154,7 +161,9 @@ impl Availability {
 /// Probes the apiserver. A refusal is an answer.
 async fn answers(client: &Client) -> bool {
     for path in PROBES {
-        let Ok(request) = http::Request::get(path).body(Vec::new()) else { return false };
+        let Ok(request) = http::Request::get(path).body(Vec::new()) else {
+            return false;
+        };
         let answer = match timeout(PROBE_TIMEOUT, client.request_text(request)).await {
             Ok(Ok(_)) => true,
             Ok(Err(kube::Error::Api(status))) => status.code < 500 && status.code != 429,

@@ -19,7 +19,10 @@ impl Policy {
     /// not come back together: 1 s to 2 s at first where `min` is 1 s, and half of `max` to all of it in the end. None is
     /// shorter than `min` or longer than `max`.
     pub fn series(self) -> Series {
-        Series { policy: self, least: self.min }
+        Series {
+            policy: self,
+            least: self.min,
+        }
     }
 }
 
@@ -51,18 +54,27 @@ pub struct Backoffs<K> {
 impl<K: Clone + Eq + Hash> Backoffs<K> {
     /// No series yet.
     pub fn new(policy: Policy) -> Self {
-        Self { policy, series: Mutex::default() }
+        Self {
+            policy,
+            series: Mutex::default(),
+        }
     }
 
     /// How long to wait after this failure of `key`.
     pub fn next_delay(&self, key: &K) -> Duration {
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        series.entry(key.clone()).or_insert_with(|| self.policy.series()).next_delay()
+        series
+            .entry(key.clone())
+            .or_insert_with(|| self.policy.series())
+            .next_delay()
     }
 
     /// `key` is well again, or gone.
     pub fn reset(&self, key: &K) {
-        self.series.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.series
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
     }
 }
 
@@ -70,17 +82,37 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
 mod tests {
     use super::*;
 
-    const POLICY: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) };
+    const POLICY: Policy = Policy {
+        min: Duration::from_secs(1),
+        max: Duration::from_mins(5),
+    };
 
     #[test]
     fn delays_grow_to_the_longest_and_never_beyond() {
         let mut series = POLICY.series();
         let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
-        assert!(delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2, "{:?}", delays[0]);
-        assert!(delays[5] >= POLICY.min * 32 && delays[5] <= POLICY.min * 64, "{:?}", delays[5]);
-        assert!(delays.iter().all(|delay| *delay <= POLICY.max), "{delays:?}");
-        assert!(delays[10..].iter().all(|delay| *delay >= POLICY.max / 2), "{delays:?}");
-        assert!(delays[10..].windows(2).any(|pair| pair[0] != pair[1]), "the longest delays are drawn too");
+        assert!(
+            delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2,
+            "{:?}",
+            delays[0]
+        );
+        assert!(
+            delays[5] >= POLICY.min * 32 && delays[5] <= POLICY.min * 64,
+            "{:?}",
+            delays[5]
+        );
+        assert!(
+            delays.iter().all(|delay| *delay <= POLICY.max),
+            "{delays:?}"
+        );
+        assert!(
+            delays[10..].iter().all(|delay| *delay >= POLICY.max / 2),
+            "{delays:?}"
+        );
+        assert!(
+            delays[10..].windows(2).any(|pair| pair[0] != pair[1]),
+            "the longest delays are drawn too"
+        );
     }
 
     #[test]
@@ -88,7 +120,11 @@ mod tests {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {
             let mut series = Policy { min, max }.series();
-            assert!((0..9).map(|_| series.next_delay()).all(|delay| delay >= min && delay <= max));
+            assert!(
+                (0..9)
+                    .map(|_| series.next_delay())
+                    .all(|delay| delay >= min && delay <= max)
+            );
         }
     }
 

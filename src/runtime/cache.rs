@@ -66,9 +66,17 @@ where
         empty(&mut writer);
         let shards = shards
             .into_iter()
-            .map(|namespace| Shard { namespace, answer: Answer::NotYet, listed: HashSet::new() })
+            .map(|namespace| Shard {
+                namespace,
+                answer: Answer::NotYet,
+                listed: HashSet::new(),
+            })
             .collect();
-        Self { writer, store, shards }
+        Self {
+            writer,
+            store,
+            shards,
+        }
     }
 
     /// The objects.
@@ -78,7 +86,9 @@ where
 
     /// Whether every shard has been listed, as far as that is let in: one that is refused holds up no other.
     pub fn settled(&self) -> bool {
-        self.shards.iter().all(|shard| !matches!(shard.answer, Answer::NotYet))
+        self.shards
+            .iter()
+            .all(|shard| !matches!(shard.answer, Answer::NotYet))
     }
 
     /// The shards that may not be listed, and why.
@@ -124,7 +134,9 @@ where
                 Vec::new()
             }
             Event::InitApply(object) => {
-                self.shards[index].listed.insert(ObjectRef::from_obj(&object));
+                self.shards[index]
+                    .listed
+                    .insert(ObjectRef::from_obj(&object));
                 self.insert(object)
             }
             Event::InitDone => self.listed(index),
@@ -135,14 +147,22 @@ where
     fn insert(&mut self, mut object: K) -> Vec<Touched<K>> {
         strip(&mut object);
         let key = ObjectRef::from_obj(&object);
-        let replaced = self.store.get(&key).filter(|before| before.uid() != object.uid());
+        let replaced = self
+            .store
+            .get(&key)
+            .filter(|before| before.uid() != object.uid());
         self.writer.apply_watcher_event(&Event::Apply(object));
         let present = self.store.get(&key).map(Touched::Present);
-        replaced.map(Touched::Gone).into_iter().chain(present).collect()
+        replaced
+            .map(Touched::Gone)
+            .into_iter()
+            .chain(present)
+            .collect()
     }
 
     fn remove(&mut self, object: Arc<K>) -> Touched<K> {
-        self.writer.apply_watcher_event(&Event::Delete(object.as_ref().clone()));
+        self.writer
+            .apply_watcher_event(&Event::Delete(object.as_ref().clone()));
         Touched::Gone(object)
     }
 
@@ -159,7 +179,10 @@ where
             .filter(|object| namespace.is_none() || object.namespace() == namespace)
             .filter(|object| !listed.contains(&ObjectRef::from_obj(object.as_ref())))
             .collect();
-        missing.into_iter().map(|object| self.remove(object)).collect()
+        missing
+            .into_iter()
+            .map(|object| self.remove(object))
+            .collect()
     }
 }
 
@@ -184,17 +207,27 @@ pub fn strip(object: &mut impl ResourceExt) {
         }
     }
     if let Some(finalizers) = &mut metadata.finalizers
-        && finalizers.iter().map(|name| size_of::<String>() + name.len()).sum::<usize>() > MAX_FINALIZERS
+        && finalizers
+            .iter()
+            .map(|name| size_of::<String>() + name.len())
+            .sum::<usize>()
+            > MAX_FINALIZERS
     {
         // The apiserver also stores repetitions.
-        let own = OWN_FINALIZERS.iter().copied().filter(|own| finalizers.iter().any(|name| name == own));
+        let own = OWN_FINALIZERS
+            .iter()
+            .copied()
+            .filter(|own| finalizers.iter().any(|name| name == own));
         *finalizers = own.chain([REMOVED_FINALIZERS]).map(str::to_owned).collect();
     }
 }
 
 /// Returns whether `object` has all of its finalizers, because [`strip`] removed none.
 pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
-    object.finalizers().iter().all(|name| name != REMOVED_FINALIZERS)
+    object
+        .finalizers()
+        .iter()
+        .all(|name| name != REMOVED_FINALIZERS)
 }
 
 #[cfg(test)]
@@ -208,13 +241,24 @@ mod tests {
     use crate::registry;
 
     fn object(namespace: &str, name: &str) -> ConfigMap {
-        let metadata =
-            ObjectMeta { namespace: Some(namespace.into()), name: Some(name.into()), ..ObjectMeta::default() };
-        ConfigMap { metadata, ..ConfigMap::default() }
+        let metadata = ObjectMeta {
+            namespace: Some(namespace.into()),
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        };
+        ConfigMap {
+            metadata,
+            ..ConfigMap::default()
+        }
     }
 
     fn names(cache: &Cache<ConfigMap>) -> Vec<String> {
-        let mut names: Vec<_> = cache.store().state().iter().map(|object| object.name_any()).collect();
+        let mut names: Vec<_> = cache
+            .store()
+            .state()
+            .iter()
+            .map(|object| object.name_any())
+            .collect();
         names.sort();
         names
     }
@@ -224,8 +268,14 @@ mod tests {
         let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
         for (index, namespace) in ["a", "b"].into_iter().enumerate() {
             cache.apply(index, Event::Init);
-            cache.apply(index, Event::InitApply(object(namespace, &format!("{namespace}1"))));
-            cache.apply(index, Event::InitApply(object(namespace, &format!("{namespace}2"))));
+            cache.apply(
+                index,
+                Event::InitApply(object(namespace, &format!("{namespace}1"))),
+            );
+            cache.apply(
+                index,
+                Event::InitApply(object(namespace, &format!("{namespace}2"))),
+            );
             assert!(!cache.settled());
             cache.apply(index, Event::InitDone);
         }
@@ -248,7 +298,10 @@ mod tests {
         assert!(cache.settled());
         assert_eq!(cache.refused(), [(Some("b".into()), "no".into())].into());
         cache.apply(1, Event::Init);
-        assert!(cache.settled() && !cache.refused().is_empty(), "it is let in once it has been listed");
+        assert!(
+            cache.settled() && !cache.refused().is_empty(),
+            "it is let in once it has been listed"
+        );
         cache.apply(1, Event::InitApply(object("b", "b1")));
         cache.apply(1, Event::InitDone);
         assert!(cache.settled() && cache.refused().is_empty());
@@ -290,11 +343,20 @@ mod tests {
     fn an_object_that_was_made_again_unseen_is_gone_first() {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
-        assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))), ["+1"]);
+        assert_eq!(
+            said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+            ["+1"]
+        );
         cache.apply(0, Event::InitDone);
-        assert_eq!(said(&cache.apply(0, Event::Apply(with_uid("x", "1")))), ["+1"]);
+        assert_eq!(
+            said(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
+            ["+1"]
+        );
         cache.apply(0, Event::Init);
-        assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))), ["-1", "+2"]);
+        assert_eq!(
+            said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
+            ["-1", "+2"]
+        );
         assert!(cache.apply(0, Event::InitDone).is_empty());
     }
 
@@ -308,19 +370,44 @@ mod tests {
             (OLD_SPEC, large()),
         ];
         let mut object = object("a", "x");
-        object.metadata.annotations = Some(annotations.map(|(name, value)| (name.to_owned(), value)).into());
-        object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
-        object.metadata.labels = Some(
-            [("example.com/team", large()), ("quartermaster.dev/x", large())]
+        object.metadata.annotations = Some(
+            annotations
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),
         );
-        object.metadata.owner_references = Some(vec![OwnerReference { name: large(), ..OwnerReference::default() }]);
+        object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
+        object.metadata.labels = Some(
+            [
+                ("example.com/team", large()),
+                ("quartermaster.dev/x", large()),
+            ]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+        );
+        object.metadata.owner_references = Some(vec![OwnerReference {
+            name: large(),
+            ..OwnerReference::default()
+        }]);
         strip(&mut object);
-        let kept: Vec<_> = object.annotations().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(kept, [(OLD_SPEC, ""), ("quartermaster.dev/requested-at", "now")]);
-        let ObjectMeta { managed_fields, labels, owner_references, .. } = object.metadata;
-        assert_eq!((managed_fields, labels, owner_references), (None, None, None));
+        let kept: Vec<_> = object
+            .annotations()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            kept,
+            [(OLD_SPEC, ""), ("quartermaster.dev/requested-at", "now")]
+        );
+        let ObjectMeta {
+            managed_fields,
+            labels,
+            owner_references,
+            ..
+        } = object.metadata;
+        assert_eq!(
+            (managed_fields, labels, owner_references),
+            (None, None, None)
+        );
     }
 
     fn with_finalizers(names: impl IntoIterator<Item = String>) -> ConfigMap {
@@ -360,7 +447,10 @@ mod tests {
         store.wait_until_ready().await.unwrap();
         for _ in 0..2 {
             cache.apply(0, Event::Init);
-            assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))), ["+1"]);
+            assert_eq!(
+                said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+                ["+1"]
+            );
             cache.apply(0, Event::InitDone);
             assert!(cache.settled() && store.len() == 1);
             assert_eq!(said(&cache.clear()), ["-1"]);

@@ -118,7 +118,10 @@ pub struct Quirks<K> {
 
 impl<K> Default for Quirks<K> {
     fn default() -> Self {
-        Self { lost: |_, _| false, release: |_, _| () }
+        Self {
+            lost: |_, _| false,
+            release: |_, _| (),
+        }
     }
 }
 
@@ -152,11 +155,22 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             wake: Arc::new(wake),
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
-            drift: Drift::new(&manager.config.timings, writer.events.clone(), writer.corrected.clone(), writer.advice),
+            drift: Drift::new(
+                &manager.config.timings,
+                writer.events.clone(),
+                writer.corrected.clone(),
+                writer.advice,
+            ),
             unconfirmed: Pacer::new(manager.config.timings.confirmation_period),
         });
         let ours = manager.others.clone().labels(OWNER_UID);
-        manager.look(places, &ours, &children.wanted, &children, |BoundedObject(child)| child);
+        manager.look(
+            places,
+            &ours,
+            &children.wanted,
+            &children,
+            |BoundedObject(child)| child,
+        );
         children
     }
 
@@ -168,7 +182,10 @@ impl<K: ChildKind, S: Report> Children<K, S> {
 
     /// What is known of the child of this name that says it is of `owner`.
     pub fn report(&self, key: &Key, owner: &Key) -> Option<S> {
-        self.seen.known(key).filter(|known| known.owner.as_ref() == Some(owner)).map(|known| known.report)
+        self.seen
+            .known(key)
+            .filter(|known| known.owner.as_ref() == Some(owner))
+            .map(|known| known.report)
     }
 
     /// Waits until the children have been listed, as far as that is let in.
@@ -197,7 +214,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let key = Key::of(&desired);
         let there = match self.seen.look(&key, &digest) {
             Look::Fine => return Ok(()),
-            Look::Other if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) => return Ok(()),
+            Look::Other
+                if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) =>
+            {
+                return Ok(());
+            }
             Look::Unknown => !owner.is_fresh(),
             // That it goes may be long ago by now.
             Look::Going | Look::Other => true,
@@ -229,7 +250,13 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        self.created(owner, &key, &created, digest, &Self::project(&created, &content));
+                        self.created(
+                            owner,
+                            &key,
+                            &created,
+                            digest,
+                            &Self::project(&created, &content),
+                        );
                         return Ok(());
                     }
                     Ok(None) => {}
@@ -262,14 +289,19 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             }
             if claim == Claim::Ours
                 && let Some(message) = owner.contest()
-                && self.seen.matched(&key, &live.uid().unwrap_or_default()).is_none()
+                && self
+                    .seen
+                    .matched(&key, &live.uid().unwrap_or_default())
+                    .is_none()
             {
-                self.drift.resume(owner, &key, &what::<K>(&key), &digest, message);
+                self.drift
+                    .resume(owner, &key, &what::<K>(&key), &digest, message);
             }
             let observed = Self::project(&live, &content);
             let state = self.judge(&key, &live, &observed, &content, &digest);
             let lost = turn < TRIES && (self.quirks.lost)(&desired, &live);
-            if claim == Claim::Ours && state == State::Match && !lost && !self.drift.has_taken(&key) {
+            if claim == Claim::Ours && state == State::Match && !lost && !self.drift.has_taken(&key)
+            {
                 self.wrote(&key, &live, digest.clone(), &observed);
                 self.report_correction(owner, &key, &digest, before, &observed);
                 return Ok(());
@@ -284,15 +316,21 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             desired.meta_mut().uid = live.uid();
             // One that can never be as it is wanted is not claimed: it would go with its owner.
             if claim == Claim::HandedOver
-                && let Err(kube::Error::Api(said)) = apply::try_apply(&api, self.manager, &desired).await
+                && let Err(kube::Error::Api(said)) =
+                    apply::try_apply(&api, self.manager, &desired).await
                 && apply::is_immutable(&said)
             {
-                return Err(Trouble::Refused { what: what::<K>(&key), said });
+                return Err(Trouble::Refused {
+                    what: what::<K>(&key),
+                    said,
+                });
             }
             if has_drifted && before.is_none() {
                 before = Some((observed, managed(&live).to_vec()));
             }
-            let owned = self.own(&api, owner, &claim, live, whole, left, has_drifted).await?;
+            let owned = self
+                .own(&api, owner, &claim, live, whole, left, has_drifted)
+                .await?;
             match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
                 Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
                 Ok(applied) => {
@@ -302,14 +340,20 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     return Ok(());
                 }
                 Err(trouble) if turn < TRIES => {
-                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &trouble).await? else {
-                        if trouble.fields().is_some() && Self::has_changed(&api, &key, &owned).await? {
+                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &trouble).await?
+                    else {
+                        if trouble.fields().is_some()
+                            && Self::has_changed(&api, &key, &owned).await?
+                        {
                             continue;
                         }
                         return Err(trouble);
                     };
                     let entries = json!({ "managedFields": taken.entries });
-                    Self::sent(&key, apply::metadata(&api, self.manager, &owned, entries).await)?;
+                    Self::sent(
+                        &key,
+                        apply::metadata(&api, self.manager, &owned, entries).await,
+                    )?;
                     self.drift.took(&key, taken.taken);
                 }
                 Err(trouble) => return Err(trouble),
@@ -319,34 +363,62 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
-    async fn has_changed(api: &Api<BoundedObject<K>>, key: &Key, read: &K) -> Result<bool, Trouble> {
+    async fn has_changed(
+        api: &Api<BoundedObject<K>>,
+        key: &Key,
+        read: &K,
+    ) -> Result<bool, Trouble> {
         let newest = Self::sent(key, api.get_opt(&key.name).await)?;
         Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
     }
 
     /// Returns whether the child waits for its turn to be written, as far as is known without asking.
     fn waits(&self, owner: &Owner, key: &Key) -> bool {
-        self.seen.known(key).is_some_and(|known| self.unconfirmed.waits(key, &basis(owner, known.print)))
+        self.seen
+            .known(key)
+            .is_some_and(|known| self.unconfirmed.waits(key, &basis(owner, known.print)))
     }
 
     /// Returns whether a child without a confirmed state must wait for its turn to be written.
     fn must_wait(&self, owner: &Owner, key: &Key, live: &K) -> bool {
-        if self.seen.matched(key, &live.uid().unwrap_or_default()).is_some() {
+        if self
+            .seen
+            .matched(key, &live.uid().unwrap_or_default())
+            .is_some()
+        {
             return false;
         }
-        let (wake, of) = (Arc::clone(&self.wake), Key::new(owner.namespace(), owner.name()));
-        self.unconfirmed.must_wait(key, basis(owner, self.print(live)), move || wake(&of))
+        let (wake, of) = (
+            Arc::clone(&self.wake),
+            Key::new(owner.namespace(), owner.name()),
+        );
+        self.unconfirmed
+            .must_wait(key, basis(owner, self.print(live)), move || wake(&of))
     }
 
     /// Compares a live child with its desired state.
-    fn judge(&self, key: &Key, live: &K, observed: &Projection, content: &Value, digest: &str) -> State {
-        let before = self.seen.matched(key, &live.uid().unwrap_or_default()).filter(|it| it.desired == *digest);
+    fn judge(
+        &self,
+        key: &Key,
+        live: &K,
+        observed: &Projection,
+        content: &Value,
+        digest: &str,
+    ) -> State {
+        let before = self
+            .seen
+            .matched(key, &live.uid().unwrap_or_default())
+            .filter(|it| it.desired == *digest);
         let is_match = match &before {
             Some(matched) => matched.values == observed.digest(),
             None => fields::matches(&Self::content(live), content, managed(live), self.manager),
         };
         // A child that was written or confirmed in this form has drifted if it no longer matches.
-        let was_written = before.is_some() || live.annotations().get(APPLIED).is_some_and(|applied| applied == digest);
+        let was_written = before.is_some()
+            || live
+                .annotations()
+                .get(APPLIED)
+                .is_some_and(|applied| applied == digest);
         match (is_match, was_written) {
             (true, _) => State::Match,
             (false, true) => State::Drift,
@@ -373,21 +445,41 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             // otherwise have neither label nor consent.
             patch = owner.marks(live.meta());
         }
-        if *claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left) {
-            entries = Some(managed_fields::handed_over(managed(&live), self.manager, whole, left));
+        if *claim != Claim::Ours
+            || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left)
+        {
+            entries = Some(managed_fields::handed_over(
+                managed(&live),
+                self.manager,
+                whole,
+                left,
+            ));
         }
         if has_drifted {
             let now = entries.as_deref().unwrap_or_else(|| managed(&live));
-            let matched = self.seen.matched(&Key::of(&live), &live.uid().unwrap_or_default());
+            let matched = self
+                .seen
+                .matched(&Key::of(&live), &live.uid().unwrap_or_default());
             let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
-            let renumbered = managed_fields::renumbered(now, self.manager, &Self::content(&live), whole, is_alone);
+            let renumbered = managed_fields::renumbered(
+                now,
+                self.manager,
+                &Self::content(&live),
+                whole,
+                is_alone,
+            );
             if let Some(taken) = managed_fields::taken(now, self.manager, &renumbered) {
                 entries = Some(taken.entries);
             }
         }
-        let Some(entries) = entries else { return Ok(live) };
+        let Some(entries) = entries else {
+            return Ok(live);
+        };
         patch["managedFields"] = json!(entries);
-        Self::sent(&Key::of(&live), apply::metadata(api, self.manager, &live, patch).await)
+        Self::sent(
+            &Key::of(&live),
+            apply::metadata(api, self.manager, &live, patch).await,
+        )
     }
 
     /// Returns the fields of other managers that the apiserver refuses beside the desired state; none if it refuses the
@@ -400,11 +492,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         whole: &Value,
         trouble: &Trouble,
     ) -> Result<Option<managed_fields::Transfer>, Trouble> {
-        let Some(refused) = trouble.fields() else { return Ok(None) };
+        let Some(refused) = trouble.fields() else {
+            return Ok(None);
+        };
         let object = Self::content(live);
-        let rivals = |field: &String| managed_fields::rivals(managed(live), self.manager, &object, whole, field);
+        let rivals = |field: &String| {
+            managed_fields::rivals(managed(live), self.manager, &object, whole, field)
+        };
         let rivals = refused.iter().flat_map(rivals).collect();
-        let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else { return Ok(None) };
+        let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else {
+            return Ok(None);
+        };
         let key = Key::of(desired);
         let mut alone = desired.clone();
         alone.meta_mut().uid = None;
@@ -417,7 +515,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
             }
             // Quota is checked after validation, so the object alone is valid.
-            Err(Trouble::Refused { said, .. }) if said.message.contains("exceeded quota") => Ok(Some(taken)),
+            Err(Trouble::Refused { said, .. }) if said.message.contains("exceeded quota") => {
+                Ok(Some(taken))
+            }
             // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
             Err(Trouble::Refused { .. }) => Ok(None),
             Err(trouble) => Err(trouble),
@@ -432,12 +532,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
         after: &Projection,
     ) {
-        let TakenFields { fields: taken, mut managers } = self.drift.take_taken(key);
+        let TakenFields {
+            fields: taken,
+            mut managers,
+        } = self.drift.take_taken(key);
         let mut changed = Vec::new();
         let mut observed = Projection::default();
         if let Some((values, managed)) = before {
             changed = values.differences(after);
-            managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
+            managers.extend(
+                managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned),
+            );
             observed = values;
         }
         changed.extend(taken);
@@ -446,7 +551,13 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.drift.corrected(
             owner,
             key,
-            &Correction { what: &what::<K>(key), fields: &changed, before: &observed, manager, digest },
+            &Correction {
+                what: &what::<K>(key),
+                fields: &changed,
+                before: &observed,
+                manager,
+                digest,
+            },
         );
     }
 
@@ -470,7 +581,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// When it is there and could not be deleted.
-    pub async fn remove<O: ChildKind>(&self, owner: &Owner, key: &Key, owners: &Owners<O>) -> Result<bool, Trouble> {
+    pub async fn remove<O: ChildKind>(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        owners: &Owners<O>,
+    ) -> Result<bool, Trouble> {
         self.drift.forget(key);
         self.unconfirmed.forget(key);
         self.seen.take_lost(key);
@@ -485,8 +601,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let claimed = live.map(|BoundedObject(live)| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
-        let Some((claim, live)) = claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored)) else {
+        let claimed = live
+            .map(|BoundedObject(live)| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
+        let Some((claim, live)) =
+            claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored))
+        else {
             self.seen.absent(key);
             return Ok(false);
         };
@@ -520,7 +639,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             Ok(value)
         };
         let digest = short_digest(value(desired)?.to_string());
-        desired.annotations_mut().insert(APPLIED.into(), digest.clone());
+        desired
+            .annotations_mut()
+            .insert(APPLIED.into(), digest.clone());
         Ok((value(desired)?, digest))
     }
 
@@ -540,7 +661,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.unconfirmed.forget(key);
         let known = self.known(object);
         let owner = known.owner.clone();
-        let matched = Match { desired, values: values.digest(), has_foreign_ports: values.has_foreign_ports() };
+        let matched = Match {
+            desired,
+            values: values.digest(),
+            has_foreign_ports: values.has_foreign_ports(),
+        };
         if !self.seen.wrote(key, known, matched) {
             self.tell(owner);
         }
@@ -564,10 +689,13 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             annotations.retain(|name, _| name.starts_with(OURS));
         }
         if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
-            labels.retain(|name, _| managed_fields::may_be_ours(managed(object), self.manager, name));
+            labels
+                .retain(|name, _| managed_fields::may_be_ours(managed(object), self.manager, name));
         }
         if let Some(metadata) = content["metadata"].as_object_mut() {
-            metadata.retain(|name, value| name != "finalizers" && value.as_object().is_none_or(|it| !it.is_empty()));
+            metadata.retain(|name, value| {
+                name != "finalizers" && value.as_object().is_none_or(|it| !it.is_empty())
+            });
         }
         let mut hash = DefaultHasher::new();
         content.to_string().hash(&mut hash);
@@ -598,7 +726,11 @@ enum State {
 }
 
 fn basis(owner: &Owner, print: u64) -> Basis {
-    Basis { print, generation: owner.generation(), requested: owner.requested().map(str::to_owned) }
+    Basis {
+        print,
+        generation: owner.generation(),
+        requested: owner.requested().map(str::to_owned),
+    }
 }
 
 fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
@@ -615,11 +747,17 @@ impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {
     }
 
     fn gone(&self, _: &ResourceName, object: K) {
-        self.tell(self.seen.gone(&Key::of(&object), &object.uid().unwrap_or_default()));
+        self.tell(
+            self.seen
+                .gone(&Key::of(&object), &object.uid().unwrap_or_default()),
+        );
     }
 
     fn listed(&self, _: &ResourceName, shard: Option<&str>) {
-        self.seen.listed(shard).into_iter().for_each(|owner| self.tell(Some(owner)));
+        self.seen
+            .listed(shard)
+            .into_iter()
+            .for_each(|owner| self.tell(Some(owner)));
     }
 
     fn stands(&self, _: &ResourceName, _: Option<&str>) {}
@@ -634,7 +772,11 @@ impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {
 /// `deployments.apps`, as kubectl takes it.
 fn resource<K: Resource<DynamicType = ()>>() -> String {
     let (plural, group) = (K::plural(&()), K::group(&()));
-    if group.is_empty() { plural.into_owned() } else { format!("{plural}.{group}") }
+    if group.is_empty() {
+        plural.into_owned()
+    } else {
+        format!("{plural}.{group}")
+    }
 }
 
 /// `Deployment shop/web`.

@@ -61,8 +61,12 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
 
 /// Returns the message of a request that the apiserver did not answer in time.
 pub fn timed_out(error: &kube::Error) -> Option<String> {
-    let kube::Error::Service(inner) = error else { return None };
-    let refused = inner.downcast_ref().filter(|refused| matches!(refused, Refused::Timeout(_)))?;
+    let kube::Error::Service(inner) = error else {
+        return None;
+    };
+    let refused = inner
+        .downcast_ref()
+        .filter(|refused| matches!(refused, Refused::Timeout(_)))?;
     Some(refused.to_string())
 }
 
@@ -88,8 +92,13 @@ pub fn main(
 ) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
     let server = Server::of(&config.cluster_url);
-    let gate =
-        Gate { fence: Some(fence), availability: Some(availability), metrics, timeout: timings.api_timeout, server };
+    let gate = Gate {
+        fence: Some(fence),
+        availability: Some(availability),
+        metrics,
+        timeout: timings.api_timeout,
+        server,
+    };
     Ok(pages::bounded(build(config, &gate)?))
 }
 
@@ -100,7 +109,13 @@ pub fn main(
 /// As [`main`].
 pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
     let server = Server::of(&config.cluster_url);
-    let gate = Gate { fence: None, availability: None, metrics, timeout: UNFENCED_TIMEOUT, server };
+    let gate = Gate {
+        fence: None,
+        availability: None,
+        metrics,
+        timeout: UNFENCED_TIMEOUT,
+        server,
+    };
     build(silent_for(config, UNFENCED_TIMEOUT), &gate)
 }
 
@@ -116,14 +131,24 @@ pub fn of_people(config: Config) -> kube::Result<Client> {
         while let Some(cause) = first.source() {
             first = cause;
         }
-        Refused::Unanswered { url: url.clone(), why: first.to_string() }.into()
+        Refused::Unanswered {
+            url: url.clone(),
+            why: first.to_string(),
+        }
+        .into()
     });
     let builder = ClientBuilder::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))?;
-    Ok(builder.with_layer(&nesting::layer()).with_layer(&unanswered).build())
+    Ok(builder
+        .with_layer(&nesting::layer())
+        .with_layer(&unanswered)
+        .build())
 }
 
 fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(ours(config))?.with_layer(&nesting::layer()).with_layer(gate).build())
+    Ok(ClientBuilder::try_from(ours(config))?
+        .with_layer(&nesting::layer())
+        .with_layer(gate)
+        .build())
 }
 
 /// Gives a connection up that is silent for so long.
@@ -140,7 +165,10 @@ fn ours(mut config: Config) -> Config {
     // Or else a pooled connection's idle time counts as time that the server took to answer.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
-    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
+    config.headers.push((
+        USER_AGENT,
+        HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION"))),
+    ));
     config
 }
 
@@ -151,19 +179,29 @@ fn ours(mut config: Config) -> Config {
 /// When the apiserver cannot be asked.
 pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
     let version = client.apiserver_version().await?;
-    debug!(server = version.git_version, client = VERSION, "asked the apiserver for its version");
+    debug!(
+        server = version.git_version,
+        client = VERSION,
+        "asked the apiserver for its version"
+    );
     Ok(at_least_1_34(&version.major, &version.minor))
 }
 
 fn at_least_1_34(major: &str, minor: &str) -> bool {
     // Some vendors write "34+".
-    let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().unwrap_or(0);
+    let number = |text: &str| {
+        text.trim_end_matches(|c: char| !c.is_ascii_digit())
+            .parse::<u32>()
+            .unwrap_or(0)
+    };
     (number(major), number(minor)) >= (1, 34)
 }
 
 /// Parses `Retry-After` as the apiserver writes it, in seconds.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    Some(availability::pause(headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?))
+    Some(availability::pause(
+        headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?,
+    ))
 }
 
 /// Returns whether the success of a request proves that the apiserver stores objects. A dry run and a review store nothing,
@@ -172,7 +210,8 @@ fn stores(method: &Method, uri: &Uri) -> bool {
     let is_reviewed = uri.path().starts_with("/apis/authorization.k8s.io/");
     let is_event = uri.path().split('/').any(|segment| segment == "events");
     let is_dry_run = uri.query().is_some_and(|query| query.contains("dryRun="));
-    matches!(*method, Method::POST | Method::PUT | Method::PATCH) && !(is_reviewed || is_event || is_dry_run)
+    matches!(*method, Method::POST | Method::PUT | Method::PATCH)
+        && !(is_reviewed || is_event || is_dry_run)
 }
 
 /// What each request passes: the fence, the count, the timeout.
@@ -189,7 +228,10 @@ impl<S> Layer<S> for Gate {
     type Service = Gated<S>;
 
     fn layer(&self, inner: S) -> Gated<S> {
-        Gated { gate: self.clone(), inner }
+        Gated {
+            gate: self.clone(),
+            inner,
+        }
     }
 }
 
@@ -237,17 +279,28 @@ where
                 Ok(result) => result,
                 Err(_) => Err(Refused::Timeout(gate.timeout).into()),
             };
-            let code = result.as_ref().ok().map(|response| response.status().as_u16());
+            let code = result
+                .as_ref()
+                .ok()
+                .map(|response| response.status().as_u16());
             // A write that the fence blocked says nothing about the apiserver.
             let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
-            if let Some(availability) = gate.availability.as_ref().filter(|_| code.is_some() || !held_back) {
+            if let Some(availability) = gate
+                .availability
+                .as_ref()
+                .filter(|_| code.is_some() || !held_back)
+            {
                 availability.answered(
                     stores,
                     code,
-                    result.as_ref().ok().and_then(|response| retry_after(response.headers())),
+                    result
+                        .as_ref()
+                        .ok()
+                        .and_then(|response| retry_after(response.headers())),
                 );
             }
-            gate.metrics.api_request(gate.server.host(), method.as_str(), code);
+            gate.metrics
+                .api_request(gate.server.host(), method.as_str(), code);
             traces::answered(&asked, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
             debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
@@ -276,14 +329,33 @@ mod tests {
 
     #[rstest]
     #[case::create("POST", "/apis/apps/v1/namespaces/a/deployments", true)]
-    #[case::apply("PATCH", "/api/v1/namespaces/a/services/b?fieldManager=c&force=true", true)]
+    #[case::apply(
+        "PATCH",
+        "/api/v1/namespaces/a/services/b?fieldManager=c&force=true",
+        true
+    )]
     #[case::read("GET", "/api/v1/namespaces/a/services/b", false)]
     #[case::delete("DELETE", "/api/v1/namespaces/a/services/b", false)]
     #[case::event("POST", "/apis/events.k8s.io/v1/namespaces/a/events", false)]
-    #[case::dry_run("PATCH", "/api/v1/namespaces/a/services/b?dryRun=All&force=true", false)]
-    #[case::review("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", false)]
-    fn success_proves_that_objects_are_stored(#[case] method: &str, #[case] uri: &str, #[case] proves: bool) {
-        assert_eq!(stores(&method.parse().unwrap(), &uri.parse().unwrap()), proves);
+    #[case::dry_run(
+        "PATCH",
+        "/api/v1/namespaces/a/services/b?dryRun=All&force=true",
+        false
+    )]
+    #[case::review(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        false
+    )]
+    fn success_proves_that_objects_are_stored(
+        #[case] method: &str,
+        #[case] uri: &str,
+        #[case] proves: bool,
+    ) {
+        assert_eq!(
+            stores(&method.parse().unwrap(), &uri.parse().unwrap()),
+            proves
+        );
     }
 
     fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
@@ -300,10 +372,12 @@ mod tests {
     fn client(gate: &Gate) -> (Client, Arc<AtomicUsize>) {
         let reached = Arc::new(AtomicUsize::new(0));
         let count = reached.clone();
-        let server = service_fn(move |_: Request<Body>| -> Ready<Result<Response<Body>, BoxError>> {
-            count.fetch_add(1, Ordering::Relaxed);
-            ready(Ok(Response::new(Body::from(OBJECT.as_bytes().to_vec()))))
-        });
+        let server = service_fn(
+            move |_: Request<Body>| -> Ready<Result<Response<Body>, BoxError>> {
+                count.fetch_add(1, Ordering::Relaxed);
+                ready(Ok(Response::new(Body::from(OBJECT.as_bytes().to_vec()))))
+            },
+        );
         (Client::new(gate.layer(server), "default"), reached)
     }
 
@@ -312,17 +386,30 @@ mod tests {
         let (fence, metrics) = (Fence::shut(), Metrics::new());
         let (client, reached) = client(&gate(&fence, &metrics));
         let api: Api<ConfigMap> = Api::default_namespaced(client);
-        let (post, patch, delete) = (PostParams::default(), PatchParams::default(), DeleteParams::default());
+        let (post, patch, delete) = (
+            PostParams::default(),
+            PatchParams::default(),
+            DeleteParams::default(),
+        );
         let merge = Patch::Merge(serde_json::json!({}));
         let refused = [
-            api.create(&post, &ConfigMap::default()).await.map(drop).unwrap_err(),
-            api.replace("x", &post, &ConfigMap::default()).await.map(drop).unwrap_err(),
+            api.create(&post, &ConfigMap::default())
+                .await
+                .map(drop)
+                .unwrap_err(),
+            api.replace("x", &post, &ConfigMap::default())
+                .await
+                .map(drop)
+                .unwrap_err(),
             api.patch("x", &patch, &merge).await.map(drop).unwrap_err(),
             api.delete("x", &delete).await.map(drop).unwrap_err(),
         ];
         for error in refused {
             assert!(is_not_leading(&error), "{error:?}");
-            assert!(error.to_string().contains("does not hold the lease"), "{error}");
+            assert!(
+                error.to_string().contains("does not hold the lease"),
+                "{error}"
+            );
         }
         assert_eq!(reached.load(Ordering::Relaxed), 0);
         api.get("x").await.unwrap();
@@ -331,7 +418,9 @@ mod tests {
         fence.renewed(Instant::now(), Duration::from_secs(6));
         api.patch("x", &patch, &merge).await.unwrap();
         tokio::time::advance(Duration::from_secs(6)).await;
-        assert!(is_not_leading(&api.patch("x", &patch, &merge).await.unwrap_err()));
+        assert!(is_not_leading(
+            &api.patch("x", &patch, &merge).await.unwrap_err()
+        ));
         assert_eq!(reached.load(Ordering::Relaxed), 2);
     }
 
@@ -351,7 +440,10 @@ mod tests {
         });
         let client = Client::new(gate(&fence, &Metrics::new()).layer(server), "default");
         let api: Api<ConfigMap> = Api::default_namespaced(client);
-        let error = api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        let error = api
+            .create(&PostParams::default(), &ConfigMap::default())
+            .await
+            .unwrap_err();
         assert!(is_not_leading(&error), "{error:?}");
         assert_eq!(sent.load(Ordering::Relaxed), 0);
     }
@@ -361,8 +453,14 @@ mod tests {
         let metrics = Metrics::new();
         let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
         let client = Client::new(gate(&Fence::open(), &metrics).layer(server), "default");
-        let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
-        assert!(error.to_string().contains("did not answer within 30s"), "{error}");
+        let error = Api::<ConfigMap>::default_namespaced(client)
+            .get("x")
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("did not answer within 30s"),
+            "{error}"
+        );
         let line = "rest_client_requests_total{code=\"<error>\",method=\"GET\",host=\"api:443\"} 1";
         assert!(metrics.encode().contains(line), "{}", metrics.encode());
     }
@@ -374,7 +472,9 @@ mod tests {
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         api.get("x").await.unwrap();
         api.get("x").await.unwrap();
-        api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap();
+        api.create(&PostParams::default(), &ConfigMap::default())
+            .await
+            .unwrap();
         let text = metrics.encode();
         for line in [
             "rest_client_requests_total{code=\"200\",method=\"GET\",host=\"api:443\"} 2",
@@ -386,13 +486,25 @@ mod tests {
 
     #[tokio::test]
     async fn people_are_told_which_server_could_not_be_asked() {
-        let shut = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let client = of_people(Config::new(format!("http://me:hunter2@{shut}").parse().unwrap())).unwrap();
-        let kube::Error::Service(error) = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err()
+        let shut = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let client = of_people(Config::new(
+            format!("http://me:hunter2@{shut}").parse().unwrap(),
+        ))
+        .unwrap();
+        let kube::Error::Service(error) = Api::<ConfigMap>::default_namespaced(client)
+            .get("x")
+            .await
+            .unwrap_err()
         else {
             panic!()
         };
-        assert_eq!(causes(&*error), format!("http://{shut} could not be asked: Connection refused (os error 111)"));
+        assert_eq!(
+            causes(&*error),
+            format!("http://{shut} could not be asked: Connection refused (os error 111)")
+        );
     }
 
     /// Over a socket, because kube's own layers lie below ours.
@@ -403,18 +515,32 @@ mod tests {
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
         let log = seen.clone();
         let answer = move |headers: HeaderMap| {
-            log.lock().unwrap().push(headers[USER_AGENT].to_str().unwrap().to_owned());
+            log.lock()
+                .unwrap()
+                .push(headers[USER_AGENT].to_str().unwrap().to_owned());
             ready(StatusCode::SERVICE_UNAVAILABLE)
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        let server =
+            tokio::spawn(
+                async move { axum::serve(listener, Router::new().fallback(answer)).await },
+            );
         let config = || Config::new(url.parse().unwrap());
-        let main =
-            super::main(config(), Fence::open(), Availability::default(), Metrics::new(), &Timings::default()).unwrap();
+        let main = super::main(
+            config(),
+            Fence::open(),
+            Availability::default(),
+            Metrics::new(),
+            &Timings::default(),
+        )
+        .unwrap();
         let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
         for client in [main, unfenced, of_people(config()).unwrap()] {
-            Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
+            Api::<ConfigMap>::default_namespaced(client)
+                .get("x")
+                .await
+                .unwrap_err();
         }
         server.abort();
         let expected = format!("quartermaster/{VERSION}");

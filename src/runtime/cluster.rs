@@ -15,8 +15,12 @@ pub async fn current() -> anyhow::Result<Config> {
     if let Some(kubeconfig) = some_of_several()? {
         return of(kubeconfig).await;
     }
-    let config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
-    direct(config, || Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)))
+    let config = Config::infer()
+        .await
+        .context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    direct(config, || {
+        Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig))
+    })
 }
 
 /// The kubeconfig that kubectl would read.
@@ -33,11 +37,14 @@ pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
 /// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
 fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
     let list = env::var_os("KUBECONFIG").unwrap_or_default();
-    let (there, missing): (Vec<_>, Vec<_>) = env::split_paths(&list).partition(|path| path.exists());
+    let (there, missing): (Vec<_>, Vec<_>) =
+        env::split_paths(&list).partition(|path| path.exists());
     if there.is_empty() || missing.is_empty() {
         return Ok(None);
     }
-    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| all.merge(Kubeconfig::read_from(path)?));
+    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| {
+        all.merge(Kubeconfig::read_from(path)?)
+    });
     Ok(Some(merged.context("$KUBECONFIG")?))
 }
 
@@ -67,11 +74,21 @@ fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::R
 /// Whether the cluster of the current context has a `proxy-url` of its own.
 fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
     let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|named| Some(&*named.name) == current);
-    let name = context.and_then(|named| named.context.as_ref()).map(|context| &context.cluster);
-    let cluster = kubeconfig.clusters.iter().find(|named| Some(&named.name) == name);
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|named| Some(&*named.name) == current);
+    let name = context
+        .and_then(|named| named.context.as_ref())
+        .map(|context| &context.cluster);
+    let cluster = kubeconfig
+        .clusters
+        .iter()
+        .find(|named| Some(&named.name) == name);
     let cluster = cluster.and_then(|named| named.cluster.as_ref());
-    cluster.and_then(|cluster| cluster.proxy_url.as_deref()).is_some_and(|url| !url.is_empty())
+    cluster
+        .and_then(|cluster| cluster.proxy_url.as_deref())
+        .is_some_and(|url| !url.is_empty())
 }
 
 /// An apiserver, as metrics and traces name it: its URL may also hold a password.
@@ -90,9 +107,18 @@ impl Server {
     pub fn of(url: &Uri) -> Self {
         let scheme = url.scheme_str().unwrap_or("https");
         let host = url.host().unwrap_or_default();
-        let port = url.port_u16().unwrap_or(if scheme == "http" { 80 } else { 443 });
-        let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Self { url: format!("{scheme}://{host}:{port}"), address, port }
+        let port = url
+            .port_u16()
+            .unwrap_or(if scheme == "http" { 80 } else { 443 });
+        let address = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        Self {
+            url: format!("{scheme}://{host}:{port}"),
+            address,
+            port,
+        }
     }
 
     /// `HOST:PORT`.
@@ -111,11 +137,28 @@ mod tests {
 
     #[rstest]
     #[case("https://10.96.0.1:443", "https://10.96.0.1:443", "10.96.0.1", 443)]
-    #[case("https://jane:hunter2@api.example/k8s", "https://api.example:443", "api.example", 443)]
+    #[case(
+        "https://jane:hunter2@api.example/k8s",
+        "https://api.example:443",
+        "api.example",
+        443
+    )]
     #[case("http://[::1]:8001", "http://[::1]:8001", "::1", 8001)]
-    fn who_asks_is_no_part_of_where(#[case] given: &str, #[case] url: &str, #[case] address: &str, #[case] port: u16) {
+    fn who_asks_is_no_part_of_where(
+        #[case] given: &str,
+        #[case] url: &str,
+        #[case] address: &str,
+        #[case] port: u16,
+    ) {
         let server = Server::of(&given.parse().unwrap());
-        assert_eq!(server, Server { url: url.into(), address: address.into(), port });
+        assert_eq!(
+            server,
+            Server {
+                url: url.into(),
+                address: address.into(),
+                port
+            }
+        );
         assert!(url.ends_with(server.host()));
     }
 
@@ -134,6 +177,9 @@ clusters:
 - {{ name: ours, cluster: {{ server: 'https://a', {proxy} }} }}
 "
         );
-        assert_eq!(names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()), expected);
+        assert_eq!(
+            names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()),
+            expected
+        );
     }
 }

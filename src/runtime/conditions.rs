@@ -19,7 +19,9 @@ pub fn set(
 ) {
     let status = if well { "True" } else { "False" };
     let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
-    let existing = conditions.iter_mut().find(|condition| condition.type_ == type_);
+    let existing = conditions
+        .iter_mut()
+        .find(|condition| condition.type_ == type_);
     let since = match &existing {
         Some(condition) if condition.status == status => condition.last_transition_time.clone(),
         _ => now,
@@ -47,7 +49,8 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
 pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     let (then, now) = (get(before, type_), get(now, type_)?);
     let said = |then: &Condition| then.message == now.message || now.status == "True";
-    then.is_none_or(|then| then.reason != now.reason || !said(then)).then_some(now)
+    then.is_none_or(|then| then.reason != now.reason || !said(then))
+        .then_some(now)
 }
 
 #[cfg(test)]
@@ -64,13 +67,43 @@ mod tests {
     #[test]
     fn the_transition_time_moves_with_the_status_only() {
         let mut conditions = Vec::new();
-        set(&mut conditions, READY, false, "SecretNotFound", "no", 1, at("2026-01-01T00:00:00Z"));
-        set(&mut conditions, READY, false, "Unauthorized", "still no", 2, at("2026-01-01T00:00:05Z"));
+        set(
+            &mut conditions,
+            READY,
+            false,
+            "SecretNotFound",
+            "no",
+            1,
+            at("2026-01-01T00:00:00Z"),
+        );
+        set(
+            &mut conditions,
+            READY,
+            false,
+            "Unauthorized",
+            "still no",
+            2,
+            at("2026-01-01T00:00:05Z"),
+        );
         let condition = get(&conditions, READY).unwrap();
         assert_eq!(condition.last_transition_time, at("2026-01-01T00:00:00Z"));
-        assert_eq!((condition.reason.as_str(), condition.observed_generation), ("Unauthorized", Some(2)));
-        set(&mut conditions, READY, true, "Ready", "", 2, at("2026-01-01T00:00:09Z"));
-        assert_eq!(get(&conditions, READY).unwrap().last_transition_time, at("2026-01-01T00:00:09Z"));
+        assert_eq!(
+            (condition.reason.as_str(), condition.observed_generation),
+            ("Unauthorized", Some(2))
+        );
+        set(
+            &mut conditions,
+            READY,
+            true,
+            "Ready",
+            "",
+            2,
+            at("2026-01-01T00:00:09Z"),
+        );
+        assert_eq!(
+            get(&conditions, READY).unwrap().last_transition_time,
+            at("2026-01-01T00:00:09Z")
+        );
         assert_eq!(conditions.len(), 1);
     }
 
@@ -90,11 +123,22 @@ mod tests {
         let conditions = |said: Option<Said>| {
             let mut conditions = Vec::new();
             if let Some((type_, well, reason, message)) = said {
-                set(&mut conditions, type_, well, reason, message, 1, at("2026-01-01T00:00:00Z"));
+                set(
+                    &mut conditions,
+                    type_,
+                    well,
+                    reason,
+                    message,
+                    1,
+                    at("2026-01-01T00:00:00Z"),
+                );
             }
             conditions
         };
         let now = conditions(Some(now));
-        assert_eq!(news(&conditions(before), &now, READY), now.first().filter(|_| told));
+        assert_eq!(
+            news(&conditions(before), &now, READY),
+            now.first().filter(|_| told)
+        );
     }
 }

@@ -34,11 +34,17 @@ pub fn follow(
     kind: &Kind,
     watches: &watcher::Config,
     metrics: &Metrics,
-) -> (watch::Receiver<Option<Presence>>, impl Future<Output = ()> + Send + use<>) {
+) -> (
+    watch::Receiver<Option<Presence>>,
+    impl Future<Output = ()> + Send + use<>,
+) {
     let (sender, receiver) = watch::channel(None);
     let (name, ours) = (kind.crd_name(), kind.schema());
     let config = watches.clone().fields(&format!("metadata.name={name}"));
-    let counted = metrics.watch("customresourcedefinitions.apiextensions.k8s.io", Purpose::Own);
+    let counted = metrics.watch(
+        "customresourcedefinitions.apiextensions.k8s.io",
+        Purpose::Own,
+    );
     let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
         let mut told = std::pin::pin!(watching::watch(api, config, counted));
@@ -58,7 +64,11 @@ pub fn follow(
                 Told::Shown(Event::Delete(_)) => missing(&name),
                 Told::Stands => continue,
                 Told::Failed(error) => {
-                    warn!(crd = name, error = &error as &dyn std::error::Error, "the CRD's watch failed; it goes on");
+                    warn!(
+                        crd = name,
+                        error = &error as &dyn std::error::Error,
+                        "the CRD's watch failed; it goes on"
+                    );
                     continue;
                 }
             };
@@ -76,7 +86,11 @@ fn missing(name: &str) -> Presence {
     Presence::Absent(format!("CRD {name} is not installed"))
 }
 
-fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
+fn judge(
+    name: &str,
+    crd: &PartialObjectMeta<CustomResourceDefinition>,
+    ours: &SchemaMark,
+) -> Presence {
     match unlike(crd, ours) {
         Some(what) => Presence::Absent(format!("CRD {name} {what} ({REPLACE})")),
         None => Presence::Present,
@@ -85,10 +99,21 @@ fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &S
 
 /// Why a program of the schema `ours` cannot work under this CRD, if it cannot. An older one prunes our fields without a word; so
 /// does one that is not ours. A newer one keeps them.
-pub fn unlike(crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Option<String> {
+pub fn unlike(
+    crd: &PartialObjectMeta<CustomResourceDefinition>,
+    ours: &SchemaMark,
+) -> Option<String> {
     match crd.annotations().get(SCHEMA) {
-        Some(theirs) if theirs.parse().is_ok_and(|theirs: SchemaMark| theirs.keeps(ours)) => None,
-        Some(theirs) => Some(format!("has schema {theirs}, not {ours}: install this version's CRDs")),
+        Some(theirs)
+            if theirs
+                .parse()
+                .is_ok_and(|theirs: SchemaMark| theirs.keeps(ours)) =>
+        {
+            None
+        }
+        Some(theirs) => Some(format!(
+            "has schema {theirs}, not {ours}: install this version's CRDs"
+        )),
         None => Some("is not this program's: install its CRDs".into()),
     }
 }
@@ -104,17 +129,36 @@ mod tests {
     #[rstest]
     #[case::the_same(Some("2-aa"), None)]
     #[case::of_a_later_version(Some("10-bb"), None)]
-    #[case::of_an_earlier_version(Some("1-cc"), Some("has schema 1-cc, not 2-aa: install this version's CRDs"))]
-    #[case::changed_by_somebody(Some("2-dd"), Some("has schema 2-dd, not 2-aa: install this version's CRDs"))]
-    #[case::without_a_number(Some("aa"), Some("has schema aa, not 2-aa: install this version's CRDs"))]
+    #[case::of_an_earlier_version(
+        Some("1-cc"),
+        Some("has schema 1-cc, not 2-aa: install this version's CRDs")
+    )]
+    #[case::changed_by_somebody(
+        Some("2-dd"),
+        Some("has schema 2-dd, not 2-aa: install this version's CRDs")
+    )]
+    #[case::without_a_number(
+        Some("aa"),
+        Some("has schema aa, not 2-aa: install this version's CRDs")
+    )]
     #[case::of_another_program(None, Some("is not this program's: install its CRDs"))]
-    fn a_crd_is_ours_when_it_keeps_our_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
+    fn a_crd_is_ours_when_it_keeps_our_fields(
+        #[case] theirs: Option<&str>,
+        #[case] words: Option<&str>,
+    ) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
-        crd.metadata.annotations = theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
-        match (judge("x.example.com", &crd, &"2-aa".parse().unwrap()), words) {
+        crd.metadata.annotations =
+            theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
+        match (
+            judge("x.example.com", &crd, &"2-aa".parse().unwrap()),
+            words,
+        ) {
             (Presence::Present, None) => {}
             (Presence::Absent(said), Some(words)) => {
-                assert!(said.starts_with(&format!("CRD x.example.com {words} (")), "{said}");
+                assert!(
+                    said.starts_with(&format!("CRD x.example.com {words} (")),
+                    "{said}"
+                );
             }
             (presence, _) => panic!("{presence:?}"),
         }

@@ -9,7 +9,11 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 /// Runs the passes until `stop`, and on until `rest` has come.
-pub async fn work(passes: Vec<BoxFuture<'static, ()>>, stop: CancellationToken, rest: impl Future<Output = ()>) {
+pub async fn work(
+    passes: Vec<BoxFuture<'static, ()>>,
+    stop: CancellationToken,
+    rest: impl Future<Output = ()>,
+) {
     // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
     let mut running = JoinSet::new();
     for passes in passes {

@@ -95,7 +95,10 @@ impl Drift {
             corrected,
             advice,
             window: timings.drift_window,
-            backoff: Policy { min: timings.drift_backoff_min, max: timings.drift_backoff_max },
+            backoff: Policy {
+                min: timings.drift_backoff_min,
+                max: timings.drift_backoff_max,
+            },
             episodes: Mutex::default(),
             taken: Mutex::default(),
             recreated: Mutex::default(),
@@ -131,44 +134,75 @@ impl Drift {
     /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an earlier
     /// process has corrected the child. Corrections recorded in this process stand.
     pub fn resume(&self, owner: &Owner, child: &Key, what: &str, digest: &str, message: &str) {
-        let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected")) else { return };
+        let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected"))
+        else {
+            return;
+        };
         let now = Instant::now();
-        self.episodes().entry(child.clone()).or_insert_with(|| Episode {
-            at: [now].into(),
-            reported: [reported.to_owned()].into(),
-            contest: Some(Contest { message: message.to_owned(), delays: self.backoff.series(), next: now }),
-            ..Episode::of(owner, digest)
-        });
+        self.episodes()
+            .entry(child.clone())
+            .or_insert_with(|| Episode {
+                at: [now].into(),
+                reported: [reported.to_owned()].into(),
+                contest: Some(Contest {
+                    message: message.to_owned(),
+                    delays: self.backoff.series(),
+                    next: now,
+                }),
+                ..Episode::of(owner, digest)
+            });
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
     pub fn is_held_back(&self, owner: &Owner, child: &Key, digest: &str) -> bool {
         let mut episodes = self.episodes();
-        let Some(episode) = episodes.get(child) else { return false };
+        let Some(episode) = episodes.get(child) else {
+            return false;
+        };
         if !episode.is_of(owner, digest) {
             episodes.remove(child);
             return false;
         }
-        episode.contest.as_ref().is_some_and(|contest| contest.next > Instant::now())
+        episode
+            .contest
+            .as_ref()
+            .is_some_and(|contest| contest.next > Instant::now())
     }
 
     /// Records a correction of a child.
     pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
-        let Correction { what, fields, before, manager, digest } = correction;
+        let Correction {
+            what,
+            fields,
+            before,
+            manager,
+            digest,
+        } = correction;
         // No value differs: admission or the apiserver spells a value differently.
         if fields.is_empty() {
             return;
         }
         let values = fields::old_values(fields, before);
-        let (fields, by) = (fields::in_words(fields), manager.unwrap_or("another client"));
-        info!(child = what, fields, before = values, manager, "corrected drift");
+        let (fields, by) = (
+            fields::in_words(fields),
+            manager.unwrap_or("another client"),
+        );
+        info!(
+            child = what,
+            fields,
+            before = values,
+            manager,
+            "corrected drift"
+        );
         self.corrected.inc();
         let kind = owner.kind();
-        let advice = self
-            .advice
-            .iter()
-            .find(|(field, _)| field.is_empty() || fields.split([',', ' ']).any(|name| name == *field));
-        let advice = advice.map_or_else(|| format!("change the {kind} instead"), |(_, advice)| (*advice).to_owned());
+        let advice = self.advice.iter().find(|(field, _)| {
+            field.is_empty() || fields.split([',', ' ']).any(|name| name == *field)
+        });
+        let advice = advice.map_or_else(
+            || format!("change the {kind} instead"),
+            |(_, advice)| (*advice).to_owned(),
+        );
 
         let now = Instant::now();
         let mut episodes = self.episodes();
@@ -176,30 +210,56 @@ impl Drift {
         let kept = self.window.max(self.backoff.max * 2);
         episodes.retain(|key, episode| {
             let is_this = key == child;
-            let kept = if is_this && episode.contest.is_none() { self.window } else { kept };
+            let kept = if is_this && episode.contest.is_none() {
+                self.window
+            } else {
+                kept
+            };
             (!is_this || episode.is_of(owner, digest))
-                && episode.at.back().is_some_and(|at| now.duration_since(*at) <= kept)
+                && episode
+                    .at
+                    .back()
+                    .is_some_and(|at| now.duration_since(*at) <= kept)
         });
-        let episode = episodes.entry(child.clone()).or_insert_with(|| Episode::of(owner, digest));
+        let episode = episodes
+            .entry(child.clone())
+            .or_insert_with(|| Episode::of(owner, digest));
         episode.at.push_back(now);
-        episode.at.retain(|at| now.duration_since(*at) <= self.window);
+        episode
+            .at
+            .retain(|at| now.duration_since(*at) <= self.window);
         while episode.at.len() > REPEATED {
             episode.at.pop_front();
         }
         if episode.at.len() == REPEATED || episode.contest.is_some() {
-            let mut delays = episode.contest.take().map_or_else(|| self.backoff.series(), |contest| contest.delays);
+            let mut delays = episode
+                .contest
+                .take()
+                .map_or_else(|| self.backoff.series(), |contest| contest.delays);
             let next = now + delays.next_delay();
-            let message =
-                format!("{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}");
-            episode.contest = Some(Contest { message, delays, next });
+            let message = format!(
+                "{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}"
+            );
+            episode.contest = Some(Contest {
+                message,
+                delays,
+                next,
+            });
         }
-        let is_news =
-            episode.reported.len() < MAX_REPORTED && episode.reported.insert(format!("{by} keeps changing {fields}"));
+        let is_news = episode.reported.len() < MAX_REPORTED
+            && episode
+                .reported
+                .insert(format!("{by} keeps changing {fields}"));
         drop(episodes);
         if is_news {
-            let values = if values.is_empty() { values } else { format!("; before: {values}") };
+            let values = if values.is_empty() {
+                values
+            } else {
+                format!("; before: {values}")
+            };
             let note = format!("corrected {fields} of {what}, changed by {by}: {advice}{values}");
-            self.events.warning(owner.object_ref(), "Correct", CORRECTED, note);
+            self.events
+                .warning(owner.object_ref(), "Correct", CORRECTED, note);
         }
     }
 
@@ -216,15 +276,21 @@ impl Drift {
         info!(child = what, "recreated a deleted child");
         self.corrected.inc();
         let now = Instant::now();
-        let mut recreated = self.recreated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recreated = self
+            .recreated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         recreated.retain(|_, at| now.duration_since(*at) <= self.window);
         let is_news = !recreated.contains_key(child);
         recreated.entry(child.clone()).or_insert(now);
         drop(recreated);
         if is_news {
             let kind = owner.kind();
-            let note = format!("{what} was deleted by another client and is created again: change the {kind} instead");
-            self.events.normal(owner.object_ref(), "Create", RECREATED, note);
+            let note = format!(
+                "{what} was deleted by another client and is created again: change the {kind} instead"
+            );
+            self.events
+                .normal(owner.object_ref(), "Create", RECREATED, note);
         }
     }
 
@@ -237,7 +303,11 @@ impl Drift {
         let episode = episodes.get(child)?;
         let contest = episode.contest.as_ref()?;
         let over = *episode.at.back()? + self.backoff.max;
-        let again = if contest.next > now { contest.next } else { over };
+        let again = if contest.next > now {
+            contest.next
+        } else {
+            over
+        };
         if again <= now {
             episodes.remove(child);
             return None;
@@ -248,14 +318,22 @@ impl Drift {
     /// Forgets a child that is no longer desired.
     pub fn forget(&self, child: &Key) {
         self.created(child);
-        self.recreated.lock().unwrap_or_else(PoisonError::into_inner).remove(child);
+        self.recreated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(child);
     }
 }
 
 impl Episode {
     fn of(owner: &Owner, digest: &str) -> Self {
         let desired = (digest.to_owned(), owner.requested().map(str::to_owned));
-        Self { desired, at: VecDeque::new(), reported: BTreeSet::new(), contest: None }
+        Self {
+            desired,
+            at: VecDeque::new(),
+            reported: BTreeSet::new(),
+            contest: None,
+        }
     }
 
     fn is_of(&self, owner: &Owner, digest: &str) -> bool {

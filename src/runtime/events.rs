@@ -35,17 +35,31 @@ pub struct Events {
 
 impl Events {
     /// A publisher whose Events name `reporter` as their source and are written by the returned future, one at a time.
-    pub fn new(client: Client, reporter: &str, instance: &str) -> (Self, impl Future<Output = ()> + Send + use<>) {
+    pub fn new(
+        client: Client,
+        reporter: &str,
+        instance: &str,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (queue, mut waiting) = mpsc::channel::<Box<Event>>(WAITING);
         let write = async move {
             while let Some(event) = waiting.recv().await {
-                let api = Api::namespaced(client.clone(), event.metadata.namespace.as_deref().unwrap_or("default"));
+                let api = Api::namespaced(
+                    client.clone(),
+                    event.metadata.namespace.as_deref().unwrap_or("default"),
+                );
                 if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
                     if is_going(&error) {
-                        debug!(reason = event.reason, "an Event was not written: its namespace is being deleted");
+                        debug!(
+                            reason = event.reason,
+                            "an Event was not written: its namespace is being deleted"
+                        );
                         continue;
                     }
-                    warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
+                    warn!(
+                        reason = event.reason,
+                        error = &error as &dyn std::error::Error,
+                        "an Event was not written"
+                    );
                 }
             }
             // Nobody is left to publish one: the process ends.
@@ -72,15 +86,36 @@ impl Events {
     }
 
     /// How something stands now.
-    pub fn standing(&self, well: bool, regarding: ObjectReference, action: &str, reason: &str, note: String) {
-        self.publish(if well { "Normal" } else { "Warning" }, regarding, action, reason, note);
+    pub fn standing(
+        &self,
+        well: bool,
+        regarding: ObjectReference,
+        action: &str,
+        reason: &str,
+        note: String,
+    ) {
+        self.publish(
+            if well { "Normal" } else { "Warning" },
+            regarding,
+            action,
+            reason,
+            note,
+        );
     }
 
-    fn publish(&self, type_: &str, regarding: ObjectReference, action: &str, reason: &str, mut note: String) {
+    fn publish(
+        &self,
+        type_: &str,
+        regarding: ObjectReference,
+        action: &str,
+        reason: &str,
+        mut note: String,
+    ) {
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         // What the API server adds to it must leave a DNS subdomain.
         let name = regarding.name.as_deref().unwrap_or_default();
-        let name = name[..name.floor_char_boundary(MAX_NAME)].trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let name = name[..name.floor_char_boundary(MAX_NAME)]
+            .trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
         let event = Event {
             metadata: ObjectMeta {
                 generate_name: Some(format!("{name}-")),
@@ -120,7 +155,11 @@ mod tests {
     use super::*;
 
     fn regarding(name: &str) -> ObjectReference {
-        ObjectReference { name: Some(name.into()), namespace: Some("shop".into()), ..ObjectReference::default() }
+        ObjectReference {
+            name: Some(name.into()),
+            namespace: Some("shop".into()),
+            ..ObjectReference::default()
+        }
     }
 
     /// The requests that these Events become.
@@ -132,11 +171,16 @@ mod tests {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await?;
                 let event: Event = serde_json::from_slice(&body)?;
-                seen.send((parts.method, parts.uri.path().to_owned(), event)).unwrap();
+                seen.send((parts.method, parts.uri.path().to_owned(), event))
+                    .unwrap();
                 Ok::<_, BoxError>(Response::new(Body::from(body)))
             }
         });
-        let (events, write) = Events::new(Client::new(server, "default"), "quartermaster", &"qm-0".repeat(50));
+        let (events, write) = Events::new(
+            Client::new(server, "default"),
+            "quartermaster",
+            &"qm-0".repeat(50),
+        );
         publish(&events);
         let writer = tokio::spawn(write);
         let mut written = Vec::new();
@@ -150,29 +194,61 @@ mod tests {
     #[tokio::test]
     async fn each_is_written_with_its_own_words() {
         let publish = |events: &Events| {
-            events.warning(regarding("web"), "Notify", "DeliveryFailed", "1: too old".into());
-            events.warning(regarding("web"), "Notify", "DeliveryFailed", "2: too old".into());
-            events.normal(regarding("web"), "Test", "Ready", "messages can be sent".into());
+            events.warning(
+                regarding("web"),
+                "Notify",
+                "DeliveryFailed",
+                "1: too old".into(),
+            );
+            events.warning(
+                regarding("web"),
+                "Notify",
+                "DeliveryFailed",
+                "2: too old".into(),
+            );
+            events.normal(
+                regarding("web"),
+                "Test",
+                "Ready",
+                "messages can be sent".into(),
+            );
         };
         let written = written(publish, 3).await;
-        let notes: Vec<_> = written.iter().map(|(_, _, event)| event.note.clone().unwrap()).collect();
+        let notes: Vec<_> = written
+            .iter()
+            .map(|(_, _, event)| event.note.clone().unwrap())
+            .collect();
         assert_eq!(notes, ["1: too old", "2: too old", "messages can be sent"]);
         for (method, path, event) in &written {
-            assert_eq!((method, path.as_str()), (&Method::POST, "/apis/events.k8s.io/v1/namespaces/shop/events"));
+            assert_eq!(
+                (method, path.as_str()),
+                (
+                    &Method::POST,
+                    "/apis/events.k8s.io/v1/namespaces/shop/events"
+                )
+            );
             assert_eq!(event.metadata.generate_name.as_deref(), Some("web-"));
             assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
             assert!(event.event_time.is_some() && event.regarding == Some(regarding("web")));
         }
-        let types: Vec<_> = written.iter().map(|(_, _, event)| event.type_.clone().unwrap()).collect();
+        let types: Vec<_> = written
+            .iter()
+            .map(|(_, _, event)| event.type_.clone().unwrap())
+            .collect();
         assert_eq!(types, ["Warning", "Warning", "Normal"]);
     }
 
     #[test]
     fn a_namespace_that_goes_is_no_fault() {
         let refused = |code: u16, cause: Option<&str>| {
-            let causes: Vec<_> = cause.iter().map(|cause| json!({ "reason": cause })).collect();
+            let causes: Vec<_> = cause
+                .iter()
+                .map(|cause| json!({ "reason": cause }))
+                .collect();
             let status = json!({ "message": "", "reason": "", "code": code, "details": { "causes": causes } });
-            is_going(&kube::Error::Api(Box::new(serde_json::from_value(status).unwrap())))
+            is_going(&kube::Error::Api(Box::new(
+                serde_json::from_value(status).unwrap(),
+            )))
         };
         assert!(refused(403, Some("NamespaceTerminating")) && refused(404, None));
         assert!(!refused(403, None) && !refused(422, Some("FieldValueInvalid")));
@@ -182,12 +258,20 @@ mod tests {
     async fn everything_is_cut_to_what_the_api_takes() {
         let long = format!("{}.{}", "a".repeat(MAX_NAME - 1), "b".repeat(200));
         let publish = |events: &Events| {
-            events.warning(regarding(&long), "Notify", "DeliveryFailed", format!("a{}", "\u{e4}".repeat(1000)));
+            events.warning(
+                regarding(&long),
+                "Notify",
+                "DeliveryFailed",
+                format!("a{}", "\u{e4}".repeat(1000)),
+            );
         };
         let (_, _, event) = written(publish, 1).await.remove(0);
         let note = event.note.unwrap();
         assert_eq!(note.len(), MAX_NOTE - 1, "in whole characters");
-        assert_eq!(event.metadata.generate_name.unwrap(), format!("{}-", "a".repeat(MAX_NAME - 1)));
+        assert_eq!(
+            event.metadata.generate_name.unwrap(),
+            format!("{}-", "a".repeat(MAX_NAME - 1))
+        );
         assert_eq!(event.reporting_instance.unwrap().len(), MAX_INSTANCE);
     }
 }

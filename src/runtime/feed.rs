@@ -45,9 +45,17 @@ where
 {
     /// Never ends by itself. `on` is told what becomes of each object, and whether all have been seen; when they have, of
     /// each once more. While the CRD is not there, or is an older one, nothing is.
-    pub async fn run(mut self, mut cache: Cache<K>, on: impl Fn(Touched<K>, bool) + Send + Sync + 'static) {
+    pub async fn run(
+        mut self,
+        mut cache: Cache<K>,
+        on: impl Fn(Touched<K>, bool) + Send + Sync + 'static,
+    ) {
         loop {
-            let presence = self.presence.wait_for(Option::is_some).await.map(|presence| presence.clone());
+            let presence = self
+                .presence
+                .wait_for(Option::is_some)
+                .await
+                .map(|presence| presence.clone());
             match presence {
                 Ok(Some(Presence::Absent(why))) => {
                     self.say(State::Absent(why));
@@ -75,7 +83,11 @@ where
                 State::Absent(why) => warn!(kind = self.name, why, "the kind is not served"),
                 State::Syncing => info!(kind = self.name, "the kind is listed"),
                 State::Partly(refused) => {
-                    warn!(kind = self.name, ?refused, "the kind is served where it may be listed");
+                    warn!(
+                        kind = self.name,
+                        ?refused,
+                        "the kind is served where it may be listed"
+                    );
                 }
                 State::Synced => info!(kind = self.name, "the kind is served"),
             }
@@ -119,8 +131,14 @@ where
                 }
                 (_, Told::Stands) => {}
                 (index, Told::Failed(error)) => {
-                    warn!(kind = self.name, error = &error as &dyn std::error::Error, "the watch failed; it goes on");
-                    if let Some(refusal) = watching::refusal(&error).filter(|status| status.code == 403) {
+                    warn!(
+                        kind = self.name,
+                        error = &error as &dyn std::error::Error,
+                        "the watch failed; it goes on"
+                    );
+                    if let Some(refusal) =
+                        watching::refusal(&error).filter(|status| status.code == 403)
+                    {
                         let settled = cache.settled();
                         cache.refuse(index, refusal.message.clone());
                         self.settle(cache, settled, on);
@@ -134,21 +152,36 @@ where
         let resource = format!("{}.{}", K::plural(&()), K::group(&()));
         let watch = |(index, api): (usize, &Api<K>)| {
             let counted = self.metrics.watch(&resource, Purpose::Own);
-            watching::watch(api.clone(), self.watches.clone(), counted).map(move |told| (index, told)).boxed()
+            watching::watch(api.clone(), self.watches.clone(), counted)
+                .map(move |told| (index, told))
+                .boxed()
         };
         self.apis.iter().enumerate().map(watch).collect()
     }
 
     /// Says how far the cache is, which may have been settled `before`.
-    fn settle(&self, cache: &Cache<K>, before: bool, on: &(impl Fn(Touched<K>, bool) + Send + Sync)) {
+    fn settle(
+        &self,
+        cache: &Cache<K>,
+        before: bool,
+        on: &(impl Fn(Touched<K>, bool) + Send + Sync),
+    ) {
         if !cache.settled() {
             return;
         }
         if !before {
-            cache.store().state().into_iter().for_each(|object| on(Touched::Present(object), true));
+            cache
+                .store()
+                .state()
+                .into_iter()
+                .for_each(|object| on(Touched::Present(object), true));
         }
         let refused = cache.refused();
-        self.say(if refused.is_empty() { State::Synced } else { State::Partly(refused) });
+        self.say(if refused.is_empty() {
+            State::Synced
+        } else {
+            State::Partly(refused)
+        });
     }
 }
 
@@ -168,7 +201,9 @@ mod tests {
     type Asks = mpsc::Sender<oneshot::Sender<()>>;
 
     /// A feed of these, who tells it of the CRD, how far it says that it is, and who asks it for a new list.
-    fn feed(apis: Vec<Api<ConfigMap>>) -> (Feed<ConfigMap>, Presences, watch::Receiver<State>, Asks) {
+    fn feed(
+        apis: Vec<Api<ConfigMap>>,
+    ) -> (Feed<ConfigMap>, Presences, watch::Receiver<State>, Asks) {
         let (asks, asked) = mpsc::channel(1);
         let (presence, follow) = watch::channel(None);
         let (say, phase) = watch::channel(State::Syncing);
@@ -186,7 +221,10 @@ mod tests {
         (feed, presence, phase, asks)
     }
 
-    fn told() -> (impl Fn(Touched<ConfigMap>, bool) + Send + Sync + 'static, mpsc::UnboundedReceiver<String>) {
+    fn told() -> (
+        impl Fn(Touched<ConfigMap>, bool) + Send + Sync + 'static,
+        mpsc::UnboundedReceiver<String>,
+    ) {
         let (told, tells) = mpsc::unbounded_channel();
         let on = move |touched: Touched<ConfigMap>, all_seen: bool| {
             let words = match touched {
@@ -201,16 +239,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_namespace_that_is_refused_holds_up_no_other() {
         let (served, _) = api(|_, _| (200, vec![object("x", "5")]));
-        let (refused, _) = api(|_, before| if before < 3 { (403, vec![]) } else { (200, vec![object("y", "5")]) });
+        let (refused, _) = api(|_, before| {
+            if before < 3 {
+                (403, vec![])
+            } else {
+                (200, vec![object("y", "5")])
+            }
+        });
         let (feed, presence, mut phase, _asks) = feed(vec![served, refused]);
         let (on, mut tells) = told();
         tokio::spawn(feed.run(Cache::new(vec![Some("a".into()), Some("b".into())]), on));
         presence.send_replace(Some(Presence::Present));
         let partly = State::Partly([(Some("b".into()), "no".into())].into());
-        phase.wait_for(|phase| *phase != State::Syncing).await.unwrap();
+        phase
+            .wait_for(|phase| *phase != State::Syncing)
+            .await
+            .unwrap();
         assert_eq!(*phase.borrow(), partly);
-        assert_eq!((tells.recv().await.unwrap(), tells.recv().await.unwrap()), ("+x false".into(), "+x true".into()));
-        phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
+        assert_eq!(
+            (tells.recv().await.unwrap(), tells.recv().await.unwrap()),
+            ("+x false".into(), "+x true".into())
+        );
+        phase
+            .wait_for(|phase| *phase == State::Synced)
+            .await
+            .unwrap();
         assert_eq!(tells.recv().await.unwrap(), "+y true");
     }
 
@@ -224,7 +277,10 @@ mod tests {
         let feed = tokio::spawn(feed.run(cache, on));
         for _ in 0..2 {
             presence.send_replace(Some(Presence::Present));
-            phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
+            phase
+                .wait_for(|phase| *phase == State::Synced)
+                .await
+                .unwrap();
             assert_eq!(
                 (tells.recv().await.unwrap(), tells.recv().await.unwrap()),
                 ("+x false".into(), "+x true".into())
@@ -236,7 +292,9 @@ mod tests {
         }
         // As at a shutdown: that it ends by itself would be a fault.
         drop(presence);
-        tokio::time::timeout(Duration::from_secs(1), feed).await.unwrap_err();
+        tokio::time::timeout(Duration::from_secs(1), feed)
+            .await
+            .unwrap_err();
     }
 
     /// What the watch has shown may be of the past.
@@ -256,12 +314,29 @@ mod tests {
             let (done, listed) = oneshot::channel();
             asks.send(done).await.unwrap();
             listed.await.unwrap();
-            (log.count(Asked::List), store.state().iter().map(|object| object.name_any()).collect::<Vec<_>>())
+            (
+                log.count(Asked::List),
+                store
+                    .state()
+                    .iter()
+                    .map(|object| object.name_any())
+                    .collect::<Vec<_>>(),
+            )
         };
         presence.send_replace(Some(Presence::Present));
-        phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
-        assert_eq!((log.count(Asked::List), store.state()[0].name_any()), (1, "x".to_owned()));
+        phase
+            .wait_for(|phase| *phase == State::Synced)
+            .await
+            .unwrap();
+        assert_eq!(
+            (log.count(Asked::List), store.state()[0].name_any()),
+            (1, "x".to_owned())
+        );
         assert_eq!(anew().await, (2, vec!["y".to_owned()]));
-        assert_eq!(*phase.borrow_and_update(), State::Synced, "it was served all the time");
+        assert_eq!(
+            *phase.borrow_and_update(),
+            State::Synced,
+            "it was served all the time"
+        );
     }
 }

@@ -52,7 +52,12 @@ pub fn content(object: &Value) -> Value {
         object.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
     }
     if let Some(metadata) = content["metadata"].as_object_mut() {
-        metadata.retain(|name, _| matches!(name.as_str(), "labels" | "annotations" | "ownerReferences" | "finalizers"));
+        metadata.retain(|name, _| {
+            matches!(
+                name.as_str(),
+                "labels" | "annotations" | "ownerReferences" | "finalizers"
+            )
+        });
     }
     content
 }
@@ -60,7 +65,11 @@ pub fn content(object: &Value) -> Value {
 /// Returns the values of `object` at the fields that `desired` sets. Both are [contents](content); `managed` are the
 /// object's `managedFields`.
 pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) -> Projection {
-    let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
+    let sets: Vec<_> = managed
+        .iter()
+        .filter(|entry| tells_of_content(entry))
+        .map(fields)
+        .collect();
     let mut projection = Projection::default();
     projection.walk(&mut Vec::new(), Some(object), desired, &sets);
     projection
@@ -73,18 +82,30 @@ pub fn all(content: &Value) -> Projection {
 
 /// Returns whether `object`, written by `manager`, has every value of `desired` as the apiserver stores it. An atomic
 /// field may also contain the apiserver's defaults, unless another manager has written the field since.
-pub fn matches(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry], manager: &str) -> bool {
+pub fn matches(
+    object: &Value,
+    desired: &Value,
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+) -> bool {
     let wanted = project(desired, desired, managed);
     let is_others = |path: &Path| {
         managed.iter().any(|entry| {
-            entry.manager.as_deref() != Some(manager) && tells_of_content(entry) && find(fields(entry), path).is_some()
+            entry.manager.as_deref() != Some(manager)
+                && tells_of_content(entry)
+                && find(fields(entry), path).is_some()
         })
     };
-    project(object, desired, managed).values.iter().all(|(path, value)| {
-        // A missing or repeated item is a path of its own, while the desired item consists of fields.
-        let Some(wanted) = wanted.values.get(path) else { return false };
-        same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
-    })
+    project(object, desired, managed)
+        .values
+        .iter()
+        .all(|(path, value)| {
+            // A missing or repeated item is a path of its own, while the desired item consists of fields.
+            let Some(wanted) = wanted.values.get(path) else {
+                return false;
+            };
+            same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
+        })
 }
 
 impl Projection {
@@ -108,7 +129,9 @@ impl Projection {
         // A path sorts right before those inside it.
         let all: BTreeSet<_> = self.values.keys().chain(other.values.keys()).collect();
         for path in all {
-            let is_inside = differences.last().is_some_and(|outer| path.starts_with(outer));
+            let is_inside = differences
+                .last()
+                .is_some_and(|outer| path.starts_with(outer));
             if !is_inside && self.values.get(path) != other.values.get(path) {
                 differences.push(path.clone());
             }
@@ -120,7 +143,8 @@ impl Projection {
     pub fn shown(&self, path: &Path) -> Option<String> {
         let name = path.last()?.strip_prefix("f:")?;
         // The keys of ConfigMaps and annotations may have any name.
-        let is_spec = path.first()? == "f:spec" && !path.iter().any(|element| element == "f:annotations");
+        let is_spec =
+            path.first()? == "f:spec" && !path.iter().any(|element| element == "f:annotations");
         let text = match self.values.get(path)? {
             _ if !is_spec || !SHOWN.contains(&name) => return None,
             Value::String(text) => text.clone(),
@@ -134,19 +158,30 @@ impl Projection {
         let live = live.unwrap_or(&Value::Null);
         match (desired, live) {
             (Value::Null, _) => {}
-            (Value::Object(wanted), Value::Object(there)) if !wanted.is_empty() && !is_whole(sets) => {
+            (Value::Object(wanted), Value::Object(there))
+                if !wanted.is_empty() && !is_whole(sets) =>
+            {
                 for (name, wanted) in wanted {
                     self.step(path, format!("f:{name}"), there.get(name), wanted, sets);
                 }
             }
             (Value::Array(wanted), Value::Array(there)) => self.items(path, there, wanted, sets),
             // An empty desired object only requires that the object exists.
-            (Value::Object(wanted), Value::Object(_)) if wanted.is_empty() => self.set(path, json!({})),
+            (Value::Object(wanted), Value::Object(_)) if wanted.is_empty() => {
+                self.set(path, json!({}))
+            }
             _ => self.set(path, live.clone()),
         }
     }
 
-    fn step(&mut self, path: &mut Path, element: String, live: Option<&Value>, desired: &Value, sets: &[&Value]) {
+    fn step(
+        &mut self,
+        path: &mut Path,
+        element: String,
+        live: Option<&Value>,
+        desired: &Value,
+        sets: &[&Value],
+    ) {
         let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
         path.push(element);
         self.walk(path, live, desired, &within);
@@ -154,11 +189,18 @@ impl Projection {
     }
 
     fn items(&mut self, path: &mut Path, there: &[Value], wanted: &[Value], sets: &[&Value]) {
-        let elements = || sets.iter().filter_map(|set| set.as_object()).flat_map(Map::keys);
+        let elements = || {
+            sets.iter()
+                .filter_map(|set| set.as_object())
+                .flat_map(Map::keys)
+        };
         if let Some(keys) = keys(sets) {
             for wanted in wanted {
                 let element = element(wanted, &keys, sets);
-                let all: Vec<_> = there.iter().filter(|item| is_element(&element, item)).collect();
+                let all: Vec<_> = there
+                    .iter()
+                    .filter(|item| is_element(&element, item))
+                    .collect();
                 if all.len() > 1 {
                     // The apiserver lets an update repeat an item; of two variables of one name the last one counts.
                     path.push(element);
@@ -168,8 +210,13 @@ impl Projection {
                     self.step(path, element, all.first().copied(), wanted, sets);
                 }
             }
-            let is_wanted = |item| wanted.iter().any(|wanted| is_element(&element(wanted, &keys, sets), item));
-            self.has_foreign_ports |= keys.iter().any(|key| key == "containerPort") && !there.iter().all(is_wanted);
+            let is_wanted = |item| {
+                wanted
+                    .iter()
+                    .any(|wanted| is_element(&element(wanted, &keys, sets), item))
+            };
+            self.has_foreign_ports |=
+                keys.iter().any(|key| key == "containerPort") && !there.iter().all(is_wanted);
         } else if elements().any(|element| element.starts_with("v:")) {
             for wanted in wanted {
                 let live = there.iter().find(|item| *item == wanted);
@@ -191,7 +238,10 @@ impl Projection {
 
 /// Returns the keys that identify the items of a list; `None` if these sets do not show them.
 pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
-    let mut elements = sets.iter().filter_map(|set| set.as_object()).flat_map(Map::keys);
+    let mut elements = sets
+        .iter()
+        .filter_map(|set| set.as_object())
+        .flat_map(Map::keys);
     elements.find_map(|element| {
         let keys = serde_json::from_str::<Map<String, Value>>(element.strip_prefix("k:")?).ok()?;
         Some(keys.into_iter().map(|(name, _)| name).collect())
@@ -200,13 +250,21 @@ pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
 
 /// Returns the element of `managedFields` for this item.
 pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String {
-    let mut elements = sets.iter().filter_map(|set| set.as_object()).flat_map(Map::keys);
-    if let Some(element) = elements.find(|element| element.starts_with("k:") && is_element(element, item)) {
+    let mut elements = sets
+        .iter()
+        .filter_map(|set| set.as_object())
+        .flat_map(Map::keys);
+    if let Some(element) =
+        elements.find(|element| element.starts_with("k:") && is_element(element, item))
+    {
         return element.clone();
     }
     // Among the keys of the API's own lists only the protocol has a default.
     let value = |name: &String| item.get(name).cloned().unwrap_or_else(|| "TCP".into());
-    let keys: Map<_, _> = keys.iter().map(|name| (name.clone(), value(name))).collect();
+    let keys: Map<_, _> = keys
+        .iter()
+        .map(|name| (name.clone(), value(name)))
+        .collect();
     format!("k:{}", Value::Object(keys))
 }
 
@@ -222,9 +280,15 @@ fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
     if wanted == live || (is_empty(wanted) && is_empty(live)) {
         return true;
     }
-    let is_quantity = path.iter().rev().nth(1).is_some_and(|list| list == "f:requests" || list == "f:limits");
+    let is_quantity = path
+        .iter()
+        .rev()
+        .nth(1)
+        .is_some_and(|list| list == "f:requests" || list == "f:limits");
     match (wanted.as_str(), live.as_str()) {
-        (Some(wanted), Some(live)) if is_quantity => quantity(wanted).is_some_and(|it| Some(it) == quantity(live)),
+        (Some(wanted), Some(live)) if is_quantity => {
+            quantity(wanted).is_some_and(|it| Some(it) == quantity(live))
+        }
         _ => false,
     }
 }
@@ -232,11 +296,15 @@ fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
 /// Returns whether `live` contains all of `wanted`.
 pub(super) fn is_within(wanted: &Value, live: &Value) -> bool {
     match (wanted, live) {
-        (Value::Object(wanted), Value::Object(live)) => {
-            wanted.iter().all(|(name, wanted)| is_within(wanted, live.get(name).unwrap_or(&Value::Null)))
-        }
+        (Value::Object(wanted), Value::Object(live)) => wanted
+            .iter()
+            .all(|(name, wanted)| is_within(wanted, live.get(name).unwrap_or(&Value::Null))),
         (Value::Array(wanted), Value::Array(live)) => {
-            wanted.len() == live.len() && wanted.iter().zip(live).all(|(wanted, live)| is_within(wanted, live))
+            wanted.len() == live.len()
+                && wanted
+                    .iter()
+                    .zip(live)
+                    .all(|(wanted, live)| is_within(wanted, live))
         }
         _ => wanted == live || (is_empty(wanted) && is_empty(live)),
     }
@@ -257,7 +325,9 @@ fn is_empty(value: &Value) -> bool {
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>); `None` if the quantity is
 /// finer or too large.
 fn quantity(text: &str) -> Option<i128> {
-    let number_ends = text.find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-')).unwrap_or(text.len());
+    let number_ends = text
+        .find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-'))
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(number_ends);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
@@ -280,23 +350,38 @@ fn quantity(text: &str) -> Option<i128> {
         "Ei" => (2, 60),
         _ => (10, suffix.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?),
     };
-    let (two, ten) = if base == 2 { (exponent, 9) } else { (0, exponent.checked_add(9)?) };
+    let (two, ten) = if base == 2 {
+        (exponent, 9)
+    } else {
+        (0, exponent.checked_add(9)?)
+    };
     let ten = ten.checked_sub(i32::try_from(fraction.len()).ok()?)?;
     let scaled = digits.checked_mul(2_i128.checked_pow(two.unsigned_abs())?)?;
     let factor = 10_i128.checked_pow(ten.unsigned_abs())?;
-    if ten >= 0 { scaled.checked_mul(factor) } else { (scaled % factor == 0).then_some(scaled / factor) }
+    if ten >= 0 {
+        scaled.checked_mul(factor)
+    } else {
+        (scaled % factor == 0).then_some(scaled / factor)
+    }
 }
 
 /// Formats the values that `before` [shows](Projection::shown) as `spec.replicas=5, spec.type=NodePort`; only the first few
 /// of many.
 pub fn old_values(paths: &[Path], before: &Projection) -> String {
-    let shown = paths.iter().filter_map(|path| Some(format!("{}={}", name(path), before.shown(path)?)));
+    let shown = paths
+        .iter()
+        .filter_map(|path| Some(format!("{}={}", name(path), before.shown(path)?)));
     shown.take(NAMED).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
 pub fn in_words(paths: &[Path]) -> String {
-    let mut named: Vec<_> = paths.iter().take(NAMED).map(Vec::as_slice).map(name).collect();
+    let mut named: Vec<_> = paths
+        .iter()
+        .take(NAMED)
+        .map(Vec::as_slice)
+        .map(name)
+        .collect();
     if paths.len() > NAMED {
         named.push(format!("{} more", paths.len() - NAMED));
     }
@@ -307,20 +392,29 @@ pub fn in_words(paths: &[Path]) -> String {
 }
 
 fn name(path: &[String]) -> String {
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    path.iter().enumerate().fold(String::new(), |name, (index, element)| {
-        let (kind, rest) = element.split_once(':').unwrap_or_default();
-        match serde_json::from_str::<Map<String, Value>>(rest) {
-            Ok(keys) if kind == "k" => {
-                let keys: Vec<_> = keys.iter().map(|(name, value)| format!("{name}={}", text(value))).collect();
-                format!("{name}[{}]", keys.join(","))
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    path.iter()
+        .enumerate()
+        .fold(String::new(), |name, (index, element)| {
+            let (kind, rest) = element.split_once(':').unwrap_or_default();
+            match serde_json::from_str::<Map<String, Value>>(rest) {
+                Ok(keys) if kind == "k" => {
+                    let keys: Vec<_> = keys
+                        .iter()
+                        .map(|(name, value)| format!("{name}={}", text(value)))
+                        .collect();
+                    format!("{name}[{}]", keys.join(","))
+                }
+                _ if kind == "f" && rest.chars().all(|c| c.is_ascii_alphanumeric()) => {
+                    format!("{name}{}{rest}", if index == 0 { "" } else { "." })
+                }
+                _ => format!("{name}[{rest}]"),
             }
-            _ if kind == "f" && rest.chars().all(|c| c.is_ascii_alphanumeric()) => {
-                format!("{name}{}{rest}", if index == 0 { "" } else { "." })
-            }
-            _ => format!("{name}[{rest}]"),
-        }
-    })
+        })
 }
 
 #[cfg(test)]

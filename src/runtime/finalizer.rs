@@ -32,7 +32,11 @@ where
         return Ok(object);
     }
     let present = all(api, object.as_ref()).await?;
-    let all: Vec<_> = present.iter().map(String::as_str).chain([finalizer]).collect();
+    let all: Vec<_> = present
+        .iter()
+        .map(String::as_str)
+        .chain([finalizer])
+        .collect();
     let put = apply::finalizers(api, manager, object.as_ref(), &all);
     written.object(&Key::of(object.as_ref()), put).await
 }
@@ -47,7 +51,11 @@ where
 {
     let taken = async {
         let present = all(api, object).await?;
-        let left: Vec<_> = present.iter().map(String::as_str).filter(|name| *name != finalizer).collect();
+        let left: Vec<_> = present
+            .iter()
+            .map(String::as_str)
+            .filter(|name| *name != finalizer)
+            .collect();
         apply::finalizers(api, manager, object, &left).await
     };
     match taken.await {
@@ -64,7 +72,11 @@ where
     if cache::has_all_finalizers(object) {
         return Ok(object.finalizers().to_vec());
     }
-    Ok(api.get_metadata(&object.name_any()).await?.finalizers().to_vec())
+    Ok(api
+        .get_metadata(&object.name_any())
+        .await?
+        .finalizers()
+        .to_vec())
 }
 
 #[cfg(test)]
@@ -85,7 +97,11 @@ mod tests {
     /// Returns a stored object with more finalizers than the cache keeps.
     fn stored(has_own: bool) -> Value {
         let foreign = (0..1000).map(|number| format!("example.com/finalizer-{number}"));
-        let finalizers: Vec<_> = has_own.then(|| FINALIZER.to_owned()).into_iter().chain(foreign).collect();
+        let finalizers: Vec<_> = has_own
+            .then(|| FINALIZER.to_owned())
+            .into_iter()
+            .chain(foreign)
+            .collect();
         json!({
             "apiVersion": "tg.azamaton.ru/v1",
             "kind": "ConfigMapSync",
@@ -105,14 +121,21 @@ mod tests {
         strip(&mut cached);
         let answers = async {
             let (request, answer) = apiserver.next_request().await.unwrap();
-            assert_eq!(request.method(), Method::GET, "the cached list is not written");
+            assert_eq!(
+                request.method(),
+                Method::GET,
+                "the cached list is not written"
+            );
             answer.send_response(Response::new(serde_json::to_vec(object).unwrap().into()));
             let (request, answer) = apiserver.next_request().await.unwrap();
             let patch = request.into_body().collect().await.unwrap().to_bytes();
             let patch: Value = serde_json::from_slice(&patch).unwrap();
             let mut stored = object.clone();
             for (field, value) in patch["metadata"].as_object().unwrap() {
-                assert!(field == "finalizers" || object["metadata"][field] == *value, "{field} is pinned");
+                assert!(
+                    field == "finalizers" || object["metadata"][field] == *value,
+                    "{field} is pinned"
+                );
                 stored["metadata"][field] = value.clone();
             }
             answer.send_response(Response::new(serde_json::to_vec(&stored).unwrap().into()));
@@ -126,7 +149,9 @@ mod tests {
         let object = stored(false);
         let own_writes = Written::new(Trigger::default());
         let (put, finalizers) = written(&object, async |api, cached| {
-            put(&own_writes, &api, "m", Arc::new(cached), FINALIZER).await.unwrap()
+            put(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
+                .await
+                .unwrap()
         })
         .await;
         assert!(is_on(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));

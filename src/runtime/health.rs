@@ -62,20 +62,36 @@ impl Health {
     /// Watches over a loop, of which no single step may take longer than `max_age`.
     pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
         let mut inner = self.inner();
-        inner.loops.push(Loop { name: name.into(), max_age, steps: BTreeMap::new() });
-        Watchdog { health: self.clone(), index: inner.loops.len() - 1 }
+        inner.loops.push(Loop {
+            name: name.into(),
+            max_age,
+            steps: BTreeMap::new(),
+        });
+        Watchdog {
+            health: self.clone(),
+            index: inner.loops.len() - 1,
+        }
     }
 
     /// Whether every loop moves, and one line for each.
     pub fn live(&self) -> (bool, String) {
         let inner = self.inner();
         let mut report = Report::default();
-        for Loop { name, max_age, steps } in &inner.loops {
+        for Loop {
+            name,
+            max_age,
+            steps,
+        } in &inner.loops
+        {
             // Steps are numbered in order, so the first is the oldest.
             match steps.values().next().map(Instant::elapsed) {
                 Some(age) if age > *max_age => {
                     let (age, max) = (age.as_secs_f64(), max_age.as_secs_f64());
-                    report.line(false, name, format_args!("stuck in one step for {age:.1}s; {max}s are allowed"));
+                    report.line(
+                        false,
+                        name,
+                        format_args!("stuck in one step for {age:.1}s; {max}s are allowed"),
+                    );
                 }
                 Some(_) => report.line(true, name, format_args!("busy")),
                 None => report.line(true, name, format_args!("waiting for work")),
@@ -101,7 +117,11 @@ impl Health {
                         None => format!("in the cluster: {why}"),
                     });
                     let places: Vec<_> = places.collect();
-                    report.line(false, kind, format_args!("not synced {}", places.join("; ")));
+                    report.line(
+                        false,
+                        kind,
+                        format_args!("not synced {}", places.join("; ")),
+                    );
                 }
                 State::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
             }
@@ -133,7 +153,10 @@ impl Watchdog {
         if let Some(this) = inner.loops.get_mut(self.index) {
             this.steps.insert(number, Instant::now());
         }
-        Step { watchdog: self.clone(), number }
+        Step {
+            watchdog: self.clone(),
+            number,
+        }
     }
 }
 
@@ -145,7 +168,13 @@ pub struct Step {
 
 impl Drop for Step {
     fn drop(&mut self) {
-        if let Some(this) = self.watchdog.health.inner().loops.get_mut(self.watchdog.index) {
+        if let Some(this) = self
+            .watchdog
+            .health
+            .inner()
+            .loops
+            .get_mut(self.watchdog.index)
+        {
             this.steps.remove(&self.number);
         }
     }
@@ -179,12 +208,22 @@ impl Report {
 pub async fn serve(listener: TcpListener, health: Health) -> io::Result<()> {
     let live = get(|Shared(health): Shared<Health>| async move { answer(health.live()) });
     let ready = get(|Shared(health): Shared<Health>| async move { answer(health.ready()) });
-    let router = Router::new().route("/livez", live.clone()).route("/healthz", live).route("/readyz", ready);
+    let router = Router::new()
+        .route("/livez", live.clone())
+        .route("/healthz", live)
+        .route("/readyz", ready);
     axum::serve(listener, router.with_state(health)).await
 }
 
 fn answer((well, body): (bool, String)) -> (StatusCode, String) {
-    (if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
+    (
+        if well {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        body,
+    )
 }
 
 #[cfg(test)]
@@ -196,23 +235,38 @@ mod tests {
     #[test]
     fn ready_once_every_present_kind_is_synced() {
         let health = Health::new();
-        assert_eq!(health.ready(), (false, "[-]start not yet\nnot ready\n".into()));
+        assert_eq!(
+            health.ready(),
+            (false, "[-]start not yet\nnot ready\n".into())
+        );
         health.set("trackedfield", State::Syncing);
         health.set("contactpoint", State::Synced);
-        health.set("myapp", State::Absent("no CRD myapps.demo.rtfm.co.ua".into()));
+        health.set(
+            "myapp",
+            State::Absent("no CRD myapps.demo.rtfm.co.ua".into()),
+        );
         let body = "[+]contactpoint synced\n[+]myapp absent: no CRD myapps.demo.rtfm.co.ua\n\
             [-]trackedfield not synced\nnot ready\n";
         assert_eq!(health.ready(), (false, body.into()));
         health.set("trackedfield", State::Synced);
         let (ready, body) = health.ready();
         assert!(ready, "{body}");
-        assert!(body.ends_with("\nready\n") && body.contains("[+]myapp absent"), "{body}");
+        assert!(
+            body.ends_with("\nready\n") && body.contains("[+]myapp absent"),
+            "{body}"
+        );
         health.set("myapp", State::Syncing);
         assert!(!health.ready().0, "a CRD that arrives later is waited for");
-        let refused = [(Some("a".to_owned()), "no".to_owned()), (Some("b".to_owned()), "no right".to_owned())];
+        let refused = [
+            (Some("a".to_owned()), "no".to_owned()),
+            (Some("b".to_owned()), "no right".to_owned()),
+        ];
         health.set("myapp", State::Partly(refused.into()));
         let (ready, body) = health.ready();
-        assert!(!ready && body.contains("[-]myapp not synced in a: no; in b: no right\n"), "{body}");
+        assert!(
+            !ready && body.contains("[-]myapp not synced in a: no; in b: no right\n"),
+            "{body}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -222,7 +276,10 @@ mod tests {
         let beat = health.watchdog("trackedfield", Duration::from_mins(1));
         let advance = tokio::time::advance;
         advance(Duration::from_hours(1)).await;
-        assert_eq!(health.live(), (true, "[+]trackedfield waiting for work\nlive\n".into()));
+        assert_eq!(
+            health.live(),
+            (true, "[+]trackedfield waiting for work\nlive\n".into())
+        );
 
         let old = beat.busy();
         advance(Duration::from_secs(50)).await;
@@ -245,14 +302,19 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve(listener, health.clone()));
         let get = |path: &'static str| async move {
-            let response = reqwest::get(format!("http://{address}{path}")).await.unwrap();
+            let response = reqwest::get(format!("http://{address}{path}"))
+                .await
+                .unwrap();
             (response.status().as_u16(), response.text().await.unwrap())
         };
         assert_eq!(get("/livez").await, (200, "live\n".into()));
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/readyz").await.0, 503);
         health.set("contactpoint", State::Synced);
-        assert_eq!(get("/readyz").await, (200, "[+]contactpoint synced\nready\n".into()));
+        assert_eq!(
+            get("/readyz").await,
+            (200, "[+]contactpoint synced\nready\n".into())
+        );
         assert_eq!(get("/other").await.0, 404);
         server.abort();
     }

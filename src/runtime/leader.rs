@@ -40,7 +40,10 @@ const RELEASE: Duration = Duration::from_secs(1);
 
 /// A name that no other candidate has: the Pod's (or the host's), and a random part.
 pub fn identity(pod: Option<&str>) -> String {
-    let host = pod.map(str::to_owned).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_else(|| "quartermaster".into());
+    let host = pod
+        .map(str::to_owned)
+        .or_else(|| env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "quartermaster".into());
     format!("{host}_{}", Uuid::new_v4())
 }
 
@@ -122,7 +125,11 @@ impl Election {
 
     /// Waits for the lease and opens `fence`. None when told to stop first.
     async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Known)> {
-        info!(lease = self.name, identity = self.identity, "waiting for the lease");
+        info!(
+            lease = self.name,
+            identity = self.identity,
+            "waiting for the lease"
+        );
         let (mut known, mut complaint) = (Known::default(), Complaint::default());
         loop {
             // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
@@ -142,16 +149,30 @@ impl Election {
             match attempt {
                 Ok(Ok(Attempt::Held(at))) => {
                     fence.renewed(at, self.renew_deadline);
-                    info!(lease = self.name, identity = self.identity, "holding the lease");
+                    info!(
+                        lease = self.name,
+                        identity = self.identity,
+                        "holding the lease"
+                    );
                     return Some((at, known));
                 }
                 // A conflict means that another candidate was faster.
                 Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
-                Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
+                Err(_) => complaint.say(
+                    "the apiserver does not answer".into(),
+                    "cannot ask for the lease",
+                ),
             }
-            let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..LEASE_JITTER));
-            if let Some(end) = known.seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
+            let mut pause = self
+                .retry_period
+                .mul_f64(rand::random_range(1.0..LEASE_JITTER));
+            if let Some(end) = known
+                .seen
+                .as_ref()
+                .map(|seen| self.end(seen))
+                .filter(|end| *end > Instant::now())
+            {
                 pause = pause.min(end - Instant::now());
             }
             tokio::select! {
@@ -185,15 +206,24 @@ impl Election {
                     complaint.clear();
                 }
                 Ok(Ok(Attempt::Conflict)) => {
-                    complaint.say("409 Conflict".into(), "lease changed during its renewal; will retry");
+                    complaint.say(
+                        "409 Conflict".into(),
+                        "lease changed during its renewal; will retry",
+                    );
                 }
                 Ok(Ok(Attempt::HeldByAnother)) => {
                     let holder = known.seen.as_ref().and_then(|seen| holder(&seen.lease));
-                    warn!(lease = self.name, holder, "another replica holds the lease: lost");
+                    warn!(
+                        lease = self.name,
+                        holder, "another replica holds the lease: lost"
+                    );
                     return;
                 }
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot renew the lease"),
-                Err(_) => complaint.say("the apiserver does not answer".into(), "cannot renew the lease"),
+                Err(_) => complaint.say(
+                    "the apiserver does not answer".into(),
+                    "cannot renew the lease",
+                ),
             }
         }
     }
@@ -202,7 +232,10 @@ impl Election {
     async fn try_hold(&self, known: &mut Known) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
         // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
-        let ours = known.seen.as_ref().filter(|seen| known.unconfirmed.is_none() && self.is_ours(&seen.lease));
+        let ours = known
+            .seen
+            .as_ref()
+            .filter(|seen| known.unconfirmed.is_none() && self.is_ours(&seen.lease));
         if let Some(lease) = ours.map(|ours| ours.lease.clone()) {
             match self.try_write(known, Some(lease)).await {
                 Err(Error::Api(status)) if status.code == 409 || status.code == 404 => {}
@@ -212,15 +245,32 @@ impl Election {
         let current = self.api.get_opt(&self.name).await?;
         if let Some(lease) = &current {
             if let Some(at) = self.applied(known, lease) {
-                *known = Known { seen: Some(Seen { lease: lease.clone(), at: Instant::now() }), unconfirmed: None };
+                *known = Known {
+                    seen: Some(Seen {
+                        lease: lease.clone(),
+                        at: Instant::now(),
+                    }),
+                    unconfirmed: None,
+                };
                 return Ok(Attempt::Held(at));
             }
             // Not from before the request: the holder may have renewed while it was under way.
             let now = Instant::now();
-            let at = known.seen.as_ref().filter(|seen| seen.lease.spec == lease.spec).map_or(now, |seen| seen.at);
-            let seen = known.seen.insert(Seen { lease: lease.clone(), at });
+            let at = known
+                .seen
+                .as_ref()
+                .filter(|seen| seen.lease.spec == lease.spec)
+                .map_or(now, |seen| seen.at);
+            let seen = known.seen.insert(Seen {
+                lease: lease.clone(),
+                at,
+            });
             if holder(lease).is_some() && !self.is_ours(lease) && now < self.end(seen) {
-                debug!(lease = self.name, holder = holder(lease), "another replica holds the lease");
+                debug!(
+                    lease = self.name,
+                    holder = holder(lease),
+                    "another replica holds the lease"
+                );
                 return Ok(Attempt::HeldByAnother);
             }
         }
@@ -234,21 +284,44 @@ impl Election {
     async fn try_write(&self, known: &mut Known, version: Option<Lease>) -> Result<Attempt, Error> {
         let spec = self.next_spec(version.as_ref().and_then(|lease| lease.spec.as_ref()));
         let at = Instant::now();
-        known.unconfirmed = Some(Unconfirmed { renew_time: spec.renew_time.clone(), at });
+        known.unconfirmed = Some(Unconfirmed {
+            renew_time: spec.renew_time.clone(),
+            at,
+        });
         let written = if let Some(version) = version {
             self.write(&version, spec).await
         } else {
-            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-            self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(spec) }).await
+            let metadata = ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            };
+            self.api
+                .create(
+                    &PostParams::default(),
+                    &Lease {
+                        metadata,
+                        spec: Some(spec),
+                    },
+                )
+                .await
         };
-        *known = Known { seen: Some(Seen { lease: written?, at: Instant::now() }), unconfirmed: None };
+        *known = Known {
+            seen: Some(Seen {
+                lease: written?,
+                at: Instant::now(),
+            }),
+            unconfirmed: None,
+        };
         Ok(Attempt::Held(at))
     }
 
     /// Returns when this candidate sent the unconfirmed write that the lease shows to be applied. A write of long ago is
     /// repeated instead.
     fn applied(&self, known: &Known, lease: &Lease) -> Option<Instant> {
-        let unconfirmed = known.unconfirmed.as_ref().filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
+        let unconfirmed = known
+            .unconfirmed
+            .as_ref()
+            .filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
         let shown = lease.spec.as_ref()?.renew_time.as_ref();
         (self.is_ours(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
     }
@@ -257,15 +330,19 @@ impl Election {
     async fn release(&self, seen: Option<Seen>) {
         let work = async {
             if let Some(seen) = seen.filter(|seen| self.is_ours(&seen.lease)) {
-                match self.write(&seen.lease, released_spec(seen.lease.spec.as_ref())).await {
+                match self
+                    .write(&seen.lease, released_spec(seen.lease.spec.as_ref()))
+                    .await
+                {
                     Err(Error::Api(status)) if status.code == 409 => {}
                     result => return result.map(|_| true),
                 }
             }
             match self.api.get_opt(&self.name).await? {
-                Some(lease) if self.is_ours(&lease) => {
-                    self.write(&lease, released_spec(lease.spec.as_ref())).await.map(|_| true)
-                }
+                Some(lease) if self.is_ours(&lease) => self
+                    .write(&lease, released_spec(lease.spec.as_ref()))
+                    .await
+                    .map(|_| true),
                 _ => Ok(false),
             }
         };
@@ -273,16 +350,28 @@ impl Election {
             Ok(Ok(true)) => info!(lease = self.name, "gave the lease back"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
-                warn!(lease = self.name, error = causes(&error), "cannot give the lease back; it ends by itself");
+                warn!(
+                    lease = self.name,
+                    error = causes(&error),
+                    "cannot give the lease back; it ends by itself"
+                );
             }
-            Err(_) => warn!(lease = self.name, "no time to give the lease back; it ends by itself"),
+            Err(_) => warn!(
+                lease = self.name,
+                "no time to give the lease back; it ends by itself"
+            ),
         }
     }
 
     /// Replaces that very version of the lease.
     async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
-        let lease = Lease { metadata: version.metadata.clone(), spec: Some(spec) };
-        self.api.replace(&self.name, &PostParams::default(), &lease).await
+        let lease = Lease {
+            metadata: version.metadata.clone(),
+            spec: Some(spec),
+        };
+        self.api
+            .replace(&self.name, &PostParams::default(), &lease)
+            .await
     }
 
     fn is_ours(&self, lease: &Lease) -> bool {
@@ -291,8 +380,14 @@ impl Election {
 
     /// When a lease that stays as it is may be taken over: its holder's duration counts, which may not be ours.
     fn end(&self, seen: &Seen) -> Instant {
-        let theirs = seen.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-        let theirs = theirs.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        let theirs = seen
+            .lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.lease_duration_seconds);
+        let theirs = theirs
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs);
         seen.at + theirs.unwrap_or(self.duration)
     }
 
@@ -305,7 +400,9 @@ impl Election {
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.duration.as_millis().div_ceil(1000)).ok(),
-            acquire_time: ours.and_then(|spec| spec.acquire_time.clone()).or_else(|| Some(now.clone())),
+            acquire_time: ours
+                .and_then(|spec| spec.acquire_time.clone())
+                .or_else(|| Some(now.clone())),
             renew_time: Some(now),
             lease_transitions: Some(if ours.is_some() || last.is_none() {
                 transitions
@@ -336,7 +433,12 @@ fn may_have_been_done(error: &Error) -> bool {
 }
 
 fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    lease
+        .spec
+        .as_ref()?
+        .holder_identity
+        .as_deref()
+        .filter(|holder| !holder.is_empty())
 }
 
 /// A fault that lasts is said once, not twice a second.

@@ -18,14 +18,26 @@ const UPDATE: &str = "Update";
 /// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
 /// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
 /// was left is not to be any more.
-pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
-    let ours = |wanted| managed.iter().find(|entry| is_of(entry, manager) && operation(entry) == wanted).map(fields);
-    let Some(applied) = ours(APPLY) else { return true };
+pub fn is_to_be_handed_over(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    left: &[&[&str]],
+) -> bool {
+    let ours = |wanted| {
+        managed
+            .iter()
+            .find(|entry| is_of(entry, manager) && operation(entry) == wanted)
+            .map(fields)
+    };
+    let Some(applied) = ours(APPLY) else {
+        return true;
+    };
     let mut updated = ours(UPDATE).cloned().unwrap_or_default();
     for path in left {
         take(&mut updated, path);
     }
-    left.iter().any(|path| find(applied, path).is_some()) || updated.as_object().is_some_and(|rest| !rest.is_empty())
+    left.iter().any(|path| find(applied, path).is_some())
+        || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
 /// The entries after a hand-over: what its creator said of the object is then what `manager` applied, so that the next apply
@@ -45,11 +57,24 @@ pub fn handed_over(
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         here && entry.api_version.as_deref() == Some(api_version)
     };
-    let made = managed.iter().any(|entry| tells(entry) && is_of(entry, manager));
+    let made = managed
+        .iter()
+        .any(|entry| tells(entry) && is_of(entry, manager));
     // Whoever made it said most of what it is.
-    let said = |entry| shared(&mut fields(entry).clone(), &desired).as_ref().map_or(0, leaves);
-    let others = managed.iter().enumerate().filter(|(_, entry)| !made && tells(entry) && operation(entry) == UPDATE);
-    let creator = others.map(|(at, entry)| (said(entry), at)).filter(|(said, _)| *said > 0).max().map(|(_, at)| at);
+    let said = |entry| {
+        shared(&mut fields(entry).clone(), &desired)
+            .as_ref()
+            .map_or(0, leaves)
+    };
+    let others = managed
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| !made && tells(entry) && operation(entry) == UPDATE);
+    let creator = others
+        .map(|(at, entry)| (said(entry), at))
+        .filter(|(said, _)| *said > 0)
+        .max()
+        .map(|(_, at)| at);
     let mut applied = Value::Object(Map::new());
     let mut at: Option<Time> = None;
     let mut entries = Vec::new();
@@ -60,7 +85,10 @@ pub fn handed_over(
         } else if is_of(&entry, manager) || Some(number) == creator {
             entry.fields_v1.take().map(|fields| fields.0)
         } else if !made && operation(&entry) == UPDATE {
-            entry.fields_v1.as_mut().and_then(|fields| shared(&mut fields.0, &desired))
+            entry
+                .fields_v1
+                .as_mut()
+                .and_then(|fields| shared(&mut fields.0, &desired))
         } else {
             None
         };
@@ -69,7 +97,10 @@ pub fn handed_over(
             at = at.max(entry.time.clone());
         }
         // An empty set would be a claim on all.
-        if fields(&entry).as_object().is_some_and(|fields| !fields.is_empty()) {
+        if fields(&entry)
+            .as_object()
+            .is_some_and(|fields| !fields.is_empty())
+        {
             entries.push(entry);
         }
     }
@@ -97,13 +128,17 @@ pub fn handed_over(
 
 /// Returns whether any manager but `manager` owns something at `path`.
 pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
-    managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
+    managed.iter().any(|entry| {
+        entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
+    })
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
 pub fn may_be_ours(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
     let ours = managed.iter().filter(|entry| is_of(entry, manager));
-    let mut labels = ours.filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"])).peekable();
+    let mut labels = ours
+        .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
+        .peekable();
     let field = format!("f:{label}");
     labels.peek().is_none() || labels.any(|labels| labels.get(&field).is_some())
 }
@@ -119,9 +154,15 @@ pub struct Transfer {
 
 /// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
 /// removes the fields it does not set; `None` if nobody else owns any of them.
-pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Path>) -> Option<Transfer> {
+pub fn taken(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    paths: &BTreeSet<Path>,
+) -> Option<Transfer> {
     let mut entries = managed.to_vec();
-    let ours = entries.iter().position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
+    let ours = entries
+        .iter()
+        .position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
     let api_version = entries[ours].api_version.clone();
     let mut theirs = Value::Object(Map::new());
     let (mut fields_taken, mut managers) = (BTreeSet::new(), BTreeSet::new());
@@ -131,7 +172,9 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
             continue;
         }
         let name = entry.manager.clone().unwrap_or_default();
-        let Some(FieldsV1(set)) = &mut entry.fields_v1 else { continue };
+        let Some(FieldsV1(set)) = &mut entry.fields_v1 else {
+            continue;
+        };
         for path in paths {
             let elements: Vec<&str> = path.iter().map(String::as_str).collect();
             if let Some(field) = take(set, &elements) {
@@ -145,20 +188,32 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
         join(applied, theirs);
     }
     // An empty set would be a claim on all.
-    entries.retain(|entry| fields(entry).as_object().is_none_or(|fields| !fields.is_empty()));
-    let taken = TakenFields { fields: fields_taken, managers };
+    entries.retain(|entry| {
+        fields(entry)
+            .as_object()
+            .is_none_or(|fields| !fields.is_empty())
+    });
+    let taken = TakenFields {
+        fields: fields_taken,
+        managers,
+    };
     (!taken.fields.is_empty()).then_some(Transfer { entries, taken })
 }
 
 /// Returns the last writer of these fields besides `manager`: an owner of one of them, or else a manager that wrote
 /// another item of the same list after `manager` did, because `managedFields` do not cover removed fields.
-pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: &[Path]) -> Option<&'a str> {
+pub fn last_writer<'a>(
+    managed: &'a [ManagedFieldsEntry],
+    manager: &str,
+    paths: &[Path],
+) -> Option<&'a str> {
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
         .filter(|entry| tells_of_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
     let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
-    let holds = |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
+    let holds =
+        |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
         // A renumbered item stands beside the removed one; elsewhere a neighbour is no evidence.
         let beside = |path: &Path| match path.split_last() {
@@ -168,13 +223,25 @@ pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: 
         entry.time.as_ref() >= last && paths.iter().any(beside)
     };
     let newest = |of: &dyn Fn(&&ManagedFieldsEntry) -> bool| {
-        others.iter().copied().filter(|entry| of(entry)).max_by_key(|entry| entry.time.clone())
+        others
+            .iter()
+            .copied()
+            .filter(|entry| of(entry))
+            .max_by_key(|entry| entry.time.clone())
     };
-    newest(&holds).or_else(|| newest(&is_beside))?.manager.as_deref()
+    newest(&holds)
+        .or_else(|| newest(&is_beside))?
+        .manager
+        .as_deref()
 }
 
 /// Lists whose items are never taken for another item's fault: other managers' sidecars and volumes stay.
-const KEPT: [&str; 4] = ["f:containers", "f:initContainers", "f:ephemeralContainers", "f:volumes"];
+const KEPT: [&str; 4] = [
+    "f:containers",
+    "f:initContainers",
+    "f:ephemeralContainers",
+    "f:volumes",
+];
 
 /// Step to a field that the apiserver names in an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,15 +274,26 @@ pub fn rivals(
         let is_item = around.last() == Some(&Step::Item);
         let is_list = steps.get(length) == Some(&Step::Item);
         let all = ours.iter().chain(&others);
-        let has_items = || all.clone().any(|entry| all_at(fields(entry), around).iter().any(|(_, set)| has_items(set)));
+        let has_items = || {
+            all.clone().any(|entry| {
+                all_at(fields(entry), around)
+                    .iter()
+                    .any(|(_, set)| has_items(set))
+            })
+        };
         if !is_item && !is_list && has_items() {
             // A map with lists inside is nearly the whole object.
             break;
         }
         let mut found = BTreeSet::new();
-        for (path, set) in others.iter().flat_map(|entry| all_at(fields(entry), around)) {
+        for (path, set) in others
+            .iter()
+            .flat_map(|entry| all_at(fields(entry), around))
+        {
             let wanted = value_at(&desired, &path);
-            let kept = path.last().is_some_and(|name| KEPT.contains(&name.as_str()));
+            let kept = path
+                .last()
+                .is_some_and(|name| KEPT.contains(&name.as_str()));
             let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
             match wanted {
                 Some(Value::Array(_)) if kept => {}
@@ -226,7 +304,8 @@ pub fn rivals(
         }
         if let (true, Some(Step::Field(leaf))) = (is_list, steps.get(length + 1)) {
             found.retain(|path| {
-                path.last().is_none_or(|item| !item.starts_with("k:")) || excludes(path, leaf, object, &desired)
+                path.last().is_none_or(|item| !item.starts_with("k:"))
+                    || excludes(path, leaf, object, &desired)
             });
         }
         if !found.is_empty() {
@@ -242,9 +321,13 @@ pub fn rivals(
 /// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their values
 /// are equal, or one of them has none.
 fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
-    let Some(theirs) = value_at(object, path).and_then(|item| item.get(leaf)) else { return true };
+    let Some(theirs) = value_at(object, path).and_then(|item| item.get(leaf)) else {
+        return true;
+    };
     let ours = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
-    ours.into_iter().flatten().any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
+    ours.into_iter()
+        .flatten()
+        .any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
 }
 
 /// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has
@@ -257,12 +340,27 @@ pub fn renumbered(
     desired: &Value,
     is_alone: bool,
 ) -> BTreeSet<Path> {
-    let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
+    let sets: Vec<_> = managed
+        .iter()
+        .filter(|entry| tells_of_content(entry))
+        .map(fields)
+        .collect();
     let mut found = BTreeSet::new();
-    renumbered_in(&content(object), &content(desired), &sets, is_alone, &mut Vec::new(), &mut found);
+    renumbered_in(
+        &content(object),
+        &content(desired),
+        &sets,
+        is_alone,
+        &mut Vec::new(),
+        &mut found,
+    );
     let held = |path: &Path| {
-        let others = managed.iter().filter(|entry| entry.manager.as_deref() != Some(manager));
-        others.filter(|entry| tells_of_content(entry)).any(|entry| find(fields(entry), path).is_some())
+        let others = managed
+            .iter()
+            .filter(|entry| entry.manager.as_deref() != Some(manager));
+        others
+            .filter(|entry| tells_of_content(entry))
+            .any(|entry| find(fields(entry), path).is_some())
     };
     found.retain(held);
     found
@@ -276,12 +374,13 @@ fn renumbered_in(
     path: &mut Path,
     found: &mut BTreeSet<Path>,
 ) {
-    let mut step = |element: String, object: &Value, desired: &Value, found: &mut BTreeSet<Path>| {
-        let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
-        path.push(element);
-        renumbered_in(object, desired, &within, is_alone, path, found);
-        path.pop();
-    };
+    let mut step =
+        |element: String, object: &Value, desired: &Value, found: &mut BTreeSet<Path>| {
+            let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
+            path.push(element);
+            renumbered_in(object, desired, &within, is_alone, path, found);
+            path.pop();
+        };
     match (object, desired) {
         (Value::Object(object), Value::Object(desired)) => {
             for (name, desired) in desired {
@@ -291,7 +390,9 @@ fn renumbered_in(
             }
         }
         (Value::Array(there), Value::Array(wanted)) => {
-            let Some(keys) = values::keys(sets) else { return };
+            let Some(keys) = values::keys(sets) else {
+                return;
+            };
             let element = |item| values::element(item, &keys, sets);
             let (mut missing, mut others) = (Vec::new(), Vec::new());
             for wanted in wanted {
@@ -306,23 +407,42 @@ fn renumbered_in(
                 !wanted.iter().any(|wanted| is_element(&name, wanted))
             }));
             let is_port = |key: &String| key == "port" || key == "containerPort";
-            let rest = |item: &Value| item.as_object().into_iter().flatten().any(|(name, _)| !keys.contains(name));
-            let name = |item: &Value| item.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let rest = |item: &Value| {
+                item.as_object()
+                    .into_iter()
+                    .flatten()
+                    .any(|(name, _)| !keys.contains(name))
+            };
+            let name = |item: &Value| {
+                item.get("name")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
             let same = |item: &&&Value| {
                 missing.iter().any(|wanted| {
-                    let fields = wanted.as_object().into_iter().flatten().filter(|(name, _)| !keys.contains(name));
+                    let fields = wanted
+                        .as_object()
+                        .into_iter()
+                        .flatten()
+                        .filter(|(name, _)| !keys.contains(name));
                     let is_evidence = rest(wanted) || (is_alone && !rest(item));
                     is_evidence
                         && name(wanted) == name(item)
-                        && fields
-                            .into_iter()
-                            .all(|(name, wanted)| item.get(name).is_some_and(|it| values::is_within(wanted, it)))
+                        && fields.into_iter().all(|(name, wanted)| {
+                            item.get(name)
+                                .is_some_and(|it| values::is_within(wanted, it))
+                        })
                 })
             };
             let renumbered: Vec<_> = others.iter().filter(same).collect();
             // With more candidates than missing ports, the renumbered ones are uncertain.
             if keys.iter().any(is_port) && renumbered.len() <= missing.len() {
-                found.extend(renumbered.iter().map(|item| [path.clone(), vec![element(item)]].concat()));
+                found.extend(
+                    renumbered
+                        .iter()
+                        .map(|item| [path.clone(), vec![element(item)]].concat()),
+                );
             }
         }
         _ => {}
@@ -336,7 +456,11 @@ fn steps(field: &str) -> Vec<Step> {
         if let Some(inner) = rest.strip_prefix('[') {
             let (index, after) = inner.split_once(']').unwrap_or((inner, ""));
             let is_index = index.chars().all(|c| c.is_ascii_digit());
-            steps.push(if is_index { Step::Item } else { Step::Field(index.to_owned()) });
+            steps.push(if is_index {
+                Step::Item
+            } else {
+                Step::Field(index.to_owned())
+            });
             rest = after;
         } else {
             rest = rest.strip_prefix('.').unwrap_or(rest);
@@ -352,11 +476,17 @@ fn steps(field: &str) -> Vec<Step> {
 fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
     steps.iter().fold(vec![(Path::new(), set)], |found, step| {
         let next = found.into_iter().flat_map(|(path, set)| {
-            let inner = set.as_object().into_iter().flatten().filter(|(element, _)| match step {
-                Step::Field(name) => element.strip_prefix("f:") == Some(name),
-                Step::Item => element.starts_with("k:") || element.starts_with("v:"),
-            });
-            inner.map(move |(element, set)| ([path.clone(), vec![element.clone()]].concat(), set)).collect::<Vec<_>>()
+            let inner = set
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter(|(element, _)| match step {
+                    Step::Field(name) => element.strip_prefix("f:") == Some(name),
+                    Step::Item => element.starts_with("k:") || element.starts_with("v:"),
+                });
+            inner
+                .map(move |(element, set)| ([path.clone(), vec![element.clone()]].concat(), set))
+                .collect::<Vec<_>>()
         });
         next.collect()
     })
@@ -366,28 +496,47 @@ fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
 fn is_set(desired: &Value, steps: &[Step]) -> bool {
     match steps.split_first() {
         None => !desired.is_null(),
-        Some((Step::Field(name), rest)) => desired.get(name).is_some_and(|value| is_set(value, rest)),
-        Some((Step::Item, rest)) => desired.as_array().into_iter().flatten().any(|item| is_set(item, rest)),
+        Some((Step::Field(name), rest)) => {
+            desired.get(name).is_some_and(|value| is_set(value, rest))
+        }
+        Some((Step::Item, rest)) => desired
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|item| is_set(item, rest)),
     }
 }
 
 fn value_at<'a>(desired: &'a Value, path: &[String]) -> Option<&'a Value> {
-    let value = path.iter().try_fold(desired, |value, element| match element.strip_prefix("f:") {
-        Some(name) => value.get(name),
-        None => value.as_array()?.iter().find(|item| is_element(element, item)),
-    });
+    let value = path
+        .iter()
+        .try_fold(desired, |value, element| match element.strip_prefix("f:") {
+            Some(name) => value.get(name),
+            None => value
+                .as_array()?
+                .iter()
+                .find(|item| is_element(element, item)),
+        });
     value.filter(|value| !value.is_null())
 }
 
 /// Returns whether the set has list items at any depth.
 fn has_items(set: &Value) -> bool {
-    set.as_object().into_iter().flatten().any(|(element, set)| element.starts_with("k:") || has_items(set))
+    set.as_object()
+        .into_iter()
+        .flatten()
+        .any(|(element, set)| element.starts_with("k:") || has_items(set))
 }
 
 /// Adds the fields of the set that `desired` does not set: the items of a list, or else the fields inside that are no
 /// list items.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
-    for (element, inner) in set.as_object().into_iter().flatten().filter(|(element, _)| *element != ".") {
+    for (element, inner) in set
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(element, _)| *element != ".")
+    {
         let path = [path.clone(), vec![element.clone()]].concat();
         match value_at(desired, std::slice::from_ref(element)) {
             Some(Value::Array(_)) => {}
@@ -400,7 +549,9 @@ fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>
 
 /// Returns a set with `field` at `path`.
 fn nested(path: &[&str], field: Value) -> Value {
-    path.iter().rev().fold(field, |inner, name| Value::Object([((*name).to_owned(), inner)].into_iter().collect()))
+    path.iter().rev().fold(field, |inner, name| {
+        Value::Object([((*name).to_owned(), inner)].into_iter().collect())
+    })
 }
 
 fn operation(entry: &ManagedFieldsEntry) -> &str {
@@ -408,12 +559,16 @@ fn operation(entry: &ManagedFieldsEntry) -> &str {
 }
 
 fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
-    entry.manager.as_deref() == Some(manager) && entry.subresource.as_deref().unwrap_or_default().is_empty()
+    entry.manager.as_deref() == Some(manager)
+        && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
 /// Returns the set of fields of an entry.
 pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
-    entry.fields_v1.as_ref().map_or(&Value::Null, |fields| &fields.0)
+    entry
+        .fields_v1
+        .as_ref()
+        .map_or(&Value::Null, |fields| &fields.0)
 }
 
 /// Takes the fields that have a value in `desired` out of the set; none if there are none.
@@ -422,14 +577,20 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let mut taken = Map::new();
     fields.retain(|element, inner| {
         let desired = match (element.strip_prefix("f:"), desired) {
-            (Some(name), Value::Object(desired)) => desired.get(name).filter(|value| !value.is_null()),
+            (Some(name), Value::Object(desired)) => {
+                desired.get(name).filter(|value| !value.is_null())
+            }
             (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
             _ => None,
         };
         // The list or the item as such.
         let itself = element == ".";
         let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));
-        let part = if whole { Some(inner.take()) } else { desired.and_then(|desired| shared(inner, desired)) };
+        let part = if whole {
+            Some(inner.take())
+        } else {
+            desired.and_then(|desired| shared(inner, desired))
+        };
         let Some(part) = part else { return true };
         taken.insert(element.clone(), part);
         inner.as_object().is_some_and(|rest| !rest.is_empty())
@@ -444,7 +605,9 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
 
 /// How many fields there are in the set.
 fn leaves(set: &Value) -> usize {
-    set.as_object().filter(|set| !set.is_empty()).map_or(1, |set| set.values().map(leaves).sum())
+    set.as_object()
+        .filter(|set| !set.is_empty())
+        .map_or(1, |set| set.values().map(leaves).sum())
 }
 
 /// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
@@ -453,14 +616,18 @@ pub(super) fn is_element(element: &str, item: &Value) -> bool {
     if let Some(value) = element.strip_prefix("v:") {
         return parsed(value) == *item;
     }
-    let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else { return false };
+    let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else {
+        return false;
+    };
     // The one key of the API's own lists that has a default is the protocol.
-    keys.iter().all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
+    keys.iter()
+        .all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
 }
 
 /// Returns the part of a set at a path.
 pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a Value> {
-    path.iter().try_fold(set, |set, name| set.get(name.as_ref()))
+    path.iter()
+        .try_fold(set, |set, name| set.get(name.as_ref()))
 }
 
 /// Returns whether an entry may cover fields other than the status.
@@ -485,9 +652,14 @@ fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
 
 /// The union of two sets.
 fn join(one: &mut Value, other: Value) {
-    let (Value::Object(one), Value::Object(other)) = (one, other) else { return };
+    let (Value::Object(one), Value::Object(other)) = (one, other) else {
+        return;
+    };
     for (name, set) in other {
-        join(one.entry(name).or_insert_with(|| Value::Object(Map::new())), set);
+        join(
+            one.entry(name).or_insert_with(|| Value::Object(Map::new())),
+            set,
+        );
     }
 }
 

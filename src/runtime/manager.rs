@@ -97,7 +97,10 @@ impl Phase {
     pub fn absent(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
             State::Absent(why) => Some(why.clone()),
-            State::Partly(refused) => refused.get(&None).or_else(|| refused.get(&Some(namespace.to_owned()))).cloned(),
+            State::Partly(refused) => refused
+                .get(&None)
+                .or_else(|| refused.get(&Some(namespace.to_owned())))
+                .cloned(),
             State::Syncing | State::Synced => None,
         }
     }
@@ -136,10 +139,19 @@ pub async fn run(
     tasks: Tasks,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
+    let fence = if config.leader_elect {
+        Fence::shut()
+    } else {
+        Fence::open()
+    };
     let availability = Availability::default();
-    let client =
-        client::main(kubernetes.clone(), fence.clone(), availability.clone(), metrics.clone(), &config.timings)?;
+    let client = client::main(
+        kubernetes.clone(),
+        fence.clone(),
+        availability.clone(),
+        metrics.clone(),
+        &config.timings,
+    )?;
     let watches = how_to_watch(&config.timings);
     let others = tokio::select! {
         others = how_to_watch_others(&client, &watches, &config.timings) => others,
@@ -177,19 +189,36 @@ pub async fn run(
 /// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
 /// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
 fn how_to_watch(timings: &Timings) -> watcher::Config {
-    let seconds = u32::try_from(timings.watch_timeout.as_secs()).unwrap_or(u32::MAX).max(1);
-    watcher::Config { timeout: Some(seconds), page_size: Some(pages::MOST), ..watcher::Config::default() }
+    let seconds = u32::try_from(timings.watch_timeout.as_secs())
+        .unwrap_or(u32::MAX)
+        .max(1);
+    watcher::Config {
+        timeout: Some(seconds),
+        page_size: Some(pages::MOST),
+        ..watcher::Config::default()
+    }
 }
 
 /// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
 /// The apiserver is asked until it answers.
-async fn how_to_watch_others(client: &Client, watches: &watcher::Config, timings: &Timings) -> watcher::Config {
-    let mut backoff = Policy { min: Duration::from_millis(200), max: timings.api_timeout }.series();
+async fn how_to_watch_others(
+    client: &Client,
+    watches: &watcher::Config,
+    timings: &Timings,
+) -> watcher::Config {
+    let mut backoff = Policy {
+        min: Duration::from_millis(200),
+        max: timings.api_timeout,
+    }
+    .series();
     loop {
         match client::streaming_lists_supported(client).await {
             Ok(true) => return watches.clone().streaming_lists(),
             Ok(false) => return watches.clone(),
-            Err(error) => warn!(error = &error as &dyn std::error::Error, "waiting for the apiserver"),
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "waiting for the apiserver"
+            ),
         }
         tokio::time::sleep(backoff.next_delay()).await;
     }
@@ -203,7 +232,14 @@ impl Manager {
     {
         let cache = Cache::new(self.scope.shards());
         let (say, phase) = watch::channel(State::Syncing);
-        Watched { store: cache.store(), trigger: Trigger::default(), phase: Phase(phase), kind, say, cache }
+        Watched {
+            store: cache.store(),
+            trigger: Trigger::default(),
+            phase: Phase(phase),
+            kind,
+            say,
+            cache,
+        }
     }
 
     /// What the Events of a controller go through.
@@ -225,12 +261,21 @@ impl Manager {
         R: Reconciler,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Stands,
     {
-        let Watched { store, trigger, mut phase, kind, say, cache } = watched;
+        let Watched {
+            store,
+            trigger,
+            mut phase,
+            kind,
+            say,
+            cache,
+        } = watched;
         let (ask, asked) = mpsc::channel(1);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.show_resources(name, move || {
-            served.is_served().then(|| tally(objects.state().iter().map(|object| object.stand())))
+            served
+                .is_served()
+                .then(|| tally(objects.state().iter().map(|object| object.stand())))
         });
         if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
@@ -261,7 +306,11 @@ impl Manager {
             join_all(after.iter_mut().map(Phase::settled)).await;
             runner.run(store, trigger).await;
         };
-        self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
+        self.passes.push(
+            self.tasks
+                .guard(format!("the controller of {name}s"), passes)
+                .boxed(),
+        );
     }
 
     /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
@@ -285,7 +334,16 @@ impl Manager {
             let (metrics, full) = (self.metrics.clone(), resource.full());
             let counted = move || metrics.watch(&full, Purpose::Own);
             let (config, resource) = (config.clone(), resource.clone());
-            let watch = ResourceWatch { api, config, resource, shard, observer, into, counted, watchdog };
+            let watch = ResourceWatch {
+                api,
+                config,
+                resource,
+                shard,
+                observer,
+                into,
+                counted,
+                watchdog,
+            };
             let (wanted, once) = (Arc::clone(wanted), watch::channel(0).1);
             self.spawn(name, async move {
                 wanted.wait().await;
@@ -295,13 +353,19 @@ impl Manager {
     }
 
     /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
-    pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn(
+        &mut self,
+        name: impl Into<String>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
         self.running.spawn(self.tasks.guard(name, task));
     }
 
     /// Reports whether the admission policies are in force.
     fn check_policies(&mut self) {
-        let Some(prefix) = self.config.policy_prefix.clone() else { return };
+        let Some(prefix) = self.config.policy_prefix.clone() else {
+            return;
+        };
         let check = policies::Check {
             client: self.client.clone(),
             prefix,
@@ -309,12 +373,16 @@ impl Manager {
             period: self.config.timings.policy_check_period,
             timeout: self.config.timings.api_timeout,
         };
-        self.spawn("the check of the admission policies", check.run(self.metrics.clone()));
+        self.spawn(
+            "the check of the admission policies",
+            check.run(self.metrics.clone()),
+        );
     }
 
     /// Watches over a loop that is called `name` in `/livez`.
     pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
-        self.health.watchdog(name, longest_step(&self.config.timings))
+        self.health
+            .watchdog(name, longest_step(&self.config.timings))
     }
 
     /// At the end `landing` is waited for a moment: what is under way may come to rest.
@@ -338,11 +406,20 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, &self.metrics);
-        self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
+        let (presence, follow) =
+            crds::follow(self.client.clone(), kind, &self.watches, &self.metrics);
+        self.spawn(
+            format!("the watch of the CRD of {}s", kind.controller),
+            follow,
+        );
         let feed = Feed {
             name: kind.controller,
-            apis: self.scope.places(&self.client).into_iter().map(|(_, api)| api).collect(),
+            apis: self
+                .scope
+                .places(&self.client)
+                .into_iter()
+                .map(|(_, api)| api)
+                .collect(),
             watches: self.watches.clone(),
             metrics: self.metrics.clone(),
             health: self.health.clone(),
@@ -351,7 +428,10 @@ impl Manager {
             presence,
             asked,
         };
-        self.spawn(format!("the cache of {}s", kind.controller), feed.run(cache, on));
+        self.spawn(
+            format!("the cache of {}s", kind.controller),
+            feed.run(cache, on),
+        );
     }
 
     fn limits(&self) -> Limits {
@@ -359,17 +439,41 @@ impl Manager {
         Limits {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
-            failed: Policy { min: timings.retry_min, max: timings.retry_max },
-            slow: Policy { min: timings.slow_min, max: timings.slow_max },
-            waiting: Policy { min: timings.waiting_min, max: timings.waiting_max },
+            failed: Policy {
+                min: timings.retry_min,
+                max: timings.retry_max,
+            },
+            slow: Policy {
+                min: timings.slow_min,
+                max: timings.slow_max,
+            },
+            waiting: Policy {
+                min: timings.waiting_min,
+                max: timings.waiting_max,
+            },
             resync: timings.resync,
         }
     }
 
     async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, fence, metrics, health, draining, identity, passes, landings, under_way, running, .. } =
-            self;
-        let work = drain::work(passes, stop.clone(), drain::rest(draining, landings, under_way, config.timings.drain));
+        let Self {
+            config,
+            fence,
+            metrics,
+            health,
+            draining,
+            identity,
+            passes,
+            landings,
+            under_way,
+            running,
+            ..
+        } = self;
+        let work = drain::work(
+            passes,
+            stop.clone(),
+            drain::rest(draining, landings, under_way, config.timings.drain),
+        );
         metrics.show_leadership(&config.leader_election_id, fence.clone());
         if !config.leader_elect {
             work.await;
@@ -417,7 +521,10 @@ mod tests {
         say.send_replace(State::Absent("switched off".into()));
         assert_eq!(phase.absent("a").as_deref(), Some("switched off"));
         say.send_replace(State::Partly([(Some("b".into()), "no".into())].into()));
-        assert_eq!((phase.absent("a"), phase.absent("b")), (None, Some("no".into())));
+        assert_eq!(
+            (phase.absent("a"), phase.absent("b")),
+            (None, Some("no".into()))
+        );
         say.send_replace(State::Partly([(None, "no".into())].into()));
         assert_eq!(phase.absent("a").as_deref(), Some("no"));
         say.send_replace(State::Synced);

@@ -41,13 +41,19 @@ type Gauges<const N: usize> = Family<[Label; N], Gauge>;
 type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogram>;
 
 /// From a pass that finds nothing to do to one that runs into its timeout.
-const RECONCILE_BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+const RECONCILE_BUCKETS: [f64; 13] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+];
 /// Buckets from immediate delivery to the age from which an entry may expire.
-const LATENCY_BUCKETS: [f64; 16] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
+const LATENCY_BUCKETS: [f64; 16] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0,
+    86400.0,
+];
 
 /// controller-runtime's buckets: 10 ns to 1,000 s.
-const QUEUE_BUCKETS: [f64; 12] = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1000.0];
+const QUEUE_BUCKETS: [f64; 12] = [
+    1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1000.0,
+];
 
 /// All metrics of the process. Cheap to clone.
 #[derive(Clone)]
@@ -97,7 +103,12 @@ pub enum Reconciled {
 
 impl Reconciled {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Success, Self::RequeueAfter, Self::Requeue, Self::Error];
+    pub const ALL: [Self; 4] = [
+        Self::Success,
+        Self::RequeueAfter,
+        Self::Requeue,
+        Self::Error,
+    ];
 
     fn label(self) -> &'static str {
         match self {
@@ -144,17 +155,41 @@ fn reconcile_histogram() -> Histogram {
 
 impl Inner {
     fn register_controllers(&self, r: &mut Registry) {
-        r.register("controller_runtime_reconcile", "Passes by outcome", self.reconciles.clone());
-        r.register("controller_runtime_reconcile_errors", "Passes that failed", self.reconcile_errors.clone());
-        r.register("controller_runtime_reconcile_panics", "Passes that panicked", self.reconcile_panics.clone());
-        r.register("controller_runtime_reconcile_time_seconds", "Length of a pass", self.reconcile_seconds.clone());
+        r.register(
+            "controller_runtime_reconcile",
+            "Passes by outcome",
+            self.reconciles.clone(),
+        );
+        r.register(
+            "controller_runtime_reconcile_errors",
+            "Passes that failed",
+            self.reconcile_errors.clone(),
+        );
+        r.register(
+            "controller_runtime_reconcile_panics",
+            "Passes that panicked",
+            self.reconcile_panics.clone(),
+        );
+        r.register(
+            "controller_runtime_reconcile_time_seconds",
+            "Length of a pass",
+            self.reconcile_seconds.clone(),
+        );
         r.register(
             "controller_runtime_max_concurrent_reconciles",
             "Passes that may run at the same time",
             self.reconcile_limit.clone(),
         );
-        r.register("controller_runtime_active_workers", "Passes that run now", self.reconcile_active.clone());
-        r.register("workqueue_adds", "Additions to a controller's queue", self.queue_adds.clone());
+        r.register(
+            "controller_runtime_active_workers",
+            "Passes that run now",
+            self.reconcile_active.clone(),
+        );
+        r.register(
+            "workqueue_adds",
+            "Additions to a controller's queue",
+            self.queue_adds.clone(),
+        );
         r.register(
             "workqueue_queue_duration_seconds",
             "How long an object waits in a controller's queue before its reconcile begins",
@@ -212,7 +247,11 @@ impl Metrics {
             inner.aws_requests.clone(),
         );
         r.register_collector(Box::new(Leadership(leadership)));
-        r.register("quartermaster_notifications", "Requests to receivers by outcome", inner.notifications.clone());
+        r.register(
+            "quartermaster_notifications",
+            "Requests to receivers by outcome",
+            inner.notifications.clone(),
+        );
         r.register(
             "quartermaster_notification_latency_seconds",
             "From the change being seen to the receiver having taken its message",
@@ -265,7 +304,11 @@ impl Metrics {
         );
         let build = Gauges::<1>::default();
         build.get_or_create(&label([("version", VERSION)])).set(1);
-        r.register("quartermaster_build_info", "The version that runs; always 1", build);
+        r.register(
+            "quartermaster_build_info",
+            "The version that runs; always 1",
+            build,
+        );
         r.register_collector(Box::new(process::Process));
         Self(Arc::new(Inner { registry, ..inner }))
     }
@@ -274,35 +317,53 @@ impl Metrics {
     pub fn controller(&self, name: &'static str, limit: usize) -> ControllerMetrics {
         let m = &self.0;
         let controller = label([("controller", name)]);
-        m.reconcile_limit.get_or_create(&controller).set(i64::try_from(limit).unwrap_or(i64::MAX));
+        m.reconcile_limit
+            .get_or_create(&controller)
+            .set(i64::try_from(limit).unwrap_or(i64::MAX));
         ControllerMetrics {
             results: Reconciled::ALL.map(|result| {
-                m.reconciles.get_or_create_owned(&label([("controller", name), ("result", result.label())]))
+                m.reconciles
+                    .get_or_create_owned(&label([("controller", name), ("result", result.label())]))
             }),
             errors: m.reconcile_errors.get_or_create_owned(&controller),
             panics: m.reconcile_panics.get_or_create_owned(&controller),
             seconds: m.reconcile_seconds.get_or_create_owned(&controller),
             active: m.reconcile_active.get_or_create_owned(&controller),
-            added: m.queue_adds.get_or_create_owned(&label([("name", name), ("controller", name)])),
-            queued: m.queue_seconds.get_or_create_owned(&label([("name", name), ("controller", name)])),
+            added: m
+                .queue_adds
+                .get_or_create_owned(&label([("name", name), ("controller", name)])),
+            queued: m
+                .queue_seconds
+                .get_or_create_owned(&label([("name", name), ("controller", name)])),
         }
     }
 
     /// `state` reports the queue of a controller.
-    pub fn show_queue(&self, controller: &'static str, state: impl Fn() -> QueueState + Send + Sync + 'static) {
+    pub fn show_queue(
+        &self,
+        controller: &'static str,
+        state: impl Fn() -> QueueState + Send + Sync + 'static,
+    ) {
         self.0.queues.show(controller, Box::new(state));
     }
 
     /// One request to the apiserver was answered with `code`, or not answered.
     pub fn api_request(&self, host: &str, method: &str, code: Option<u16>) {
         let code = code.map_or(Cow::Borrowed("<error>"), |code| code.to_string().into());
-        let labels = [("code", code), ("method", method.to_owned().into()), ("host", host.to_owned().into())];
+        let labels = [
+            ("code", code),
+            ("method", method.to_owned().into()),
+            ("host", host.to_owned().into()),
+        ];
         self.0.api_requests.get_or_create(&labels).inc();
     }
 
     /// One call of AWS was answered with that code; `OK` where it was done.
     pub fn aws_request(&self, action: &'static str, code: &'static str) {
-        self.0.aws_requests.get_or_create(&label([("action", action), ("code", code)])).inc();
+        self.0
+            .aws_requests
+            .get_or_create(&label([("action", action), ("code", code)]))
+            .inc();
     }
 
     /// From now on `leader_election_master_status` says whether `fence`, that of the Lease `name`, is held. Without leader
@@ -324,7 +385,10 @@ impl Metrics {
             Notified::Stopped => "stopped",
             Notified::Rejected => "rejected",
         };
-        self.0.notifications.get_or_create(&label([("type", receiver), ("outcome", outcome)])).inc();
+        self.0
+            .notifications
+            .get_or_create(&label([("type", receiver), ("outcome", outcome)]))
+            .inc();
     }
 
     /// One entry was taken by its receiver this long after the change was seen.
@@ -344,7 +408,10 @@ impl Metrics {
 
     /// Counts a status write of one `TrackedField` that the apiserver refused with this status code.
     pub fn status_write_rejected(&self, code: u16) {
-        self.0.status_writes_rejected.get_or_create(&[("code", code.to_string().into())]).inc();
+        self.0
+            .status_writes_rejected
+            .get_or_create(&[("code", code.to_string().into())])
+            .inc();
     }
 
     /// Counts expired entries, which were too old when a failed attempt began.
@@ -359,7 +426,9 @@ impl Metrics {
 
     /// Returns the counter of drift corrections by one controller, which appears at zero from now on.
     pub fn drift_corrections(&self, controller: &'static str) -> Counter {
-        self.0.drift_corrections.get_or_create_owned(&label([("controller", controller)]))
+        self.0
+            .drift_corrections
+            .get_or_create_owned(&label([("controller", controller)]))
     }
 
     /// Records whether an admission policy is in force; none while that is not known.
@@ -367,7 +436,10 @@ impl Metrics {
         let labels = [("policy", policy.to_owned().into())];
         match in_force {
             Some(in_force) => {
-                self.0.admission_policies.get_or_create(&labels).set(in_force.into());
+                self.0
+                    .admission_policies
+                    .get_or_create(&labels)
+                    .set(in_force.into());
             }
             None => {
                 self.0.admission_policies.remove(&labels);
@@ -376,18 +448,28 @@ impl Metrics {
     }
 
     /// `since` says from when on the oldest change waits that may be delivered, if one does.
-    pub fn show_oldest_pending(&self, since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static) {
+    pub fn show_oldest_pending(
+        &self,
+        since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static,
+    ) {
         self.0.oldest.show(Box::new(since));
     }
 
     /// `count` counts the objects of a controller; none while that is not known.
-    pub fn show_resources(&self, controller: &'static str, count: impl Fn() -> Option<Tally> + Send + Sync + 'static) {
+    pub fn show_resources(
+        &self,
+        controller: &'static str,
+        count: impl Fn() -> Option<Tally> + Send + Sync + 'static,
+    ) {
         self.0.resources.show(controller, Box::new(count));
     }
 
     /// A watch of `resource` (with its group, as `deployments.apps`), counted until the answer is dropped.
     pub fn watch(&self, resource: &str, purpose: Purpose) -> Watch {
-        let restarts = self.0.watch_restarts.get_or_create_owned(&[("resource", resource.to_owned().into())]);
+        let restarts = self
+            .0
+            .watch_restarts
+            .get_or_create_owned(&[("resource", resource.to_owned().into())]);
         self.0.watches.add(resource, purpose, restarts)
     }
 
@@ -470,7 +552,9 @@ struct Leadership(Arc<OnceLock<(String, Fence)>>);
 
 impl Collector for Leadership {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some((lease, fence)) = self.0.get() else { return Ok(()) };
+        let Some((lease, fence)) = self.0.get() else {
+            return Ok(());
+        };
         let (name, help) = (
             "leader_election_master_status",
             "1 while this replica holds the lease, and always without leader election.",

@@ -59,7 +59,10 @@ pub struct Key {
 impl Key {
     /// The key of `name` in `namespace`.
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 
     /// The key of a namespaced object.
@@ -95,7 +98,11 @@ pub enum Scope {
 impl Scope {
     /// These namespaces; none of them means everything.
     pub fn of(namespaces: &BTreeSet<String>) -> Self {
-        if namespaces.is_empty() { Self::Cluster } else { Self::Namespaces(namespaces.iter().cloned().collect()) }
+        if namespaces.is_empty() {
+            Self::Cluster
+        } else {
+            Self::Namespaces(namespaces.iter().cloned().collect())
+        }
     }
 
     /// Whether an object of `namespace` is served. The empty namespace is that of cluster-scoped objects.
@@ -132,7 +139,10 @@ impl Scope {
 
 /// The first 64 bits of a SHA-256, in hexadecimal.
 pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    Sha256::digest(bytes)
+        .iter()
+        .take(8)
+        .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// Whether `one` is a later version of an object than `other`. The versions of one object in one cluster are numbers

@@ -41,13 +41,19 @@ pub(super) fn layer() -> Layer {
 }
 
 fn bounded(response: Response<Box<DynBody>>) -> Response<Bounded> {
-    let content = response.headers().get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+    let content = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .map(http::HeaderValue::as_bytes);
     let is_json = content.is_none_or(|content| content.starts_with(b"application/json"));
     if !is_json {
         return response.map(BodyExt::boxed_unsync);
     }
     let mut filter = Filter::default();
-    response.map(|body| body.map_frame(move |frame| frame.map_data(|chunk| filter.pass(chunk))).boxed_unsync())
+    response.map(|body| {
+        body.map_frame(move |frame| frame.map_data(|chunk| filter.pass(chunk)))
+            .boxed_unsync()
+    })
 }
 
 /// Leaves out of a stream of JSON what lies below [`KEPT_LEVELS`]. What is no JSON passes, for the decoder to reject.

@@ -38,7 +38,11 @@ impl Failure for Unconfirmed {
 
 impl<K> Owners<K>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + 'static,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + 'static,
 {
     /// Those that the cache shows, and that `client` is asked for.
     pub fn new(client: Client, shown: Store<K>) -> Self {
@@ -47,7 +51,9 @@ where
 
     /// Whether one of them has that UID, as far as the cache shows.
     pub fn lives(&self, uid: &str) -> bool {
-        self.shown.find(|resource| resource.meta().uid.as_deref() == Some(uid)).is_some()
+        self.shown
+            .find(|resource| resource.meta().uid.as_deref() == Some(uid))
+            .is_some()
     }
 
     /// Asks the apiserver whether this very owner is still there: before it is given what was another's, and before it is given
@@ -57,7 +63,10 @@ where
     /// When it is not, or that could not be read.
     pub async fn confirm(&self, owner: &Owner) -> Result<(), Unconfirmed> {
         let api: Api<K> = Api::namespaced(self.client.clone(), owner.namespace());
-        let there = api.get_metadata_opt(owner.name()).await.map_err(Unconfirmed::Unread)?;
+        let there = api
+            .get_metadata_opt(owner.name())
+            .await
+            .map_err(Unconfirmed::Unread)?;
         if there.is_some_and(|there| there.uid().as_deref() == Some(owner.uid())) {
             Ok(())
         } else {

@@ -61,11 +61,22 @@ impl Owner {
     /// `object`, once it is stored: before that it has no UID.
     pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
         // Whoever deletes it in the foreground waits for what it has.
-        let reference = OwnerReference { block_owner_deletion: Some(true), ..object.controller_owner_ref(&())? };
+        let reference = OwnerReference {
+            block_owner_deletion: Some(true),
+            ..object.controller_owner_ref(&())?
+        };
         let requested = object.annotations().get(REQUESTED_AT).cloned();
         let generation = object.meta().generation;
         let namespace = object.namespace()?;
-        Some(Self { namespace, reference, fresh: false, generation, handled: None, contested: None, requested })
+        Some(Self {
+            namespace,
+            reference,
+            fresh: false,
+            generation,
+            handled: None,
+            contested: None,
+            requested,
+        })
     }
 
     /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
@@ -151,14 +162,21 @@ impl Owner {
     /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
     /// we take it over; another's is for them to use.
     pub fn mark(&self, metadata: &mut ObjectMeta) {
-        metadata.labels.get_or_insert_default().insert(OWNER_UID.into(), self.reference.uid.clone());
+        metadata
+            .labels
+            .get_or_insert_default()
+            .insert(OWNER_UID.into(), self.reference.uid.clone());
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.insert(OWNER.into(), self.path());
         annotations.retain(|name, value| name != ADOPT_BY || *value != self.path());
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
-            references.retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
-            match references.iter_mut().find(|owner| owner.uid == self.reference.uid) {
+            references
+                .retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+            match references
+                .iter_mut()
+                .find(|owner| owner.uid == self.reference.uid)
+            {
                 Some(ours) => ours.clone_from(&self.reference),
                 None => references.push(self.reference.clone()),
             }
@@ -185,7 +203,8 @@ impl Owner {
             annotations.remove(OWNER);
         }
         if let Some(references) = &mut metadata.owner_references {
-            references.retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
+            references
+                .retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
         }
     }
 
@@ -207,19 +226,36 @@ impl Owner {
     /// What the object of `metadata` is to us. `lives` says whether a resource of our kind has that UID.
     pub fn claim(&self, metadata: &ObjectMeta, lives: impl Fn(&str) -> bool) -> Claim {
         let here = metadata.namespace.as_deref() == Some(&self.namespace);
-        let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
-        let label = metadata.labels.as_ref().and_then(|labels| labels.get(OWNER_UID));
-        let annotation = |name: &str| metadata.annotations.as_ref().and_then(|annotations| annotations.get(name));
+        let controller = metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .find(|owner| owner.controller == Some(true));
+        let label = metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(OWNER_UID));
+        let annotation = |name: &str| {
+            metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(name))
+        };
         let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
 
         match controller {
             // In another namespace a reference means some other resource, if any.
             Some(controller) if here && controller.uid == self.reference.uid => return Claim::Ours,
-            Some(controller) if here && self.is_of_our_name(controller) && !lives(&controller.uid) => {
+            Some(controller)
+                if here && self.is_of_our_name(controller) && !lives(&controller.uid) =>
+            {
                 return Claim::Restored;
             }
             Some(controller) => {
-                return Claim::Foreign(Foreign::Controlled(format!("{} {}", controller.kind, controller.name)));
+                return Claim::Foreign(Foreign::Controlled(format!(
+                    "{} {}",
+                    controller.kind, controller.name
+                )));
             }
             None => {}
         }
@@ -241,11 +277,22 @@ impl Owner {
     }
 
     /// What to say of an object that is not ours: `resource` is its plural with its group, as kubectl takes it.
-    pub fn conflict(&self, foreign: &Foreign, resource: &str, namespace: &str, name: &str) -> String {
-        let command = format!("kubectl annotate {resource} {name} -n {namespace} {ADOPT_BY}={}", self.path());
+    pub fn conflict(
+        &self,
+        foreign: &Foreign,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> String {
+        let command = format!(
+            "kubectl annotate {resource} {name} -n {namespace} {ADOPT_BY}={}",
+            self.path()
+        );
         match foreign {
             Foreign::Unmarked => {
-                format!("{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}")
+                format!(
+                    "{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}"
+                )
             }
             Foreign::Sibling(owner) => format!(
                 "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
@@ -262,7 +309,11 @@ impl Owner {
     }
 
     fn is_of_our_name(&self, owner: &OwnerReference) -> bool {
-        let group = |api_version: &str| api_version.split_once('/').map(|(group, _)| group.to_owned());
+        let group = |api_version: &str| {
+            api_version
+                .split_once('/')
+                .map(|(group, _)| group.to_owned())
+        };
         owner.kind == self.reference.kind
             && owner.name == self.reference.name
             && group(&owner.api_version) == group(&self.reference.api_version)
@@ -272,7 +323,12 @@ impl Owner {
 /// Whose child an object says it is.
 pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
     // Anybody may write another annotation; a controller stands there for a reason.
-    if let Some(controller) = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true)) {
+    if let Some(controller) = metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))
+    {
         return Some(Key::new(metadata.namespace.as_deref()?, &controller.name));
     }
     let (namespace, name) = metadata.annotations.as_ref()?.get(OWNER)?.split_once('/')?;
@@ -347,11 +403,20 @@ mod tests {
             owner().mark(&mut marked);
             assert!(owner().has_marked(&marked));
             assert_eq!(owner().claim(&marked, lives), Claim::Ours);
-            assert_eq!(marked.owner_references.as_ref().unwrap().len(), if namespace == "shop" { 2 } else { 1 });
+            assert_eq!(
+                marked.owner_references.as_ref().unwrap().len(),
+                if namespace == "shop" { 2 } else { 1 }
+            );
             assert!(!marked.annotations.as_ref().unwrap().contains_key(ADOPT_BY));
             owner().unmark(&mut marked);
-            assert_eq!(owner().claim(&marked, lives), Claim::Foreign(Foreign::Unmarked));
-            assert_eq!(marked.labels, metadata(json!({ "labels": { "a": "b" } })).labels);
+            assert_eq!(
+                owner().claim(&marked, lives),
+                Claim::Foreign(Foreign::Unmarked)
+            );
+            assert_eq!(
+                marked.labels,
+                metadata(json!({ "labels": { "a": "b" } })).labels
+            );
         }
     }
 
@@ -359,8 +424,15 @@ mod tests {
     fn the_consent_for_another_is_kept() {
         let mut marked = metadata(json!({ "namespace": "far" }));
         owner().mark(&mut marked);
-        marked.annotations.as_mut().unwrap().insert(ADOPT_BY.into(), "shop/db".into());
-        assert!(owner().has_marked(&marked), "nothing is to be written because of it");
+        marked
+            .annotations
+            .as_mut()
+            .unwrap()
+            .insert(ADOPT_BY.into(), "shop/db".into());
+        assert!(
+            owner().has_marked(&marked),
+            "nothing is to be written because of it"
+        );
         assert_eq!(owner().marks(&marked)["annotations"][ADOPT_BY], "shop/db");
         owner().mark(&mut marked);
         assert_eq!(marked.annotations.unwrap()[ADOPT_BY], "shop/db");
@@ -368,10 +440,16 @@ mod tests {
 
     #[test]
     fn a_former_owner_of_our_name_gives_way() {
-        let mut marked =
-            metadata(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }));
+        let mut marked = metadata(
+            json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }),
+        );
         owner().mark(&mut marked);
-        let uids: Vec<_> = marked.owner_references.unwrap().into_iter().map(|owner| owner.uid).collect();
+        let uids: Vec<_> = marked
+            .owner_references
+            .unwrap()
+            .into_iter()
+            .map(|owner| owner.uid)
+            .collect();
         assert_eq!(uids, ["ours"]);
     }
 
@@ -379,12 +457,30 @@ mod tests {
     fn a_conflict_says_the_command_that_ends_it() {
         let words = owner().conflict(&Foreign::Unmarked, "configmaps", "far", "settings");
         assert!(
-            words.ends_with("kubectl annotate configmaps settings -n far quartermaster.dev/adopt-by=shop/web"),
+            words.ends_with(
+                "kubectl annotate configmaps settings -n far quartermaster.dev/adopt-by=shop/web"
+            ),
             "{words}"
         );
-        let words = owner().conflict(&Foreign::Promised("shop/db".into()), "configmaps", "far", "settings");
-        assert!(words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"), "{words}");
-        let words = owner().conflict(&Foreign::Controlled("X y".into()), "configmaps", "far", "settings");
-        assert!(words.contains("X y") && !words.contains("annotate"), "{words}");
+        let words = owner().conflict(
+            &Foreign::Promised("shop/db".into()),
+            "configmaps",
+            "far",
+            "settings",
+        );
+        assert!(
+            words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"),
+            "{words}"
+        );
+        let words = owner().conflict(
+            &Foreign::Controlled("X y".into()),
+            "configmaps",
+            "far",
+            "settings",
+        );
+        assert!(
+            words.contains("X y") && !words.contains("annotate"),
+            "{words}"
+        );
     }
 }

@@ -48,13 +48,26 @@ pub fn bounded(client: Client) -> Client {
 }
 
 impl Pages {
-    async fn list(&self, client: &Client, parts: Parts, asked: u32) -> Result<Response<Body>, BoxError> {
+    async fn list(
+        &self,
+        client: &Client,
+        parts: Parts,
+        asked: u32,
+    ) -> Result<Response<Body>, BoxError> {
         let path = parts.uri.path().to_owned();
-        let mut limit = if has_more(&parts.uri) { self.known(&path) } else { FIRST }.min(asked);
+        let mut limit = if has_more(&parts.uri) {
+            self.known(&path)
+        } else {
+            FIRST
+        }
+        .min(asked);
         loop {
             let mut page = parts.clone();
             page.uri = with_limit(&parts.uri, limit)?;
-            let (head, body) = client.send(Request::from_parts(page, Body::empty())).await?.into_parts();
+            let (head, body) = client
+                .send(Request::from_parts(page, Body::empty()))
+                .await?
+                .into_parts();
             if !head.status.is_success() {
                 return Ok(Response::from_parts(head, body));
             }
@@ -104,18 +117,34 @@ fn fewer(limit: u32) -> u32 {
 
 /// Returns the `limit` of a list.
 fn asked(request: &Request<Body>) -> Option<u32> {
-    let limit = || parameters(request.uri()).find_map(|parameter| parameter.strip_prefix("limit="))?.parse().ok();
-    (request.method() == Method::GET).then(limit).flatten().filter(|limit| *limit > 0)
+    let limit = || {
+        parameters(request.uri())
+            .find_map(|parameter| parameter.strip_prefix("limit="))?
+            .parse()
+            .ok()
+    };
+    (request.method() == Method::GET)
+        .then(limit)
+        .flatten()
+        .filter(|limit| *limit > 0)
 }
 
 /// Whether a page came before.
 fn has_more(uri: &Uri) -> bool {
-    parameters(uri).any(|parameter| parameter.strip_prefix("continue=").is_some_and(|token| !token.is_empty()))
+    parameters(uri).any(|parameter| {
+        parameter
+            .strip_prefix("continue=")
+            .is_some_and(|token| !token.is_empty())
+    })
 }
 
 fn with_limit(uri: &Uri, limit: u32) -> http::Result<Uri> {
-    let others = parameters(uri).filter(|parameter| !parameter.is_empty() && !parameter.starts_with("limit="));
-    let query: Vec<_> = others.map(str::to_owned).chain([format!("limit={limit}")]).collect();
+    let others = parameters(uri)
+        .filter(|parameter| !parameter.is_empty() && !parameter.starts_with("limit="));
+    let query: Vec<_> = others
+        .map(str::to_owned)
+        .chain([format!("limit={limit}")])
+        .collect();
     let path_and_query = format!("{}?{}", uri.path(), query.join("&"));
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path_and_query.parse()?);
@@ -147,7 +176,11 @@ mod tests {
     #[case::one_is_too_large(1, 1_400_000, 1)]
     #[case::beyond_any_bound(100, usize::MAX, 1)]
     #[case::empty(10, 0, 100)]
-    fn the_next_page_follows_the_bytes_of_this_one(#[case] limit: u32, #[case] bytes: usize, #[case] next: u32) {
+    fn the_next_page_follows_the_bytes_of_this_one(
+        #[case] limit: u32,
+        #[case] bytes: usize,
+        #[case] next: u32,
+    ) {
         assert_eq!(next_limit(limit, bytes), next);
     }
 
@@ -163,15 +196,22 @@ mod tests {
         let serve = move |request: Request<Body>| {
             let limit = asked(&request).unwrap();
             log.lock().unwrap().push(limit);
-            let token = parameters(request.uri()).find_map(|it| it.strip_prefix("continue=")).unwrap_or("0");
+            let token = parameters(request.uri())
+                .find_map(|it| it.strip_prefix("continue="))
+                .unwrap_or("0");
             let from: usize = token.parse().unwrap();
             let to = sizes.len().min(from + limit as usize);
-            let item =
-                |at: usize| json!({ "metadata": { "name": at.to_string() }, "data": { "a": "x".repeat(sizes[at]) } });
+            let item = |at: usize| json!({ "metadata": { "name": at.to_string() }, "data": { "a": "x".repeat(sizes[at]) } });
             let items: Vec<_> = (from..to).map(item).collect();
-            let token = if to < sizes.len() { to.to_string() } else { String::new() };
+            let token = if to < sizes.len() {
+                to.to_string()
+            } else {
+                String::new()
+            };
             let list = json!({ "metadata": { "continue": token, "resourceVersion": "1" }, "items": items });
-            ready(Ok::<_, BoxError>(Response::new(Body::from(list.to_string().into_bytes()))))
+            ready(Ok::<_, BoxError>(Response::new(Body::from(
+                list.to_string().into_bytes(),
+            ))))
         };
         (bounded(Client::new(service_fn(serve), "default")), limits)
     }
@@ -181,7 +221,14 @@ mod tests {
         let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MOST));
         loop {
             let list = api.list(&page).await.unwrap();
-            names.extend(list.items.iter().map(|item| item.metadata.name.as_ref().unwrap().parse::<usize>().unwrap()));
+            names.extend(list.items.iter().map(|item| {
+                item.metadata
+                    .name
+                    .as_ref()
+                    .unwrap()
+                    .parse::<usize>()
+                    .unwrap()
+            }));
             page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
             if page.continue_token.is_none() {
                 return names;
@@ -196,7 +243,10 @@ mod tests {
         for (sizes, expected) in [
             (vec![10; 250], vec![10, 100, 100, 100]),
             // All begin small: the page that follows is asked for again.
-            ([vec![10; 10], vec![LARGE; 3]].concat(), vec![10, 100, 10, 1, 1, 1]),
+            (
+                [vec![10; 10], vec![LARGE; 3]].concat(),
+                vec![10, 100, 10, 1, 1, 1],
+            ),
             (vec![LARGE; 2], vec![10, 1, 1]),
             (vec![200_000; 6], vec![10, 1, 2, 2, 2]),
         ] {
@@ -205,7 +255,11 @@ mod tests {
             assert_eq!(*limits.lock().unwrap(), expected);
             limits.lock().unwrap().clear();
             assert_eq!(listed(&client).await.len(), sizes.len());
-            assert_eq!(*limits.lock().unwrap(), expected, "another list begins as the first did");
+            assert_eq!(
+                *limits.lock().unwrap(),
+                expected,
+                "another list begins as the first did"
+            );
         }
     }
 
@@ -213,7 +267,14 @@ mod tests {
     async fn a_smaller_limit_of_the_caller_counts() {
         let (client, limits) = apiserver(vec![10; 20]);
         let api: Api<ConfigMap> = Api::default_namespaced(client);
-        assert_eq!(api.list(&ListParams::default().limit(3)).await.unwrap().items.len(), 3);
+        assert_eq!(
+            api.list(&ListParams::default().limit(3))
+                .await
+                .unwrap()
+                .items
+                .len(),
+            3
+        );
         assert_eq!(*limits.lock().unwrap(), [3]);
     }
 }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
@@ -40,7 +42,9 @@ pub fn judge(
     };
     let Some(binding) = binding else {
         let binding = policies::binding_name(name);
-        return PolicyState::NotInForce(format!("ValidatingAdmissionPolicyBinding {binding} not found"));
+        return PolicyState::NotInForce(format!(
+            "ValidatingAdmissionPolicyBinding {binding} not found"
+        ));
     };
     if !is_as_shipped(shipped.policy.spec.as_ref(), policy.spec.as_ref()) {
         return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicy {name}")));
@@ -49,7 +53,9 @@ pub fn judge(
     let wanted = shipped.binding.spec.clone().map(|mut spec| {
         spec.policy_name = Some(name.into());
         if let Some(wanted) = &mut spec.param_ref {
-            let found = found.and_then(|spec| spec.param_ref.clone()).unwrap_or_default();
+            let found = found
+                .and_then(|spec| spec.param_ref.clone())
+                .unwrap_or_default();
             // The account's name is the installation's.
             wanted.name = found.name.or(wanted.name.take());
             wanted.namespace = operator_namespace.map(str::to_owned).or(found.namespace);
@@ -58,15 +64,20 @@ pub fn judge(
     });
     if !is_as_shipped(wanted.as_ref(), found) {
         let name = binding.name_any();
-        return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicyBinding {name}")));
+        return PolicyState::NotInForce(differs(&format!(
+            "ValidatingAdmissionPolicyBinding {name}"
+        )));
     }
-    let since = [&policy.metadata, &binding.metadata].map(|meta| meta.creation_timestamp.as_ref().map(|time| time.0));
+    let since = [&policy.metadata, &binding.metadata]
+        .map(|meta| meta.creation_timestamp.as_ref().map(|time| time.0));
     PolicyState::InForce(since.into_iter().max().flatten())
 }
 
 /// `kubectl apply` leaves fields that somebody else added.
 fn differs(what: &str) -> String {
-    format!("{what} differs from this version's: install it again, and if it still differs, delete it before")
+    format!(
+        "{what} differs from this version's: install it again, and if it still differs, delete it before"
+    )
 }
 
 fn is_as_shipped<T: Serialize>(shipped: Option<&T>, found: Option<&T>) -> bool {
@@ -88,7 +99,10 @@ fn drop_defaults(value: &mut Value) {
                 Value::Null => false,
                 Value::Object(fields) => !fields.is_empty(),
                 Value::Array(items) => !items.is_empty(),
-                Value::String(text) => !matches!((&**name, &**text), ("matchPolicy", "Equivalent") | ("scope", "*")),
+                Value::String(text) => !matches!(
+                    (&**name, &**text),
+                    ("matchPolicy", "Equivalent") | ("scope", "*")
+                ),
                 _ => true,
             });
         }
@@ -141,9 +155,13 @@ impl Check {
         let binding = policies::binding_name(name);
         let read = async { tokio::try_join!(policies.get_opt(name), bindings.get_opt(&binding)) };
         match tokio::time::timeout(self.timeout, read).await {
-            Ok(Ok((policy, binding))) => {
-                judge(shipped, name, policy.as_ref(), binding.as_ref(), Some(&self.operator_namespace))
-            }
+            Ok(Ok((policy, binding))) => judge(
+                shipped,
+                name,
+                policy.as_ref(),
+                binding.as_ref(),
+                Some(&self.operator_namespace),
+            ),
             Ok(Err(error)) => PolicyState::Unknown(super::telemetry::causes(&error)),
             Err(_) => PolicyState::Unknown("the apiserver does not answer in time".into()),
         }
@@ -155,9 +173,13 @@ fn log(name: &str, state: &PolicyState) {
         PolicyState::InForce(_) => info!(policy = name, "admission policy is in force"),
         PolicyState::NotInForce(problem) => warn!(
             policy = name,
-            problem, "admission policy is not in force; the permissions of authors may go unchecked"
+            problem,
+            "admission policy is not in force; the permissions of authors may go unchecked"
         ),
-        PolicyState::Unknown(error) => warn!(policy = name, error, "admission policy cannot be read; will retry"),
+        PolicyState::Unknown(error) => warn!(
+            policy = name,
+            error, "admission policy cannot be read; will retry"
+        ),
     }
 }
 
@@ -174,7 +196,10 @@ mod tests {
 
     /// What an apiserver returns for what is shipped, with its defaults, and with `change` made.
     fn state(change: impl FnOnce(&mut Value, &mut Value)) -> PolicyState {
-        let shipped = policies::shipped().into_iter().find(|shipped| shipped.name == "configmapsync-policy").unwrap();
+        let shipped = policies::shipped()
+            .into_iter()
+            .find(|shipped| shipped.name == "configmapsync-policy")
+            .unwrap();
         let mut policy = serde_json::to_value(&shipped.policy).unwrap();
         policy["metadata"] = json!({ "name": NAME, "creationTimestamp": "2026-01-01T00:00:00Z" });
         policy["spec"]["matchConstraints"]["matchPolicy"] = "Equivalent".into();
@@ -185,13 +210,25 @@ mod tests {
         binding["metadata"] = json!({ "name": format!("{NAME}binding"), "creationTimestamp": "2026-01-02T00:00:00Z" });
         binding["spec"]["policyName"] = NAME.into();
         change(&mut policy, &mut binding);
-        let (policy, binding) = (serde_json::from_value(policy).unwrap(), serde_json::from_value(binding).unwrap());
-        judge(&shipped, NAME, Some(&policy), Some(&binding), Some("system"))
+        let (policy, binding) = (
+            serde_json::from_value(policy).unwrap(),
+            serde_json::from_value(binding).unwrap(),
+        );
+        judge(
+            &shipped,
+            NAME,
+            Some(&policy),
+            Some(&binding),
+            Some("system"),
+        )
     }
 
     #[test]
     fn a_policy_with_the_apiservers_defaults_is_in_force_since_the_younger_of_both() {
-        assert_eq!(state(|_, _| {}), PolicyState::InForce(Some("2026-01-02T00:00:00Z".parse().unwrap())));
+        assert_eq!(
+            state(|_, _| {}),
+            PolicyState::InForce(Some("2026-01-02T00:00:00Z".parse().unwrap()))
+        );
     }
 
     #[rstest]
@@ -202,8 +239,13 @@ mod tests {
     #[case::warns_only(|_: &mut Value, binding: &mut Value| binding["spec"]["validationActions"] = json!(["Warn"]))]
     #[case::narrowed(|_: &mut Value, binding: &mut Value| binding["spec"]["matchResources"] = json!({ "namespaceSelector": { "matchLabels": { "a": "b" } } }))]
     #[case::binds_another(|_: &mut Value, binding: &mut Value| binding["spec"]["policyName"] = "other".into())]
-    fn a_policy_or_binding_that_differs_is_not_in_force(#[case] change: fn(&mut Value, &mut Value)) {
+    fn a_policy_or_binding_that_differs_is_not_in_force(
+        #[case] change: fn(&mut Value, &mut Value),
+    ) {
         let state = state(change);
-        assert!(matches!(&state, PolicyState::NotInForce(problem) if problem.contains("differs")), "{state:?}");
+        assert!(
+            matches!(&state, PolicyState::NotInForce(problem) if problem.contains("differs")),
+            "{state:?}"
+        );
     }
 }

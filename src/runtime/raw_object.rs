@@ -70,9 +70,24 @@ impl<'de> Deserialize<'de> for RawObject {
             resource_version: Option<String>,
         }
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let Object { metadata } = serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
-        let Identity { name, namespace, uid, resource_version } = metadata;
-        Ok(Self { metadata: ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }, text })
+        let Object { metadata } =
+            serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
+        let Identity {
+            name,
+            namespace,
+            uid,
+            resource_version,
+        } = metadata;
+        Ok(Self {
+            metadata: ObjectMeta {
+                name,
+                namespace,
+                uid,
+                resource_version,
+                ..ObjectMeta::default()
+            },
+            text,
+        })
     }
 }
 
@@ -170,7 +185,10 @@ impl<K: Resource> Resource for BoundedObject<K> {
 
 impl From<PartialObjectMeta> for RawObject {
     fn from(PartialObjectMeta { metadata, .. }: PartialObjectMeta) -> Self {
-        Self { metadata, text: RawValue::NULL.to_owned() }
+        Self {
+            metadata,
+            text: RawValue::NULL.to_owned(),
+        }
     }
 }
 
@@ -213,8 +231,7 @@ mod tests {
     use super::*;
 
     fn text(spec: &Value) -> String {
-        let metadata =
-            json!({ "name": "web", "namespace": "shop", "uid": "1", "resourceVersion": "7", "labels": { "a": "b" } });
+        let metadata = json!({ "name": "web", "namespace": "shop", "uid": "1", "resourceVersion": "7", "labels": { "a": "b" } });
         json!({ "apiVersion": "v1", "kind": "A", "metadata": metadata, "spec": spec }).to_string()
     }
 
@@ -223,11 +240,30 @@ mod tests {
         let text = text(&json!({ "a": [1, { "b": "\"{,:\\" }] }));
         let whole: Value = serde_json::from_str(&text).unwrap();
         let event = format!(r#"{{"type":"MODIFIED","object":{text}}}"#);
-        let WatchEvent::Modified(watched) = serde_json::from_str(&event).unwrap() else { panic!("{event}") };
+        let WatchEvent::Modified(watched) = serde_json::from_str(&event).unwrap() else {
+            panic!("{event}")
+        };
         let by_value: RawObject = serde_json::from_value(whole.clone()).unwrap();
-        for object in [watched, by_value, serde_json::from_str::<RawObject>(&text).unwrap()] {
-            let identity = (object.name_any(), object.namespace(), object.uid(), object.resource_version());
-            assert_eq!(identity, ("web".into(), Some("shop".into()), Some("1".into()), Some("7".into())));
+        for object in [
+            watched,
+            by_value,
+            serde_json::from_str::<RawObject>(&text).unwrap(),
+        ] {
+            let identity = (
+                object.name_any(),
+                object.namespace(),
+                object.uid(),
+                object.resource_version(),
+            );
+            assert_eq!(
+                identity,
+                (
+                    "web".into(),
+                    Some("shop".into()),
+                    Some("1".into()),
+                    Some("7".into())
+                )
+            );
             assert_eq!(object.decode().unwrap().unwrap(), whole);
         }
     }
@@ -244,7 +280,10 @@ mod tests {
     #[case::variables(json!({ "env": vec![json!({ "name": "a" }); 100_000] }), false)]
     #[case::empty_maps(json!({ "volumes": vec![json!({ "emptyDir": {} }); 100_000] }), false)]
     #[case::one_text(json!({ "text": "\",{:".repeat(350_000) }), true)]
-    fn an_object_that_takes_too_much_memory_is_not_decoded(#[case] spec: Value, #[case] fits: bool) {
+    fn an_object_that_takes_too_much_memory_is_not_decoded(
+        #[case] spec: Value,
+        #[case] fits: bool,
+    ) {
         let object: RawObject = serde_json::from_str(&text(&spec)).unwrap();
         assert_eq!(object.decode().unwrap().is_ok(), fits);
         assert_eq!(object.name_any(), "web");
@@ -259,12 +298,20 @@ mod tests {
                 "spec": { "template": { "spec": { "containers": [], "volumes": volumes(count) } } },
             });
             object["metadata"]["managedFields"] = json!([{ "manager": "m" }]);
-            let object: BoundedObject<Deployment> = serde_json::from_str(&object.to_string()).unwrap();
+            let object: BoundedObject<Deployment> =
+                serde_json::from_str(&object.to_string()).unwrap();
             assert_eq!(
-                (object.name_any(), object.labels().len(), object.owner_references().len()),
+                (
+                    object.name_any(),
+                    object.labels().len(),
+                    object.owner_references().len()
+                ),
                 ("web".into(), 1, 1)
             );
-            assert_eq!((object.0.spec.is_some(), !object.managed_fields().is_empty()), (fits, fits));
+            assert_eq!(
+                (object.0.spec.is_some(), !object.managed_fields().is_empty()),
+                (fits, fits)
+            );
         }
     }
 }

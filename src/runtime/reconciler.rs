@@ -36,7 +36,10 @@ pub trait Reconciler: Send + Sync + 'static {
     type Error: Failure;
 
     /// One pass over one object. Never two at once for the same object; may be dropped at any await.
-    fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+    fn reconcile(
+        &self,
+        object: Arc<Self::Object>,
+    ) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
@@ -98,7 +101,10 @@ impl Failure for kube::Error {
 /// 422 on the UID: a write that is pinned to an object met another one of its name.
 pub fn is_replaced(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+    status.code == 422
+        && causes
+            .into_iter()
+            .any(|cause| cause.field == "metadata.uid")
 }
 
 /// Finds the apiserver's refusal among the causes of an error.
@@ -127,7 +133,10 @@ const CANARY: Duration = Duration::from_secs(8);
 const STEP: Duration = Duration::from_millis(50);
 /// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
 /// longest delay.
-const RETURNS: Policy = Policy { min: Duration::from_secs(6), max: Duration::from_mins(5) };
+const RETURNS: Policy = Policy {
+    min: Duration::from_secs(6),
+    max: Duration::from_mins(5),
+};
 
 /// Generation and `requested-at` of an object: with another one the delays begin anew.
 type Requested = (Option<i64>, Option<String>);
@@ -233,7 +242,12 @@ struct Due {
 
 impl<O: Clone + Eq + Hash> Work<O> {
     fn new() -> Self {
-        Self { objects: HashMap::new(), queue: BTreeMap::new(), turns: 0, running: HashMap::new() }
+        Self {
+            objects: HashMap::new(),
+            queue: BTreeMap::new(),
+            turns: 0,
+            running: HashMap::new(),
+        }
     }
 
     /// Something woke an object. Returns whether that is an addition to the queue.
@@ -272,7 +286,10 @@ impl<O: Clone + Eq + Hash> Work<O> {
     /// Marks the start of a reconcile. Returns how long the object was due, and whether the clock made it due (such additions
     /// are counted only now).
     fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
-        let due = self.objects.get_mut(&object).and_then(|item| item.due.take());
+        let due = self
+            .objects
+            .get_mut(&object)
+            .and_then(|item| item.due.take());
         self.running.insert(object, now);
         let due = due?;
         self.queue.remove(&due.turn);
@@ -295,9 +312,19 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 
     fn state(&self, now: Instant) -> QueueState {
-        let due = self.objects.values().filter_map(|item| item.due).filter(|due| due.turn.0 <= now);
-        let unfinished = self.running.values().map(|began| now.saturating_duration_since(*began));
-        QueueState { depth: due.count(), unfinished: unfinished.sum() }
+        let due = self
+            .objects
+            .values()
+            .filter_map(|item| item.due)
+            .filter(|due| due.turn.0 <= now);
+        let unfinished = self
+            .running
+            .values()
+            .map(|began| now.saturating_duration_since(*began));
+        QueueState {
+            depth: due.count(),
+            unfinished: unfinished.sum(),
+        }
     }
 }
 
@@ -325,7 +352,11 @@ impl<R: Reconciler> Runner<R> {
         let work = Arc::new(Mutex::new(Work::new()));
         metrics.show_queue(name, {
             let work = Arc::clone(&work);
-            move || work.lock().unwrap_or_else(PoisonError::into_inner).state(Instant::now())
+            move || {
+                work.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .state(Instant::now())
+            }
         });
         Self {
             name,
@@ -370,7 +401,11 @@ impl<R: Reconciler> Runner<R> {
                     None => self.gone(&next),
                 }
             }
-            let due = if passes.len() < limit { self.next_due() } else { None };
+            let due = if passes.len() < limit {
+                self.next_due()
+            } else {
+                None
+            };
             tokio::select! {
                 request = woken.recv() => match request {
                     Some(object) => self.woken(object),
@@ -400,7 +435,10 @@ impl<R: Reconciler> Runner<R> {
 
     fn gone(&self, object: &ObjectRef<R::Object>) {
         self.forget(object);
-        self.reconciler.gone(&Key::new(object.namespace.as_deref().unwrap_or_default(), &object.name));
+        self.reconciler.gone(&Key::new(
+            object.namespace.as_deref().unwrap_or_default(),
+            &object.name,
+        ));
     }
 
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
@@ -431,7 +469,10 @@ impl<R: Reconciler> Runner<R> {
                 // Another trigger may have been faster.
                 if self.transient().contains_key(&key) {
                     self.reset(&key);
-                    trigger.wake(&Key::new(key.namespace.as_deref().unwrap_or_default(), &key.name));
+                    trigger.wake(&Key::new(
+                        key.namespace.as_deref().unwrap_or_default(),
+                        &key.name,
+                    ));
                 }
             }
             next = Instant::now() + pauses.next_delay();
@@ -443,12 +484,17 @@ impl<R: Reconciler> Runner<R> {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
         {
-            trigger.wake(&Key::new(key.namespace.as_deref().unwrap_or_default(), &key.name));
+            trigger.wake(&Key::new(
+                key.namespace.as_deref().unwrap_or_default(),
+                &key.name,
+            ));
         }
     }
 
     fn transient(&self) -> MutexGuard<'_, HashMap<ObjectRef<R::Object>, Option<Instant>>> {
-        self.transient.lock().unwrap_or_else(PoisonError::into_inner)
+        self.transient
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) -> MutexGuard<'_, Work<ObjectRef<R::Object>>> {
@@ -470,7 +516,10 @@ impl<R: Reconciler> Runner<R> {
 
     /// Whether somebody asked for a pass since the last one, or for something else.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
-        let asked = (object.meta().generation, object.annotations().get(REQUESTED_AT).cloned());
+        let asked = (
+            object.meta().generation,
+            object.annotations().get(REQUESTED_AT).cloned(),
+        );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
         item.requested.replace(asked.clone()) != Some(asked)
@@ -496,7 +545,9 @@ impl<R: Reconciler> Runner<R> {
     async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
-        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        let left = until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
         if !left.is_zero() {
             return left;
         }
@@ -504,7 +555,13 @@ impl<R: Reconciler> Runner<R> {
             self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        let span = telemetry::pass(self.name, &R::Object::group(&()), &R::Object::kind(&()), namespace, &key.name);
+        let span = telemetry::pass(
+            self.name,
+            &R::Object::group(&()),
+            &R::Object::kind(&()),
+            namespace,
+            &key.name,
+        );
         self.guarded(key, object).instrument(span).await
     }
 
@@ -553,18 +610,26 @@ impl<R: Reconciler> Runner<R> {
         match outcome {
             Outcome::Done => (Reconciled::Success, self.resync()),
             Outcome::Waiting => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
-            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => (Reconciled::RequeueAfter, delay),
+            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
+                (Reconciled::RequeueAfter, delay)
+            }
         }
     }
 
     /// Not all of them at once.
     fn resync(&self) -> Duration {
-        self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2))
+        self.reconciler
+            .resync(self.limits.resync)
+            .mul_f64(rand::random_range(1.0..1.2))
     }
 
     /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may hide the
     /// 429, so with a conflict any new pause counts. `paused` is the pause from before.
-    fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static), paused: Option<Instant>) -> Option<Instant> {
+    fn asked_to_wait(
+        &self,
+        error: &(dyn std::error::Error + 'static),
+        paused: Option<Instant>,
+    ) -> Option<Instant> {
         let now_paused = self.availability.paused_until();
         let new = now_paused.filter(|_| now_paused != paused);
         let said = match refusal(error) {
@@ -573,7 +638,10 @@ impl<R: Reconciler> Runner<R> {
             // Another object got the 429.
             _ => return None,
         };
-        let seconds = said.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        let seconds = said
+            .details
+            .as_ref()
+            .map_or(0, |details| details.retry_after_seconds);
         match seconds {
             // Priority and fairness answers in plain text: only the header has the delay.
             0 => now_paused,
@@ -590,21 +658,31 @@ impl<R: Reconciler> Runner<R> {
         let error = failure as &dyn std::error::Error;
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
-        let transient = class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+        let transient =
+            class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
         if refusal(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
         if transient || until.is_some() {
             self.transient().insert(key.clone(), until);
         }
-        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        let left = until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
         match class {
             Class::Terminal => {
-                warn!(error, "the pass failed; it is tried again when the object changes");
+                warn!(
+                    error,
+                    "the pass failed; it is tried again when the object changes"
+                );
                 (Reconciled::Error, self.resync())
             }
             class @ (Class::Transient | Class::Slow) => {
-                let backoffs = if class == Class::Slow { &self.slow } else { &self.failed };
+                let backoffs = if class == Class::Slow {
+                    &self.slow
+                } else {
+                    &self.failed
+                };
                 let delay = backoffs.next_delay(key).max(left);
                 warn!(error, ?delay, "the pass failed; it is tried again");
                 (Reconciled::Error, delay)
@@ -635,15 +713,23 @@ mod tests {
     async fn queue_counts_what_is_due_and_what_runs() {
         let second = Duration::from_secs(1);
         let (mut work, start) = (Work::new(), Instant::now());
-        let depth = |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
-        assert!(work.woken("a", start) && !work.woken("a", start), "once while it waits");
+        let depth =
+            |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
+        assert!(
+            work.woken("a", start) && !work.woken("a", start),
+            "once while it waits"
+        );
         assert!(work.woken("b", start));
         assert_eq!(depth(&work, start), (2, Duration::ZERO));
         assert_eq!(work.began("a", start + second), Some((second, false)));
         assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
         assert!(work.woken("a", start + 3 * second), "again while it runs");
         work.ended("a", start + 60 * second);
-        assert_eq!(work.began("a", start + 5 * second), Some((2 * second, false)), "woken before the clock");
+        assert_eq!(
+            work.began("a", start + 5 * second),
+            Some((2 * second, false)),
+            "woken before the clock"
+        );
         work.ended("a", start + 60 * second);
         assert_eq!(depth(&work, start + 59 * second).0, 1);
         assert_eq!(depth(&work, start + 60 * second).0, 2, "by the clock");
@@ -663,7 +749,10 @@ mod tests {
     #[case::invalid(api(422, "spec.field"), Class::Transient)]
     #[case::in_trouble(api(500, ""), Class::Transient)]
     #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
-    #[case::unanswered(kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))), Class::Transient)]
+    #[case::unanswered(
+        kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))),
+        Class::Transient
+    )]
     fn classes(#[case] error: kube::Error, #[case] class: Class) {
         assert_eq!(error.class(), class);
     }
@@ -688,7 +777,9 @@ mod tests {
         async fn reconcile(&self, _: Arc<ConfigMap>) -> Result<Outcome, kube::Error> {
             self.began.lock().unwrap().push(Instant::now());
             match &*self.status.lock().unwrap() {
-                Some(status) => Err(kube::Error::Api(Box::new(serde_json::from_value(status.clone()).unwrap()))),
+                Some(status) => Err(kube::Error::Api(Box::new(
+                    serde_json::from_value(status.clone()).unwrap(),
+                ))),
                 None => Ok(Outcome::Done),
             }
         }
@@ -708,7 +799,12 @@ mod tests {
 
         async fn reconcile(&self, object: Arc<ConfigMap>) -> Result<Outcome, kube::Error> {
             sleep(Duration::from_millis(10)).await;
-            *self.counts.lock().unwrap().entry(object.name_any()).or_default() += 1;
+            *self
+                .counts
+                .lock()
+                .unwrap()
+                .entry(object.name_any())
+                .or_default() += 1;
             self.trigger.wake(&Key::of(object.as_ref()));
             Ok(Outcome::Done)
         }
@@ -720,11 +816,25 @@ mod tests {
     async fn no_object_starves_under_load() {
         const OBJECTS: usize = 50;
         let trigger = Trigger::default();
-        let busy = Arc::new(Busy { trigger: trigger.clone(), counts: Mutex::default() });
+        let busy = Arc::new(Busy {
+            trigger: trigger.clone(),
+            counts: Mutex::default(),
+        });
         let (limits, cache) = (limits(2), filled(OBJECTS));
-        let (health, metrics) = (Health::new().watchdog("busy", limits.resync), Metrics::new());
+        let (health, metrics) = (
+            Health::new().watchdog("busy", limits.resync),
+            Metrics::new(),
+        );
         let tracker = TaskTracker::new();
-        let runner = Runner::new("busy", busy.clone(), limits, &metrics, Availability::default(), health, tracker);
+        let runner = Runner::new(
+            "busy",
+            busy.clone(),
+            limits,
+            &metrics,
+            Availability::default(),
+            health,
+            tracker,
+        );
         let store = cache.store();
         let running = tokio::spawn(async move {
             let _cache = cache;
@@ -733,7 +843,10 @@ mod tests {
         sleep(Duration::from_secs(10)).await;
         running.abort();
         let counts = busy.counts.lock().unwrap();
-        let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+        let (least, most) = (
+            counts.values().min().unwrap(),
+            counts.values().max().unwrap(),
+        );
         assert!(
             counts.len() == OBJECTS && most - least <= 1,
             "{least} to {most} reconciles, of {} objects",
@@ -744,7 +857,10 @@ mod tests {
     /// An unfinished reconcile's request may fail each time it is answered.
     #[test]
     fn delays_go_on_growing_over_an_unfinished_pass() {
-        let policy = Policy { min: Duration::from_secs(1), max: Duration::from_hours(1) };
+        let policy = Policy {
+            min: Duration::from_secs(1),
+            max: Duration::from_hours(1),
+        };
         let limits = Limits {
             concurrency: 1,
             timeout: policy.max,
@@ -783,8 +899,18 @@ mod tests {
     /// Limits whose delays are an hour.
     fn limits(concurrency: u16) -> Limits {
         let hour = Duration::from_hours(1);
-        let policy = Policy { min: hour, max: hour };
-        Limits { concurrency, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour * 24 }
+        let policy = Policy {
+            min: hour,
+            max: hour,
+        };
+        Limits {
+            concurrency,
+            timeout: hour,
+            failed: policy,
+            slow: policy,
+            waiting: policy,
+            resync: hour * 24,
+        }
     }
 
     /// A cache of so many objects.
@@ -793,7 +919,8 @@ mod tests {
         cache.apply(0, Event::Init);
         for number in 0..objects {
             let mut object = ConfigMap::default();
-            (object.metadata.name, object.metadata.namespace) = (Some(format!("o-{number}")), Some("n".into()));
+            (object.metadata.name, object.metadata.namespace) =
+                (Some(format!("o-{number}")), Some("n".into()));
             cache.apply(0, Event::InitApply(object));
         }
         cache.apply(0, Event::InitDone);
@@ -809,11 +936,21 @@ mod tests {
         let cache = filled(objects);
         let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
         let limits = limits(16);
-        let reconciler = Arc::new(Failing { status: Mutex::new(Some(status)), ..Failing::default() });
+        let reconciler = Arc::new(Failing {
+            status: Mutex::new(Some(status)),
+            ..Failing::default()
+        });
         let watchdog = Health::new().watchdog("test", hour);
         let availability = availability.clone();
-        let runner =
-            Runner::new("test", reconciler.clone(), limits, &metrics, availability, watchdog, TaskTracker::new());
+        let runner = Runner::new(
+            "test",
+            reconciler.clone(),
+            limits,
+            &metrics,
+            availability,
+            watchdog,
+            TaskTracker::new(),
+        );
         let trigger = Trigger::default();
         let store = cache.store();
         let woken = trigger.clone();
@@ -836,16 +973,29 @@ mod tests {
         let back = Instant::now();
         availability.come_back();
         sleep(Duration::from_mins(10)).await;
-        let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..].iter().map(|at| *at - back).collect();
+        let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..]
+            .iter()
+            .map(|at| *at - back)
+            .collect();
         assert_eq!(began.len(), OBJECTS, "each once");
-        assert!(began.iter().all(|at| *at <= SPREAD + Duration::from_secs(1)), "{:?}", began.last());
+        assert!(
+            began
+                .iter()
+                .all(|at| *at <= SPREAD + Duration::from_secs(1)),
+            "{:?}",
+            began.last()
+        );
         for second in 0..SPREAD.as_secs() {
             let within = began.iter().filter(|at| at.as_secs() == second).count();
             assert!(within <= OBJECTS / 6, "{within} in second {second}");
         }
         availability.come_back();
         sleep(Duration::from_mins(10)).await;
-        assert_eq!(failing.count(), 2 * OBJECTS, "none that succeeded is retried");
+        assert_eq!(
+            failing.count(),
+            2 * OBJECTS,
+            "none that succeeded is retried"
+        );
     }
 
     /// The failed objects are retried one by one until a write succeeds, then all of them.
@@ -859,13 +1009,19 @@ mod tests {
         availability.store_nothing();
         sleep(Duration::from_mins(10)).await;
         let canaries = failing.count() - OBJECTS;
-        assert!((70..160).contains(&canaries), "{canaries} retries in ten minutes");
+        assert!(
+            (70..160).contains(&canaries),
+            "{canaries} retries in ten minutes"
+        );
         *failing.status.lock().unwrap() = None;
         sleep(CANARY + Duration::from_secs(1)).await;
         availability.answered(true, Some(200), None);
         sleep(SPREAD + Duration::from_secs(1)).await;
         let count = failing.count();
-        assert!(count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4, "{count}");
+        assert!(
+            count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4,
+            "{count}"
+        );
         sleep(Duration::from_mins(10)).await;
         assert_eq!(failing.count(), count, "none that succeeded is retried");
     }
@@ -873,7 +1029,11 @@ mod tests {
     #[rstest]
     #[case::no_space(500, "etcdserver: mvcc: database space exceeded", true)]
     #[case::unavailable(503, "", true)]
-    #[case::a_webhook(500, "Internal error occurred: failed calling webhook \"a.b.c\"", false)]
+    #[case::a_webhook(
+        500,
+        "Internal error occurred: failed calling webhook \"a.b.c\"",
+        false
+    )]
     #[case::refused(422, "", false)]
     fn failure_of_the_apiserver_is_told_from_a_webhook_s(
         #[case] code: u16,
@@ -881,7 +1041,10 @@ mod tests {
         #[case] failed: bool,
     ) {
         let status = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
-        assert_eq!(is_server_error(&serde_json::from_value(status).unwrap()), failed);
+        assert_eq!(
+            is_server_error(&serde_json::from_value(status).unwrap()),
+            failed
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -895,7 +1058,11 @@ mod tests {
         let count = failing.count();
         assert!((10..40).contains(&count), "{count} reconciles in an hour");
         let began = failing.began.lock().unwrap().clone();
-        let last = began.windows(2).map(|pair| pair[1] - pair[0]).next_back().unwrap();
+        let last = began
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .next_back()
+            .unwrap();
         assert!(last > Duration::from_mins(2), "the pauses grow: {last:?}");
     }
 
@@ -903,10 +1070,14 @@ mod tests {
     #[case::in_the_body(Some(20), None)]
     #[case::in_the_header_alone(None, Some(20))]
     #[tokio::test(start_paused = true)]
-    async fn retry_after_is_kept_whatever_wakes_the_object(#[case] body: Option<u32>, #[case] header: Option<u64>) {
+    async fn retry_after_is_kept_whatever_wakes_the_object(
+        #[case] body: Option<u32>,
+        #[case] header: Option<u64>,
+    ) {
         let availability = Availability::default();
         availability.answered(true, Some(429), header.map(Duration::from_secs));
-        let mut status = json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
+        let mut status =
+            json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
         if let Some(seconds) = body {
             status["details"] = json!({ "retryAfterSeconds": seconds });
         }
@@ -925,23 +1096,48 @@ mod tests {
     #[test]
     fn retry_after_that_a_later_conflict_hides_is_kept() {
         let availability = Availability::default();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
-            let policy = Policy { min: Duration::from_secs(1), max: hour };
-            let limits =
-                Limits { concurrency: 1, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour };
+            let policy = Policy {
+                min: Duration::from_secs(1),
+                max: hour,
+            };
+            let limits = Limits {
+                concurrency: 1,
+                timeout: hour,
+                failed: policy,
+                slow: policy,
+                waiting: policy,
+                resync: hour,
+            };
             let watchdog = Health::new().watchdog("test", hour);
             let reconciler = Arc::new(Failing::default());
             let tracker = TaskTracker::new();
-            let runner = Runner::new("test", reconciler, limits, &metrics, availability.clone(), watchdog, tracker);
+            let runner = Runner::new(
+                "test",
+                reconciler,
+                limits,
+                &metrics,
+                availability.clone(),
+                watchdog,
+                tracker,
+            );
             let key = ObjectRef::new("x").within("n");
             availability.answered(true, Some(429), Some(Duration::from_secs(20)));
             let (_, action) = runner.failed(&key, &api(409, ""), None);
             assert_eq!(action, Duration::from_secs(20));
             let before = availability.paused_until();
             let (_, action) = runner.failed(&key, &api(409, ""), before);
-            assert_ne!(action, Duration::from_secs(20), "the pause was another object's");
+            assert_ne!(
+                action,
+                Duration::from_secs(20),
+                "the pause was another object's"
+            );
         });
     }
 }

@@ -102,10 +102,27 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// Nothing is known, and these places are to be listed. That a child was found to be as wanted is believed for as long
     /// as `trust`.
     pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
-        let (known, absent, listing, asking) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
+        let (known, absent, listing, asking) = (
+            HashMap::new(),
+            HashSet::new(),
+            HashMap::new(),
+            HashMap::new(),
+        );
         let (lost, removing) = (HashSet::new(), HashMap::new());
-        let state = Mutex::new(State { known, absent, lost, removing, unlisted, listing, asking });
-        Self { state, listed: watch::channel(false).0, trust }
+        let state = Mutex::new(State {
+            known,
+            absent,
+            lost,
+            removing,
+            unlisted,
+            listing,
+            asking,
+        });
+        Self {
+            state,
+            listed: watch::channel(false).0,
+            trust,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State<S>> {
@@ -143,13 +160,21 @@ impl<S: Clone + PartialEq> Seen<S> {
     pub fn matched(&self, key: &Key, uid: &str) -> Option<Match> {
         let state = self.state();
         let (known, confirmed) = state.known.get(key)?;
-        confirmed.as_ref().filter(|_| known.uid == uid).map(|confirmed| confirmed.matched.clone())
+        confirmed
+            .as_ref()
+            .filter(|_| known.uid == uid)
+            .map(|confirmed| confirmed.matched.clone())
     }
 
     /// Those of which this is known.
     pub fn those(&self, wanted: impl Fn(&Known<S>) -> bool) -> Vec<Key> {
         let state = self.state();
-        state.known.iter().filter(|(_, (known, _))| wanted(known)).map(|(key, _)| key.clone()).collect()
+        state
+            .known
+            .iter()
+            .filter(|(_, (known, _))| wanted(known))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// Whether it is known that no child of this name is ours, with our label or without it.
@@ -182,7 +207,12 @@ impl<S: Clone + PartialEq> Seen<S> {
     ///
     /// # Errors
     /// The apiserver's answer: 409 when the child has changed since, or is another one.
-    pub async fn delete<K>(&self, api: &Api<K>, key: &Key, live: &impl ResourceExt) -> kube::Result<()>
+    pub async fn delete<K>(
+        &self,
+        api: &Api<K>,
+        key: &Key,
+        live: &impl ResourceExt,
+    ) -> kube::Result<()>
     where
         K: Clone + Debug + DeserializeOwned,
     {
@@ -212,7 +242,10 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// The apiserver is asked for a child, or to make or change it, until this value goes.
     pub fn asking(&self, key: &Key) -> Asking<'_, S> {
         self.state().asking.entry(key.clone()).or_default().by += 1;
-        Asking { seen: self, key: key.clone() }
+        Asking {
+            seen: self,
+            key: key.clone(),
+        }
     }
 
     /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
@@ -220,13 +253,21 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// a deletion, a list without the child (it is then not kept), or a later change.
     pub fn wrote(&self, key: &Key, known: Known<S>, matched: Match) -> bool {
         let mut state = self.state();
-        if state.asking.get(key).is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid)) {
+        if state
+            .asking
+            .get(key)
+            .is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid))
+        {
             return false;
         }
         state.absent.remove(key);
         state.lost.remove(key);
         state.removing.remove(key);
-        let confirmed = Confirmed { matched, print: known.print, at: Instant::now() };
+        let confirmed = Confirmed {
+            matched,
+            print: known.print,
+            at: Instant::now(),
+        };
         match state.known.get_mut(key) {
             // The watch was faster; the relevant content may be the same.
             Some((newer, before)) if newer.version > known.version => {
@@ -255,11 +296,19 @@ impl<S: Clone + PartialEq> Seen<S> {
         }
         state.absent.remove(&key);
         // The watch still speaks of the one before.
-        if state.known.get(&key).is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version) {
+        if state
+            .known
+            .get(&key)
+            .is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version)
+        {
             return None;
         }
         let (mut confirmed, mut news) = (None, true);
-        if let Some((before, found)) = state.known.get_mut(&key).filter(|(before, _)| before.uid == known.uid) {
+        if let Some((before, found)) = state
+            .known
+            .get_mut(&key)
+            .filter(|(before, _)| before.uid == known.uid)
+        {
             if known.version <= before.version {
                 return None;
             }
@@ -280,7 +329,11 @@ impl<S: Clone + PartialEq> Seen<S> {
         if let Some(asked) = state.asking.get_mut(key) {
             asked.gone.push(uid.to_owned());
         }
-        if state.known.get(key).is_none_or(|(known, _)| known.uid != uid) {
+        if state
+            .known
+            .get(key)
+            .is_none_or(|(known, _)| known.uid != uid)
+        {
             state.take_removing(key, uid);
             return None;
         }
@@ -290,21 +343,37 @@ impl<S: Clone + PartialEq> Seen<S> {
 
     /// A place begins to be listed.
     pub fn listing(&self, shard: Option<&str>) {
-        self.state().listing.insert(shard.map(str::to_owned), HashSet::new());
+        self.state()
+            .listing
+            .insert(shard.map(str::to_owned), HashSet::new());
     }
 
     /// A place has been listed: what was not shown is gone, which is news to these.
     pub fn listed(&self, shard: Option<&str>) -> Vec<Key> {
         let mut state = self.state();
-        let shown = state.listing.remove(&shard.map(str::to_owned)).unwrap_or_default();
+        let shown = state
+            .listing
+            .remove(&shard.map(str::to_owned))
+            .unwrap_or_default();
         let here = |key: &Key| shard.is_none_or(|namespace| *key.namespace == *namespace);
-        let missing: Vec<_> = state.known.keys().filter(|key| here(key) && !shown.contains(*key)).cloned().collect();
-        for (_, asked) in state.asking.iter_mut().filter(|(key, _)| here(key) && !shown.contains(*key)) {
+        let missing: Vec<_> = state
+            .known
+            .keys()
+            .filter(|key| here(key) && !shown.contains(*key))
+            .cloned()
+            .collect();
+        for (_, asked) in state
+            .asking
+            .iter_mut()
+            .filter(|(key, _)| here(key) && !shown.contains(*key))
+        {
             asked.missed = true;
         }
         let mut owners = Vec::new();
         for key in &missing {
-            let Some((known, _)) = state.known.remove(key) else { continue };
+            let Some((known, _)) = state.known.remove(key) else {
+                continue;
+            };
             state.lose(key, &known.uid);
             owners.extend(known.owner);
         }
@@ -318,7 +387,8 @@ impl<S: Clone + PartialEq> Seen<S> {
         let mut state = self.state();
         state.unlisted.remove(&shard.map(str::to_owned));
         if state.unlisted.is_empty() {
-            self.listed.send_if_modified(|listed| !std::mem::replace(listed, true));
+            self.listed
+                .send_if_modified(|listed| !std::mem::replace(listed, true));
         }
     }
 }
@@ -338,7 +408,10 @@ impl<S> State<S> {
 
     /// Returns whether the operator deletes the child of this UID, and forgets that.
     fn take_removing(&mut self, key: &Key, uid: &str) -> bool {
-        let is_removing = self.removing.get(key).is_some_and(|removing| removing == uid);
+        let is_removing = self
+            .removing
+            .get(key)
+            .is_some_and(|removing| removing == uid);
         if is_removing {
             self.removing.remove(key);
         }

@@ -44,7 +44,10 @@ impl Tasks {
             // The first one is the cause of others.
             faults.0.send_if_modified(|fault| {
                 let first = fault.is_none();
-                fault.get_or_insert(Fault { task: task_name, how });
+                fault.get_or_insert(Fault {
+                    task: task_name,
+                    how,
+                });
                 first
             });
         }
@@ -53,7 +56,11 @@ impl Tasks {
     /// Waits for the first fault.
     pub async fn fault(&self) -> Fault {
         let mut faults = self.0.subscribe();
-        match faults.wait_for(Option::is_some).await.map(|fault| fault.clone()) {
+        match faults
+            .wait_for(Option::is_some)
+            .await
+            .map(|fault| fault.clone())
+        {
             Ok(Some(fault)) => fault,
             // The sender is ours.
             _ => std::future::pending().await,
@@ -85,7 +92,8 @@ impl Tasks {
 /// The words of a panic.
 pub fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 #[cfg(test)]
@@ -98,7 +106,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_ends_or_panics_ends_the_work_after_it_was_drained() {
-        for (panics, words) in [(false, "the watch ended by itself"), (true, "the watch panicked: boom")] {
+        for (panics, words) in [
+            (false, "the watch ended by itself"),
+            (true, "the watch panicked: boom"),
+        ] {
             let (tasks, end) = (Tasks::new(), CancellationToken::new());
             tokio::spawn(tasks.guard("the watch", async move { assert!(!panics, "boom") }));
             let mut drained = false;
@@ -119,7 +130,10 @@ mod tests {
         let task = tokio::spawn(tasks.guard("the watch", pending()));
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
-        assert_eq!(tasks.supervise(&end, async { Ok::<_, Fault>(()) }).await, Ok(()));
+        assert_eq!(
+            tasks.supervise(&end, async { Ok::<_, Fault>(()) }).await,
+            Ok(())
+        );
         assert!(tasks.fault().now_or_never().is_none() && !end.is_cancelled());
     }
 }

@@ -84,13 +84,21 @@ fn subscriber<W>(
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let layer = log::layer().with_writer(writer).with_ansi(colour).log_internal_errors(false);
+    let layer = log::layer()
+        .with_writer(writer)
+        .with_ansi(colour)
+        .log_internal_errors(false);
     let layer = if json {
-        layer.event_format(Flat).fmt_fields(JsonFields::new()).boxed()
+        layer
+            .event_format(Flat)
+            .fmt_fields(JsonFields::new())
+            .boxed()
     } else {
         layer.with_target(false).compact().boxed()
     };
-    let layer = layer.with_filter(level.parse::<Targets>()?.and(caps())).boxed();
+    let layer = layer
+        .with_filter(level.parse::<Targets>()?.and(caps()))
+        .boxed();
     Ok(Registry::default().with([layer].into_iter().chain(traces).collect::<Vec<_>>()))
 }
 
@@ -144,11 +152,18 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut fields = Map::new();
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
-            let text = extensions.get::<FormattedFields<N>>().map_or("", |fields| fields.as_str());
+            let text = extensions
+                .get::<FormattedFields<N>>()
+                .map_or("", |fields| fields.as_str());
             fields.extend(serde_json::from_str::<Map<String, Value>>(text).unwrap_or_default());
         }
         event.record(&mut Fields(&mut fields));
@@ -158,7 +173,8 @@ where
         };
         let message = text("message").unwrap_or_default();
         // Lines that come from crates with the older `log` facade carry their origin as fields.
-        let logger = text("log.target").map_or_else(|| Cow::Borrowed(event.metadata().target()), Cow::Owned);
+        let logger =
+            text("log.target").map_or_else(|| Cow::Borrowed(event.metadata().target()), Cow::Owned);
         for key in ["log.module_path", "log.file", "log.line"] {
             fields.remove(key);
         }
@@ -188,7 +204,10 @@ fn write_line(
     map.serialize_entry("level", level)?;
     map.serialize_entry("logger", logger)?;
     map.serialize_entry("msg", message)?;
-    for (key, value) in fields.iter().filter(|(key, _)| !matches!(key.as_str(), "ts" | "level" | "logger" | "msg")) {
+    for (key, value) in fields
+        .iter()
+        .filter(|(key, _)| !matches!(key.as_str(), "ts" | "level" | "logger" | "msg"))
+    {
         map.serialize_entry(key, value)?;
     }
     map.end()

@@ -35,7 +35,10 @@ impl Told {
         let reasons = told.entry(key.clone()).or_default();
         let over = !well && reasons.well.is_some_and(|since| since.elapsed() > OVER);
         if over || reasons.generation != generation {
-            *reasons = Reasons { generation, ..Reasons::default() };
+            *reasons = Reasons {
+                generation,
+                ..Reasons::default()
+            };
         }
         reasons.well = well.then(|| reasons.well.unwrap_or_else(Instant::now));
         reasons.told.insert(reason.to_owned())
@@ -43,7 +46,9 @@ impl Told {
 
     /// Whether anything was told of it.
     pub fn anything(&self, key: &Key) -> bool {
-        self.told().get(key).is_some_and(|reasons| !reasons.told.is_empty())
+        self.told()
+            .get(key)
+            .is_some_and(|reasons| !reasons.told.is_empty())
     }
 
     /// It is gone.
@@ -67,7 +72,10 @@ mod tests {
         }
         tokio::time::advance(OVER * 2).await;
         assert!(!well() && crash() && well() && !crash());
-        assert!(told.is_news(&key, 2, false, "CrashLoopBackOff"), "the spec is another one");
+        assert!(
+            told.is_news(&key, 2, false, "CrashLoopBackOff"),
+            "the spec is another one"
+        );
         told.forget(&key);
         assert!(!told.anything(&key) && crash() && told.anything(&key));
     }

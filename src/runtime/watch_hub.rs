@@ -35,7 +35,10 @@ impl ResourceName {
     /// `deployments.apps`, or `services`: as CRDs and metrics have it.
     pub fn full(&self) -> String {
         let group = self.api_version.split_once('/').map(|(group, _)| group);
-        group.map_or_else(|| self.plural.clone(), |group| format!("{}.{group}", self.plural))
+        group.map_or_else(
+            || self.plural.clone(),
+            |group| format!("{}.{group}", self.plural),
+        )
     }
 }
 
@@ -49,7 +52,10 @@ impl ResourceName {
 
 impl From<&ApiResource> for ResourceName {
     fn from(resource: &ApiResource) -> Self {
-        Self { api_version: resource.api_version.clone(), plural: resource.plural.clone() }
+        Self {
+            api_version: resource.api_version.clone(),
+            plural: resource.plural.clone(),
+        }
     }
 }
 
@@ -96,7 +102,17 @@ impl WatchHub {
         watchdog: Watchdog,
     ) -> Self {
         let generation = watch::Sender::new(0);
-        Self { client, scope, config, observer, metrics, tasks, watchdog, generation, watches: Mutex::default() }
+        Self {
+            client,
+            scope,
+            config,
+            observer,
+            metrics,
+            tasks,
+            watchdog,
+            generation,
+            watches: Mutex::default(),
+        }
     }
 
     /// Relists every watch. `next` receives the generation of these lists before any of them begins.
@@ -114,8 +130,16 @@ impl WatchHub {
         if watches.contains_key(&name) {
             return;
         }
-        info!(resource = name.plural, apiVersion = name.api_version, "watching");
-        let shards = if namespaced { self.scope.shards() } else { vec![None] };
+        info!(
+            resource = name.plural,
+            apiVersion = name.api_version,
+            "watching"
+        );
+        let shards = if namespaced {
+            self.scope.shards()
+        } else {
+            vec![None]
+        };
         let handles = shards
             .into_iter()
             .map(|shard| {
@@ -129,7 +153,12 @@ impl WatchHub {
         watches.insert(name, handles);
     }
 
-    fn spawn<K>(&self, resource: &ApiResource, name: &ResourceName, shard: Option<String>) -> AbortHandle
+    fn spawn<K>(
+        &self,
+        resource: &ApiResource,
+        name: &ResourceName,
+        shard: Option<String>,
+    ) -> AbortHandle
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
             + Into<RawObject>
@@ -155,7 +184,11 @@ impl WatchHub {
             watchdog: self.watchdog.clone(),
         };
         let watch = watch.run(self.generation.subscribe());
-        tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
+        tokio::spawn(
+            self.tasks
+                .guard(format!("the watch of {}", name.plural), watch),
+        )
+        .abort_handle()
     }
 
     /// Ends the watches of resources for which `wanted` says no.
@@ -164,7 +197,11 @@ impl WatchHub {
         watches.retain(|name, handles| {
             let keep = wanted(name);
             if !keep {
-                info!(resource = name.plural, apiVersion = name.api_version, "no longer watching");
+                info!(
+                    resource = name.plural,
+                    apiVersion = name.api_version,
+                    "no longer watching"
+                );
                 handles.iter().for_each(AbortHandle::abort);
             }
             keep
@@ -208,7 +245,8 @@ where
     pub async fn run(self, mut generation: watch::Receiver<u64>) {
         loop {
             let current = *generation.borrow_and_update();
-            self.observer.begins(&self.resource, self.shard.as_deref(), current);
+            self.observer
+                .begins(&self.resource, self.shard.as_deref(), current);
             tokio::select! {
                 () = self.watch() => {}
                 () = next(&mut generation) => {}
@@ -217,7 +255,11 @@ where
     }
 
     async fn watch(&self) {
-        let mut told = std::pin::pin!(watching::watch(self.api.clone(), self.config.clone(), (self.counted)()));
+        let mut told = std::pin::pin!(watching::watch(
+            self.api.clone(),
+            self.config.clone(),
+            (self.counted)()
+        ));
         while let Some(told) = told.next().await {
             let _busy = self.watchdog.busy();
             self.show(told);
@@ -225,7 +267,9 @@ where
     }
 
     fn show(&self, told: Told<W>) {
-        let Self { resource, observer, .. } = self;
+        let Self {
+            resource, observer, ..
+        } = self;
         let shard = self.shard.as_deref();
         match told {
             Told::Shown(Event::Init) => observer.listing(resource, shard),
@@ -240,7 +284,11 @@ where
             Told::Stands => observer.stands(resource, shard),
             Told::Failed(error) => {
                 let cause = &error as &dyn std::error::Error;
-                warn!(resource = resource.plural, error = cause, "the watch failed; it goes on");
+                warn!(
+                    resource = resource.plural,
+                    error = cause,
+                    "the watch failed; it goes on"
+                );
                 observer.failing(resource, shard, &error);
             }
         }

@@ -17,7 +17,10 @@ use super::backoff::{Policy, Series};
 use super::metrics::Watch;
 
 /// How often a watch that failed is tried again: a right that is granted should show at once.
-const RETRY: Policy = Policy { min: Duration::from_millis(500), max: Duration::from_secs(30) };
+const RETRY: Policy = Policy {
+    min: Duration::from_millis(500),
+    max: Duration::from_secs(30),
+};
 
 /// A watch that has not failed for this long since its list stands, also when it has nothing to show.
 const STANDS: Duration = Duration::from_secs(30);
@@ -43,8 +46,19 @@ where
 {
     let events = begin(&api, &config);
     let failures = RETRY.series();
-    let watching = Watching { api, config, counted, events, failures, pause: None, stood: false, proof: None };
-    unfold(watching, |mut watching| async { Some((watching.next().await, watching)) })
+    let watching = Watching {
+        api,
+        config,
+        counted,
+        events,
+        failures,
+        pause: None,
+        stood: false,
+        proof: None,
+    };
+    unfold(watching, |mut watching| async {
+        Some((watching.next().await, watching))
+    })
 }
 
 fn begin<K>(api: &Api<K>, config: &Config) -> BoxStream<'static, watcher::Result<Event<K>>>
@@ -82,7 +96,12 @@ where
 {
     async fn next(&mut self) -> Told<K> {
         loop {
-            if let Some(Pause { delay, anew, listed }) = self.pause.take() {
+            if let Some(Pause {
+                delay,
+                anew,
+                listed,
+            }) = self.pause.take()
+            {
                 sleep(delay).await;
                 self.proof = listed.then(|| Instant::now() + STANDS);
                 if anew {
@@ -105,12 +124,16 @@ where
                     return Told::Shown(event);
                 }
                 Some(Err(error)) if self.streams() && is_invalid(&error) => {
-                    info!(resource = self.api.resource_url(), "no streaming lists here: lists are asked for in pages");
+                    info!(
+                        resource = self.api.resource_url(),
+                        "no streaming lists here: lists are asked for in pages"
+                    );
                     self.config.initial_list_strategy = InitialListStrategy::ListWatch;
                     self.events = begin(&self.api, &self.config);
                 }
                 Some(Err(error)) => {
-                    let refused = refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404));
+                    let refused =
+                        refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404));
                     self.counted.failed(refused, self.lasts());
                     let anew = is_for_good(&error);
                     self.failed(anew);
@@ -125,7 +148,11 @@ where
     fn failed(&mut self, anew: bool) {
         let listed = !anew && (self.stood || self.proof.is_some());
         (self.stood, self.proof) = (false, None);
-        self.pause = Some(Pause { delay: self.failures.next_delay(), anew, listed });
+        self.pause = Some(Pause {
+            delay: self.failures.next_delay(),
+            anew,
+            listed,
+        });
     }
 
     /// By when it has failed again, if it hangs.

@@ -24,7 +24,11 @@ pub struct Written<K: Resource> {
 impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     /// `trigger` wakes the pass over an object that somebody else changed while we wrote it.
     pub fn new(trigger: Trigger<K>) -> Self {
-        Self { trigger, objects: Mutex::default(), under_way: Mutex::default() }
+        Self {
+            trigger,
+            objects: Mutex::default(),
+            under_way: Mutex::default(),
+        }
     }
 
     /// Writes `status`, computed from `object`, unless that is what it has; gives the object as it then is, if it was written.
@@ -40,12 +44,21 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
         status: &K::Status,
     ) -> kube::Result<Option<Arc<K>>>
     where
-        K: HasStatus<Status: Serialize + DeserializeOwned + PartialEq> + Clone + Debug + DeserializeOwned,
+        K: HasStatus<Status: Serialize + DeserializeOwned + PartialEq>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         if object.status() == Some(status) {
             return Ok(None);
         }
-        match self.object(&Key::of(object), apply::status(api, manager, object, status)).await {
+        match self
+            .object(
+                &Key::of(object),
+                apply::status(api, manager, object, status),
+            )
+            .await
+        {
             Err(kube::Error::Api(said)) if said.code == 404 => Ok(None),
             written => written.map(Some),
         }
@@ -55,7 +68,11 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     ///
     /// # Errors
     /// Those of `write`.
-    pub async fn object(&self, key: &Key, write: impl Future<Output = kube::Result<K>>) -> kube::Result<Arc<K>> {
+    pub async fn object(
+        &self,
+        key: &Key,
+        write: impl Future<Output = kube::Result<K>>,
+    ) -> kube::Result<Arc<K>> {
         let _writing = self.writing(key);
         Ok(self.wrote(key, write.await?))
     }
@@ -65,7 +82,9 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     }
 
     fn under_way(&self) -> MutexGuard<'_, HashMap<Key, Option<Arc<K>>>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An object is about to be written, until this value goes. The cache may show what comes of it before the answer is
@@ -79,7 +98,9 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     pub fn newest(&self, key: &Key, cached: Arc<K>) -> Arc<K> {
         let mut objects = self.objects();
         match objects.get(key) {
-            Some(ours) if ours.uid() == cached.uid() && newer(ours.as_ref(), cached.as_ref()) => Arc::clone(ours),
+            Some(ours) if ours.uid() == cached.uid() && newer(ours.as_ref(), cached.as_ref()) => {
+                Arc::clone(ours)
+            }
             _ => {
                 objects.remove(key);
                 cached
@@ -101,7 +122,9 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
             return true;
         }
         let mut objects = self.objects();
-        let Some(ours) = objects.get_mut(key) else { return false };
+        let Some(ours) = objects.get_mut(key) else {
+            return false;
+        };
         if ours.uid() != cached.uid() || newer(cached.as_ref(), ours.as_ref()) {
             return false;
         }
@@ -134,7 +157,10 @@ impl<K: Resource<DynamicType = ()> + 'static> Drop for Writing<'_, K> {
 }
 
 fn newer(one: &impl Resource, other: &impl Resource) -> bool {
-    is_newer(one.meta().resource_version.as_deref(), other.meta().resource_version.as_deref())
+    is_newer(
+        one.meta().resource_version.as_deref(),
+        other.meta().resource_version.as_deref(),
+    )
 }
 
 #[cfg(test)]
@@ -156,12 +182,18 @@ mod tests {
     fn our_own_write_is_known_again_and_kept_once() {
         let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
         let ours = Arc::downgrade(&written.wrote(&key, object("1", "7")));
-        assert!(written.knows(&key, &Arc::new(object("1", "6"))), "an older state is no news");
+        assert!(
+            written.knows(&key, &Arc::new(object("1", "6"))),
+            "an older state is no news"
+        );
         assert!(ours.upgrade().is_some(), "the cache has not caught up");
         let cached = Arc::new(object("1", "7"));
         assert!(written.knows(&key, &cached));
         assert!(ours.upgrade().is_none(), "the cache's copy is enough");
-        assert!(written.knows(&key, &cached), "shown again, it is still no news");
+        assert!(
+            written.knows(&key, &cached),
+            "shown again, it is still no news"
+        );
         assert!(!written.knows(&key, &Arc::new(object("1", "8"))));
         assert!(!written.knows(&key, &Arc::new(object("2", "7"))));
     }
@@ -177,23 +209,44 @@ mod tests {
             assert!(written.knows(&key, &Arc::new(object("1", shown))));
             written.wrote(&key, object("1", ours));
             drop(writing);
-            assert_eq!(woken.try_recv().is_ok(), news, "{ours} written, {shown} shown");
+            assert_eq!(
+                woken.try_recv().is_ok(),
+                news,
+                "{ours} written, {shown} shown"
+            );
         }
         let other = Key::new("a", "y");
         let writing = written.writing(&other);
         assert!(written.knows(&other, &Arc::new(object("1", "3"))));
         drop(writing);
-        assert!(woken.try_recv().is_ok(), "the write failed, and something came");
-        assert!(!written.knows(&other, &Arc::new(object("1", "4"))), "nothing is under way any more");
+        assert!(
+            woken.try_recv().is_ok(),
+            "the write failed, and something came"
+        );
+        assert!(
+            !written.knows(&other, &Arc::new(object("1", "4"))),
+            "nothing is under way any more"
+        );
     }
 
     #[test]
     fn the_newest_is_decided_on() {
         let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
         written.wrote(&key, object("1", "7"));
-        let version = |cached| written.newest(&key, Arc::new(cached)).metadata.resource_version.clone().unwrap();
+        let version = |cached| {
+            written
+                .newest(&key, Arc::new(cached))
+                .metadata
+                .resource_version
+                .clone()
+                .unwrap()
+        };
         assert_eq!(version(object("1", "6")), "7");
         assert_eq!(version(object("1", "8")), "8");
-        assert_eq!(version(object("1", "6")), "6", "once the cache has caught up nothing is kept");
+        assert_eq!(
+            version(object("1", "6")),
+            "6",
+            "once the cache has caught up nothing is kept"
+        );
     }
 }

@@ -52,10 +52,16 @@ impl DnsServer {
     /// # Errors
     /// If no port is free.
     pub async fn start() -> anyhow::Result<Self> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for a DNS server")?;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .context("no port for a DNS server")?;
         let (address, shared) = (socket.local_addr()?, Arc::<Shared>::default());
         let task = tokio::spawn(serve(socket, shared.clone())).abort_handle();
-        Ok(Self { address, shared, task })
+        Ok(Self {
+            address,
+            shared,
+            task,
+        })
     }
 
     /// Returns the server's port on 127.0.0.1.
@@ -69,7 +75,10 @@ impl DnsServer {
     /// If the file cannot be written.
     pub fn resolv_conf(&self, folder: &Path, further: &str) -> anyhow::Result<PathBuf> {
         let file = folder.join("resolv.conf");
-        std::fs::write(&file, format!("nameserver {}\n{further}\n", self.address.ip()))?;
+        std::fs::write(
+            &file,
+            format!("nameserver {}\n{further}\n", self.address.ip()),
+        )?;
         Ok(file)
     }
 
@@ -97,7 +106,10 @@ impl DnsServer {
 
     /// Returns the number of IPv4 queries for `name`: one for each lookup of which none was lost.
     pub fn lookups(&self, name: &str) -> usize {
-        self.queries().iter().filter(|query| query.name == name && query.kind == "A").count()
+        self.queries()
+            .iter()
+            .filter(|query| query.name == name && query.kind == "A")
+            .count()
     }
 
     /// Forgets the queries so far.
@@ -127,8 +139,12 @@ impl Drop for DnsServer {
 async fn serve(socket: UdpSocket, shared: Arc<Shared>) {
     let mut buffer = [0; 4096];
     loop {
-        let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
-        let Ok(query) = Message::from_vec(&buffer[..length]) else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
+        let Ok(query) = Message::from_vec(&buffer[..length]) else {
+            continue;
+        };
         if let Some(answer) = shared.answer(&query) {
             let _ = socket.send_to(&answer, client).await;
         }
@@ -138,10 +154,19 @@ async fn serve(socket: UdpSocket, shared: Arc<Shared>) {
 impl Shared {
     fn answer(&self, message: &Message) -> Option<Vec<u8>> {
         let query = message.queries.first()?;
-        let name = query.name().to_lowercase().to_ascii().trim_end_matches('.').to_owned();
+        let name = query
+            .name()
+            .to_lowercase()
+            .to_ascii()
+            .trim_end_matches('.')
+            .to_owned();
         let kind = query.query_type();
         let lost = format!("{name} {kind}");
-        self.queries.push(Query { at: Instant::now(), name: name.clone(), kind: kind.to_string() });
+        self.queries.push(Query {
+            at: Instant::now(),
+            name: name.clone(),
+            kind: kind.to_string(),
+        });
         if let Some(left) = lock(&self.lost).get_mut(&lost).filter(|left| **left > 0) {
             *left -= 1;
             return None;
@@ -153,7 +178,11 @@ impl Shared {
         match lock(&self.answers).get(&name) {
             Some(Answer::Silence) => return None,
             Some(Answer::Address(address)) if (kind == RecordType::A) == address.is_ipv4() => {
-                answer.add_answer(Record::from_rdata(query.name().clone(), 60, RData::from(*address)));
+                answer.add_answer(Record::from_rdata(
+                    query.name().clone(),
+                    60,
+                    RData::from(*address),
+                ));
             }
             // The name exists, but without an address of this type.
             Some(Answer::Address(_)) => {}

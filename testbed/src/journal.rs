@@ -17,7 +17,11 @@ pub(crate) struct Journal<T> {
 
 impl<T> Default for Journal<T> {
     fn default() -> Self {
-        Self { items: Mutex::default(), listeners: Mutex::default(), length: watch::Sender::new(0) }
+        Self {
+            items: Mutex::default(),
+            listeners: Mutex::default(),
+            length: watch::Sender::new(0),
+        }
     }
 }
 

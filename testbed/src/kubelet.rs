@@ -46,23 +46,52 @@ pub async fn deployed(
     let client = plane.client().await?;
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
     let pods: Api<Pod> = Api::namespaced(client, namespace);
-    let found = until(format!("the Pods of {namespace}/{deployment} are ready"), deadline, async || {
-        let deployment = deployments.get(deployment).await?;
-        let status = deployment.status.clone().unwrap_or_default();
-        let spec = deployment.spec.clone().context("a Deployment without a spec")?;
-        ensure!(status.observed_generation == deployment.metadata.generation, "its last change has not been seen yet");
-        let counts = [status.replicas, status.updated_replicas, status.ready_replicas];
-        ensure!(counts == [spec.replicas; 3], "of {:?}: there, up to date, ready: {counts:?}", spec.replicas);
-        let labels = spec.selector.match_labels.unwrap_or_default();
-        let labels = labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
-        let mut found = pods.list(&ListParams::default().labels(&labels)).await?.items;
-        found.retain(|pod| pod.metadata.deletion_timestamp.is_none());
-        Ok(Some(found))
-    });
+    let found = until(
+        format!("the Pods of {namespace}/{deployment} are ready"),
+        deadline,
+        async || {
+            let deployment = deployments.get(deployment).await?;
+            let status = deployment.status.clone().unwrap_or_default();
+            let spec = deployment
+                .spec
+                .clone()
+                .context("a Deployment without a spec")?;
+            ensure!(
+                status.observed_generation == deployment.metadata.generation,
+                "its last change has not been seen yet"
+            );
+            let counts = [
+                status.replicas,
+                status.updated_replicas,
+                status.ready_replicas,
+            ];
+            ensure!(
+                counts == [spec.replicas; 3],
+                "of {:?}: there, up to date, ready: {counts:?}",
+                spec.replicas
+            );
+            let labels = spec.selector.match_labels.unwrap_or_default();
+            let labels = labels
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect::<Vec<_>>()
+                .join(",");
+            let mut found = pods
+                .list(&ListParams::default().labels(&labels))
+                .await?
+                .items;
+            found.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+            Ok(Some(found))
+        },
+    );
     let mut containers = Vec::new();
     for pod in found.await? {
         let name = pod.name_any();
-        containers.push(container(plane, namespace, &pod).await.with_context(|| format!("Pod {namespace}/{name}"))?);
+        containers.push(
+            container(plane, namespace, &pod)
+                .await
+                .with_context(|| format!("Pod {namespace}/{name}"))?,
+        );
     }
     Ok(containers)
 }
@@ -71,16 +100,27 @@ pub async fn deployed(
 ///
 /// # Errors
 /// There is none within `deadline`, or it cannot be a process.
-pub async fn job(plane: &ControlPlane, namespace: &str, job: &str, deadline: Duration) -> Result<Container> {
+pub async fn job(
+    plane: &ControlPlane,
+    namespace: &str,
+    job: &str,
+    deadline: Duration,
+) -> Result<Container> {
     let pods: Api<Pod> = Api::namespaced(plane.client().await?, namespace);
     let of_it = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
-    let pod = until(format!("the Pod of Job {namespace}/{job}"), deadline, async || {
-        let is_over = |pod: &Pod| {
-            pod.status.as_ref().is_some_and(|it| matches!(it.phase.as_deref(), Some("Succeeded" | "Failed")))
-        };
-        let new = |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && !is_over(pod);
-        Ok(pods.list(&of_it).await?.items.into_iter().find(new))
-    });
+    let pod = until(
+        format!("the Pod of Job {namespace}/{job}"),
+        deadline,
+        async || {
+            let is_over = |pod: &Pod| {
+                pod.status
+                    .as_ref()
+                    .is_some_and(|it| matches!(it.phase.as_deref(), Some("Succeeded" | "Failed")))
+            };
+            let new = |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && !is_over(pod);
+            Ok(pods.list(&of_it).await?.items.into_iter().find(new))
+        },
+    );
     container(plane, namespace, &pod.await?).await
 }
 
@@ -92,7 +132,8 @@ pub async fn end(plane: &ControlPlane, namespace: &str, pod: &str, well: bool) -
     let pods: Api<Pod> = Api::namespaced(plane.client().await?, namespace);
     let phase = if well { "Succeeded" } else { "Failed" };
     let status = serde_json::json!({ "status": { "phase": phase } });
-    pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(&status))
+        .await?;
     Ok(())
 }
 
@@ -102,42 +143,79 @@ pub async fn end(plane: &ControlPlane, namespace: &str, pod: &str, well: bool) -
 /// The Pod has more of them, or its container has something that a process cannot have.
 pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Result<Container> {
     let spec = pod.spec.as_ref().context("no spec")?;
-    let [container] = &*spec.containers else { bail!("more than one container") };
-    ensure!(spec.init_containers.is_none() && container.env_from.is_none(), "initContainers and envFrom are not known");
-    ensure!(container.command.is_none(), "a command in place of the image's entrypoint is not known");
+    let [container] = &*spec.containers else {
+        bail!("more than one container")
+    };
+    ensure!(
+        spec.init_containers.is_none() && container.env_from.is_none(),
+        "initContainers and envFrom are not known"
+    );
+    ensure!(
+        container.command.is_none(),
+        "a command in place of the image's entrypoint is not known"
+    );
     let mounts = container.volume_mounts.as_deref().unwrap_or_default();
     let Some(_) = mounts.iter().find(|mount| mount.mount_path == TOKEN_FOLDER) else {
         bail!("no token is mounted: it could not talk to the apiserver");
     };
     ensure!(mounts.len() == 1, "volumes are not known: {mounts:?}");
-    let account = spec.service_account_name.as_deref().context("no ServiceAccount")?;
-    let env = container.env.iter().flatten().map(|variable| Ok((variable.name.clone(), value(variable, pod)?)));
+    let account = spec
+        .service_account_name
+        .as_deref()
+        .context("no ServiceAccount")?;
+    let env = container
+        .env
+        .iter()
+        .flatten()
+        .map(|variable| Ok((variable.name.clone(), value(variable, pod)?)));
     Ok(Container {
         pod: pod.name_any(),
         image: container.image.clone().context("no image")?,
-        args: container.args.iter().flatten().map(|arg| on_loopback(arg)).collect(),
+        args: container
+            .args
+            .iter()
+            .flatten()
+            .map(|arg| on_loopback(arg))
+            .collect(),
         env: env.collect::<Result<_>>()?,
-        kubeconfig: plane.kubeconfig_for_service_account(namespace, account).await?,
+        kubeconfig: plane
+            .kubeconfig_for_service_account(namespace, account)
+            .await?,
     })
 }
 
 /// What a variable is in this Pod.
 fn value(variable: &EnvVar, pod: &Pod) -> Result<String> {
-    let Some(from) = &variable.value_from else { return Ok(variable.value.clone().unwrap_or_default()) };
+    let Some(from) = &variable.value_from else {
+        return Ok(variable.value.clone().unwrap_or_default());
+    };
     let path = from.field_ref.as_ref().map(|field| &*field.field_path);
     let spec = pod.spec.as_ref();
     let value = match path {
         Some("metadata.name") => pod.metadata.name.clone(),
         Some("metadata.namespace") => pod.metadata.namespace.clone(),
         Some("status.podIPs") => {
-            let addresses = pod.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
-            Some(addresses.map(|address| address.ip.as_str()).collect::<Vec<_>>().join(","))
+            let addresses = pod
+                .status
+                .iter()
+                .flat_map(|status| status.pod_ips.iter().flatten());
+            Some(
+                addresses
+                    .map(|address| address.ip.as_str())
+                    .collect::<Vec<_>>()
+                    .join(","),
+            )
         }
         Some("spec.nodeName") => spec.and_then(|spec| spec.node_name.clone()),
         Some("spec.serviceAccountName") => spec.and_then(|spec| spec.service_account_name.clone()),
         _ => None,
     };
-    value.with_context(|| format!("{}: it comes from something that is not known: {from:?}", variable.name))
+    value.with_context(|| {
+        format!(
+            "{}: it comes from something that is not known: {from:?}",
+            variable.name
+        )
+    })
 }
 
 fn on_loopback(arg: &str) -> String {

@@ -72,7 +72,11 @@ async fn main() -> Result<()> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match Arguments::parse().command {
         Command::Cluster { kubeconfig_out } => cluster(kubeconfig_out.as_deref()).await,
-        Command::Receivers { token, chat, urls_out } => {
+        Command::Receivers {
+            token,
+            chat,
+            urls_out,
+        } => {
             let mut end = Signals::new()?;
             let _receivers = start_receivers(&token, chat, &urls_out)?;
             end.wait().await;
@@ -88,10 +92,18 @@ async fn main() -> Result<()> {
             end.wait().await;
             Ok(())
         }
-        Command::ServiceAccountKubeconfig { namespace, name, kubeconfig, out } => {
-            let admin =
-                Kubeconfig::read_from(&kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
-            kubeconfig::write(&kubeconfig::for_service_account(&admin, &namespace, &name).await?, &out)
+        Command::ServiceAccountKubeconfig {
+            namespace,
+            name,
+            kubeconfig,
+            out,
+        } => {
+            let admin = Kubeconfig::read_from(&kubeconfig)
+                .with_context(|| format!("reading {}", kubeconfig.display()))?;
+            kubeconfig::write(
+                &kubeconfig::for_service_account(&admin, &namespace, &name).await?,
+                &out,
+            )
         }
     }
 }
@@ -121,9 +133,15 @@ async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
         kubeconfig::write(&Kubeconfig::read_from(&file)?, out)?;
         file = std::path::absolute(out)?;
     }
-    eprintln!("It listens on {} and stays until Ctrl-C. In another terminal:", plane.server_url());
+    eprintln!(
+        "It listens on {} and stays until Ctrl-C. In another terminal:",
+        plane.server_url()
+    );
     println!("export KUBECONFIG={}", file.display());
-    eprintln!("kubectl, if you have none: {}", plane.binaries().join("kubectl").display());
+    eprintln!(
+        "kubectl, if you have none: {}",
+        plane.binaries().join("kubectl").display()
+    );
     std::future::pending().await
 }
 
@@ -132,11 +150,28 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     let telegram = BotApi::start()?;
     telegram.add_token(token);
     telegram.add_chat(Chat::new(Kind::Private, chat)?);
-    telegram.on_message(|message| say(&format!("Telegram, chat {}", message.chat_id), &message.text));
+    telegram.on_message(|message| {
+        say(
+            &format!("Telegram, chat {}", message.chat_id),
+            &message.text,
+        )
+    });
     telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
     let webhook = Receiver::start()?;
-    webhook.on_request(|request| say(&format!("Webhook, {} {}", request.method, request.path), &shown(request)));
-    write_whole(urls_out, &format!("TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n", telegram.url(), webhook.url()))?;
+    webhook.on_request(|request| {
+        say(
+            &format!("Webhook, {} {}", request.method, request.path),
+            &shown(request),
+        )
+    });
+    write_whole(
+        urls_out,
+        &format!(
+            "TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n",
+            telegram.url(),
+            webhook.url()
+        ),
+    )?;
     Ok((telegram, webhook))
 }
 
@@ -153,20 +188,32 @@ async fn start_aws(env_out: &Path, instances: &[(char, String)]) -> Result<Aws> 
     });
     let mut text = format!("unset {}\n", aws::FOREIGN.join(" "));
     // No value of ours has a quote in it.
-    text.extend(stand_in.env().into_iter().map(|(name, value)| format!("export {name}='{value}'\n")));
+    text.extend(
+        stand_in
+            .env()
+            .into_iter()
+            .map(|(name, value)| format!("export {name}='{value}'\n")),
+    );
     write_whole(env_out, &text)?;
     Ok(stand_in)
 }
 
 fn instance(value: &str) -> Result<(char, String), String> {
-    let known = value.split_once(':').and_then(|(zone, id)| Some((zone.parse().ok()?, id.to_owned())));
+    let known = value
+        .split_once(':')
+        .and_then(|(zone, id)| Some((zone.parse().ok()?, id.to_owned())));
     known.ok_or_else(|| "write it as a:i-0123456789abcdef0".to_owned())
 }
 
 fn shown_call(call: &Call) -> String {
-    let params = call.params.iter().map(|(name, value)| format!("{name}: {value}\n"));
+    let params = call
+        .params
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\n"));
     let answer = match &call.answer {
-        Outcome::Answered { http, code } => format!("-> {http} {}", code.as_deref().unwrap_or_default()),
+        Outcome::Answered { http, code } => {
+            format!("-> {http} {}", code.as_deref().unwrap_or_default())
+        }
         Outcome::Cut => "-> no answer".to_owned(),
     };
     params.chain([answer]).collect()
@@ -183,10 +230,20 @@ fn write_whole(file: &Path, text: &str) -> Result<()> {
 /// The headers that say what a webhook's body is and prove where it is from, and the body. Other headers stay out: one
 /// of them carries a token.
 fn shown(request: &Request) -> String {
-    let told = |name: &&str| name.starts_with("ce-") || name.starts_with("webhook-") || *name == "idempotency-key";
-    let names = request.headers.keys().map(http::HeaderName::as_str).filter(told);
-    let mut text: String = names.filter_map(|name| Some(format!("{name}: {}\n", request.header(name)?))).collect();
-    let body = request.json().and_then(|json| serde_json::to_string_pretty(&json));
+    let told = |name: &&str| {
+        name.starts_with("ce-") || name.starts_with("webhook-") || *name == "idempotency-key"
+    };
+    let names = request
+        .headers
+        .keys()
+        .map(http::HeaderName::as_str)
+        .filter(told);
+    let mut text: String = names
+        .filter_map(|name| Some(format!("{name}: {}\n", request.header(name)?)))
+        .collect();
+    let body = request
+        .json()
+        .and_then(|json| serde_json::to_string_pretty(&json));
     text.push_str(&body.unwrap_or_else(|_| request.text()));
     text
 }

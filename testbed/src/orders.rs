@@ -37,8 +37,14 @@ pub struct Order {
 }
 
 impl Order {
-    pub(crate) fn new(hits: watch::Sender<u64>, take_back: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { hits, take_back: Arc::new(take_back) }
+    pub(crate) fn new(
+        hits: watch::Sender<u64>,
+        take_back: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            hits,
+            take_back: Arc::new(take_back),
+        }
     }
 
     /// How often it was carried out.
@@ -80,7 +86,10 @@ struct Ordered<M, D> {
 
 impl<M, D> Default for Orders<M, D> {
     fn default() -> Self {
-        Self(Mutex::new(Standing { last_id: 0, orders: Vec::new() }))
+        Self(Mutex::new(Standing {
+            last_id: 0,
+            orders: Vec::new(),
+        }))
     }
 }
 
@@ -90,9 +99,18 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
         let mut standing = lock(&self.0);
         standing.last_id += 1;
         let id = standing.last_id;
-        standing.orders.push(Ordered { id, matching, times, seen: 0, deed, hits: hits.clone() });
+        standing.orders.push(Ordered {
+            id,
+            matching,
+            times,
+            seen: 0,
+            deed,
+            hits: hits.clone(),
+        });
         let all = self.clone();
-        Order::new(hits, move || lock(&all.0).orders.retain(|order| order.id != id))
+        Order::new(hits, move || {
+            lock(&all.0).orders.retain(|order| order.id != id)
+        })
     }
 
     /// Takes all back; what would have been done.
@@ -104,7 +122,11 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
     /// What is done to a request that `matches`, in the order in which it was ordered.
     pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<D> {
         let mut deeds = Vec::new();
-        for order in lock(&self.0).orders.iter_mut().filter(|order| matches(&order.matching)) {
+        for order in lock(&self.0)
+            .orders
+            .iter_mut()
+            .filter(|order| matches(&order.matching))
+        {
             order.seen += 1;
             if order.times.includes(order.seen) {
                 order.hits.send_modify(|hits| *hits += 1);

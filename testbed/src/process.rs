@@ -42,7 +42,14 @@ struct Start {
 pub(crate) fn dies_with_its_thread(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_PARENT_LIVES])
+        .args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "/bin/sh",
+            "-c",
+            IF_PARENT_LIVES,
+        ])
         .arg(std::process::id().to_string())
         .arg(program);
     command
@@ -61,7 +68,11 @@ impl Program {
         let program = program.as_ref();
         let mut command = dies_with_its_thread(program);
         command.process_group(0); // a Ctrl-C is for the parent to act on
-        let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+        let name = Path::new(program)
+            .file_name()
+            .unwrap_or(program)
+            .to_string_lossy()
+            .into_owned();
         Self { name, command }
     }
 
@@ -112,10 +123,17 @@ impl Program {
             .append(true)
             .open(&log)
             .with_context(|| format!("opening {}", log.display()))?;
-        self.command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let inner =
-            start(self.command).with_context(|| format!("starting {} (through util-linux's setpriv)", self.name))?;
-        Ok(Child { name: self.name, log, inner })
+        self.command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let inner = start(self.command)
+            .with_context(|| format!("starting {} (through util-linux's setpriv)", self.name))?;
+        Ok(Child {
+            name: self.name,
+            log,
+            inner,
+        })
     }
 }
 
@@ -123,7 +141,11 @@ impl Program {
 /// error.
 pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
     let output = tokio::process::Command::new("bash")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(script))
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("..")
+                .join(script),
+        )
         .stdin(Stdio::null())
         .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
         .kill_on_drop(true)
@@ -131,7 +153,11 @@ pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("running {script}"))?
         .wait_with_output()
         .await?;
-    anyhow::ensure!(output.status.success(), "{script} failed ({})", output.status);
+    anyhow::ensure!(
+        output.status.success(),
+        "{script} failed ({})",
+        output.status
+    );
     Ok(String::from_utf8(output.stdout)?.trim_end().into())
 }
 
@@ -141,11 +167,15 @@ fn start(command: Command) -> io::Result<std::process::Child> {
         let (sender, starts) = mpsc::channel();
         LazyLock::force(&PARENT);
         // Should the thread not start, its end of the channel is dropped, and that is told below.
-        let _ = thread::Builder::new().name("starter".into()).spawn(move || serve(&starts));
+        let _ = thread::Builder::new()
+            .name("starter".into())
+            .spawn(move || serve(&starts));
         sender
     });
     let (reply, answer) = mpsc::sync_channel(1);
-    starter.send(Start { command, reply }).map_err(io::Error::other)?;
+    starter
+        .send(Start { command, reply })
+        .map_err(io::Error::other)?;
     answer.recv().map_err(io::Error::other)?
 }
 
@@ -158,7 +188,8 @@ fn serve(starts: &mpsc::Receiver<Start>) {
                 let _ = child.kill().and_then(|()| child.wait());
             }
         }
-        if parent_id() != *PARENT && orphaned_at.get_or_insert_with(Instant::now).elapsed() > GRACE {
+        if parent_id() != *PARENT && orphaned_at.get_or_insert_with(Instant::now).elapsed() > GRACE
+        {
             eprintln!("testbed: the parent process ended, so this one ends too");
             std::process::exit(1);
         }
@@ -261,7 +292,11 @@ impl Child {
                 return Ok(status);
             }
             if Instant::now() > until {
-                bail!("{} has not ended within {deadline:?}\n{}", self.name, self.log_tail());
+                bail!(
+                    "{} has not ended within {deadline:?}\n{}",
+                    self.name,
+                    self.log_tail()
+                );
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -286,7 +321,10 @@ impl Child {
     fn signal(&mut self, signal: Signal) -> io::Result<()> {
         // An ended child's id may by now be somebody else's.
         if self.ended()?.is_some() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} has ended", self.name)));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{} has ended", self.name),
+            ));
         }
         Ok(kill_process(self.pid()?, signal)?)
     }
@@ -319,7 +357,10 @@ impl Folder {
     /// # Errors
     /// The folder cannot be made.
     pub fn new() -> anyhow::Result<Self> {
-        let path = tempfile::Builder::new().prefix("quartermaster-").tempdir()?.keep();
+        let path = tempfile::Builder::new()
+            .prefix("quartermaster-")
+            .tempdir()?
+            .keep();
         // Its standard input ends when this process does. Servers that are dying at that moment may still be writing.
         let janitor = Command::new("/bin/sh")
             .args(["-c", r#"read -r _; for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$0" && exit; sleep 0.2; done"#])

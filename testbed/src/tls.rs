@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -35,7 +36,10 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate()?;
         let ca_pem = params.self_signed(&key)?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), ca_pem })
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            ca_pem,
+        })
     }
 
     /// The authority's own certificate, PEM.
@@ -53,15 +57,26 @@ impl Authority {
         self.issue(&[], common_name, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    fn issue(&self, names: &[&str], common_name: &str, usage: ExtendedKeyUsagePurpose) -> anyhow::Result<Identity> {
-        let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-        params.distinguished_name.push(DnType::CommonName, common_name);
+    fn issue(
+        &self,
+        names: &[&str],
+        common_name: &str,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> anyhow::Result<Identity> {
+        let mut params =
+            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let cert_pem = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Identity { cert_pem, key_pem: key.serialize_pem() })
+        Ok(Identity {
+            cert_pem,
+            key_pem: key.serialize_pem(),
+        })
     }
 }
 
@@ -74,7 +89,10 @@ fn roots(ca_pem: &str) -> anyhow::Result<RootCertStore> {
     for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
         roots.add(certificate?)?;
     }
-    anyhow::ensure!(!roots.is_empty(), "no certificate in the PEM of the authority");
+    anyhow::ensure!(
+        !roots.is_empty(),
+        "no certificate in the PEM of the authority"
+    );
     Ok(roots)
 }
 
@@ -84,18 +102,26 @@ pub(crate) fn server_config(
     client_ca_pem: Option<&str>,
     protocols: &[&str],
 ) -> anyhow::Result<ServerConfig> {
-    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder =
+        ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let builder = match client_ca_pem {
         None => builder.with_no_client_auth(),
         Some(ca) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider()).build()?;
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider())
+                    .build()?;
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let chain = CertificateDer::pem_slice_iter(identity.cert_pem.as_bytes()).collect::<Result<Vec<_>, _>>()?;
-    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).context("the server's key")?;
+    let chain = CertificateDer::pem_slice_iter(identity.cert_pem.as_bytes())
+        .collect::<Result<Vec<_>, _>>()?;
+    let key =
+        PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).context("the server's key")?;
     let mut config = builder.with_single_cert(chain, key)?;
-    config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+    config.alpn_protocols = protocols
+        .iter()
+        .map(|name| name.as_bytes().to_vec())
+        .collect();
     Ok(config)
 }
 

@@ -17,11 +17,20 @@ impl Memory {
     pub fn of(process: u32) -> Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
         let field = |name: &str| {
-            let line = status.lines().find(|line| line.starts_with(name)).with_context(|| format!("no {name}"))?;
-            let kibibytes = line.split_whitespace().nth(1).with_context(|| format!("no number in {line}"))?;
+            let line = status
+                .lines()
+                .find(|line| line.starts_with(name))
+                .with_context(|| format!("no {name}"))?;
+            let kibibytes = line
+                .split_whitespace()
+                .nth(1)
+                .with_context(|| format!("no number in {line}"))?;
             anyhow::Ok(f64::from(kibibytes.parse::<u32>()?) / 1024.0)
         };
-        Ok(Self { anonymous: field("RssAnon:")?, resident: field("VmRSS:")? })
+        Ok(Self {
+            anonymous: field("RssAnon:")?,
+            resident: field("VmRSS:")?,
+        })
     }
 }
 
@@ -34,9 +43,13 @@ pub fn cpu_seconds(process: u32) -> Result<f64> {
 /// When a process started, to the second.
 pub fn started(process: u32) -> Result<Timestamp> {
     let stat = std::fs::read_to_string("/proc/stat")?;
-    let boot = stat.lines().find_map(|line| line.strip_prefix("btime ")).context("no time of boot")?;
+    let boot = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("btime "))
+        .context("no time of boot")?;
     let [since_boot] = ticks(process, [22])?;
-    Ok(Timestamp::from_second(boot.trim().parse()?)? + SignedDuration::try_from_secs_f64(since_boot / TICKS)?)
+    Ok(Timestamp::from_second(boot.trim().parse()?)?
+        + SignedDuration::try_from_secs_f64(since_boot / TICKS)?)
 }
 
 /// Linux counts in hundredths of a second, whatever its own clock does.
@@ -50,7 +63,10 @@ fn ticks<const N: usize>(process: u32, fields: [usize; N]) -> Result<[f64; N]> {
     let rest: Vec<_> = rest.split_whitespace().collect();
     let mut all = [0.0; N];
     for (value, field) in all.iter_mut().zip(fields) {
-        *value = rest.get(field - 3).with_context(|| format!("no field {field}"))?.parse()?;
+        *value = rest
+            .get(field - 3)
+            .with_context(|| format!("no field {field}"))?
+            .parse()?;
     }
     Ok(all)
 }
@@ -65,11 +81,17 @@ mod tests {
     fn a_process_started_when_it_was_started() {
         let second = SignedDuration::from_secs(1);
         let before = Timestamp::now() - second;
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let of_child = started(child.id()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(before <= of_child && of_child <= Timestamp::now() + second, "{before} {of_child}");
+        assert!(
+            before <= of_child && of_child <= Timestamp::now() + second,
+            "{before} {of_child}"
+        );
         assert!(started(std::os::unix::process::parent_id()).unwrap() <= of_child);
         assert!(cpu_seconds(std::process::id()).unwrap() >= 0.0);
     }

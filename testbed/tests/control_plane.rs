@@ -13,36 +13,93 @@ async fn plane() -> (&'static ControlPlane, MutexGuard<'static, ()>) {
 }
 
 fn subject(user: &str, verb: &str, resource: &str, namespace: &str, name: &str) -> Subject {
-    let [user, verb, resource, namespace, name] = [user, verb, resource, namespace, name].map(String::from);
-    Subject { user, verb, group: String::new(), resource, namespace, name }
+    let [user, verb, resource, namespace, name] =
+        [user, verb, resource, namespace, name].map(String::from);
+    Subject {
+        user,
+        verb,
+        group: String::new(),
+        resource,
+        namespace,
+        name,
+    }
 }
 
 #[tokio::test]
 async fn a_deployment_becomes_available_and_goes_with_its_pods() {
     let (plane, _alone) = plane().await;
-    plane.run_kubectl(&["create", "namespace", "deploys"], "").await.unwrap();
     plane
-        .run_kubectl(&["-n=deploys", "create", "deployment", "web", "--image=web:1", "--replicas=3"], "")
+        .run_kubectl(&["create", "namespace", "deploys"], "")
         .await
         .unwrap();
     plane
-        .run_kubectl(&["-n=deploys", "wait", "--for=condition=Available", "--timeout=60s", "deployment/web"], "")
+        .run_kubectl(
+            &[
+                "-n=deploys",
+                "create",
+                "deployment",
+                "web",
+                "--image=web:1",
+                "--replicas=3",
+            ],
+            "",
+        )
+        .await
+        .unwrap();
+    plane
+        .run_kubectl(
+            &[
+                "-n=deploys",
+                "wait",
+                "--for=condition=Available",
+                "--timeout=60s",
+                "deployment/web",
+            ],
+            "",
+        )
         .await
         .unwrap();
     let ready = plane
-        .run_kubectl(&["-n=deploys", "get", "deployment", "web", "-o=jsonpath={.status.readyReplicas}"], "")
+        .run_kubectl(
+            &[
+                "-n=deploys",
+                "get",
+                "deployment",
+                "web",
+                "-o=jsonpath={.status.readyReplicas}",
+            ],
+            "",
+        )
         .await
         .unwrap();
     assert_eq!(ready, "3");
-    plane.run_kubectl(&["delete", "namespace", "deploys", "--timeout=60s"], "").await.unwrap();
+    plane
+        .run_kubectl(&["delete", "namespace", "deploys", "--timeout=60s"], "")
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn what_is_stored_outlives_the_apiserver() {
     let (plane, _alone) = plane().await;
     assert!(plane.start_apiserver().await.is_err(), "it is running");
-    plane.run_kubectl(&["create", "namespace", "kept"], "").await.unwrap();
-    plane.run_kubectl(&["-n=kept", "create", "configmap", "kept", "--from-literal=a=b"], "").await.unwrap();
+    plane
+        .run_kubectl(&["create", "namespace", "kept"], "")
+        .await
+        .unwrap();
+    plane
+        .run_kubectl(
+            &[
+                "-n=kept",
+                "create",
+                "configmap",
+                "kept",
+                "--from-literal=a=b",
+            ],
+            "",
+        )
+        .await
+        .unwrap();
     let address = plane.server_url().replace("https://", "");
 
     plane.kill_apiserver().unwrap();
@@ -50,12 +107,39 @@ async fn what_is_stored_outlives_the_apiserver() {
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 
     plane.start_apiserver().await.unwrap();
-    let value = plane.run_kubectl(&["-n=kept", "get", "configmap", "kept", "-o=jsonpath={.data.a}"], "").await.unwrap();
+    let value = plane
+        .run_kubectl(
+            &[
+                "-n=kept",
+                "get",
+                "configmap",
+                "kept",
+                "-o=jsonpath={.data.a}",
+            ],
+            "",
+        )
+        .await
+        .unwrap();
     assert_eq!(value, "b");
     // The others have found it again too.
-    plane.run_kubectl(&["-n=kept", "create", "deployment", "web", "--image=web:1"], "").await.unwrap();
     plane
-        .run_kubectl(&["-n=kept", "wait", "--for=condition=Available", "--timeout=60s", "deployment/web"], "")
+        .run_kubectl(
+            &["-n=kept", "create", "deployment", "web", "--image=web:1"],
+            "",
+        )
+        .await
+        .unwrap();
+    plane
+        .run_kubectl(
+            &[
+                "-n=kept",
+                "wait",
+                "--for=condition=Available",
+                "--timeout=60s",
+                "deployment/web",
+            ],
+            "",
+        )
         .await
         .unwrap();
 }
@@ -63,36 +147,99 @@ async fn what_is_stored_outlives_the_apiserver() {
 #[tokio::test]
 async fn the_audit_log_tells_who_wrote_what() {
     let (plane, _alone) = plane().await;
-    plane.run_kubectl(&["create", "namespace", "audited"], "").await.unwrap();
     plane
-        .run_kubectl(&["-n=audited", "create", "rolebinding", "writers", "--clusterrole=edit", "--group=writers"], "")
+        .run_kubectl(&["create", "namespace", "audited"], "")
         .await
         .unwrap();
-    let alice = plane.kubeconfig_for_user("alice", &["writers", "readers"]).unwrap();
+    plane
+        .run_kubectl(
+            &[
+                "-n=audited",
+                "create",
+                "rolebinding",
+                "writers",
+                "--clusterrole=edit",
+                "--group=writers",
+            ],
+            "",
+        )
+        .await
+        .unwrap();
+    let alice = plane
+        .kubeconfig_for_user("alice", &["writers", "readers"])
+        .unwrap();
     let alice = format!("--kubeconfig={}", alice.display());
-    let bob = format!("--kubeconfig={}", plane.kubeconfig_for_user("bob", &[]).unwrap().display());
-    let whoami = plane.run_kubectl(&[&alice, "auth", "whoami", "-o=jsonpath={.status.userInfo}"], "").await.unwrap();
+    let bob = format!(
+        "--kubeconfig={}",
+        plane.kubeconfig_for_user("bob", &[]).unwrap().display()
+    );
+    let whoami = plane
+        .run_kubectl(
+            &[&alice, "auth", "whoami", "-o=jsonpath={.status.userInfo}"],
+            "",
+        )
+        .await
+        .unwrap();
     let whoami: serde_json::Value = serde_json::from_str(&whoami).unwrap();
     assert_eq!(whoami["username"], "alice");
-    assert_eq!(whoami["groups"], serde_json::json!(["writers", "readers", "system:authenticated"]));
+    assert_eq!(
+        whoami["groups"],
+        serde_json::json!(["writers", "readers", "system:authenticated"])
+    );
 
     let audit = plane.audit();
     let before = audit.mark().await.unwrap();
     let run = async |args: &[&str]| plane.run_kubectl(args, "").await;
-    run(&[&alice, "-n=audited", "create", "configmap", "one"]).await.unwrap();
-    run(&[&alice, "-n=audited", "patch", "configmap", "one", "-p={\"data\":{\"a\":\"1\"}}"]).await.unwrap();
+    run(&[&alice, "-n=audited", "create", "configmap", "one"])
+        .await
+        .unwrap();
+    run(&[
+        &alice,
+        "-n=audited",
+        "patch",
+        "configmap",
+        "one",
+        "-p={\"data\":{\"a\":\"1\"}}",
+    ])
+    .await
+    .unwrap();
     let between = audit.mark().await.unwrap();
-    run(&[&alice, "-n=audited", "patch", "configmap", "one", "-p={\"data\":{\"a\":\"2\"}}"]).await.unwrap();
-    run(&[&alice, "-n=audited", "get", "configmaps"]).await.unwrap();
-    run(&[&alice, "-n=audited", "get", "configmaps", "--watch", "--request-timeout=5s"]).await.ok();
-    let refused = run(&[&bob, "-n=audited", "create", "configmap", "two"]).await.unwrap_err();
+    run(&[
+        &alice,
+        "-n=audited",
+        "patch",
+        "configmap",
+        "one",
+        "-p={\"data\":{\"a\":\"2\"}}",
+    ])
+    .await
+    .unwrap();
+    run(&[&alice, "-n=audited", "get", "configmaps"])
+        .await
+        .unwrap();
+    run(&[
+        &alice,
+        "-n=audited",
+        "get",
+        "configmaps",
+        "--watch",
+        "--request-timeout=5s",
+    ])
+    .await
+    .ok();
+    let refused = run(&[&bob, "-n=audited", "create", "configmap", "two"])
+        .await
+        .unwrap_err();
     assert!(refused.to_string().contains("forbidden"), "{refused}");
 
     let by = |user: &'static str| move |subject: &Subject| subject.user == user;
     let mut writes = audit.writes(before).await.unwrap();
     writes.retain(|subject, _| by("alice")(subject) || by("bob")(subject));
     let expected = [
-        (subject("alice", "create", "configmaps", "audited", "one"), 1),
+        (
+            subject("alice", "create", "configmaps", "audited", "one"),
+            1,
+        ),
         (subject("alice", "patch", "configmaps", "audited", "one"), 2),
         (subject("bob", "create", "configmaps", "audited", ""), 1),
     ];
@@ -100,14 +247,33 @@ async fn the_audit_log_tells_who_wrote_what() {
 
     let mut later = audit.writes(between).await.unwrap();
     later.retain(|subject, _| by("alice")(subject));
-    assert_eq!(later, [(subject("alice", "patch", "configmaps", "audited", "one"), 1)].into());
+    assert_eq!(
+        later,
+        [(subject("alice", "patch", "configmaps", "audited", "one"), 1)].into()
+    );
 
     let requests = audit.requests(before).await.unwrap();
-    let count = |wanted: &Subject| requests.iter().filter(|request| request.subject == *wanted).count();
-    assert_eq!(count(&subject("alice", "watch", "configmaps", "audited", "")), 1, "{requests:#?}");
+    let count = |wanted: &Subject| {
+        requests
+            .iter()
+            .filter(|request| request.subject == *wanted)
+            .count()
+    };
+    assert_eq!(
+        count(&subject("alice", "watch", "configmaps", "audited", "")),
+        1,
+        "{requests:#?}"
+    );
     // One for the list, one with which the watch begins.
-    assert_eq!(count(&subject("alice", "list", "configmaps", "audited", "")), 2, "{requests:#?}");
-    let bobs = requests.iter().find(|request| by("bob")(&request.subject) && request.subject.is_write()).unwrap();
+    assert_eq!(
+        count(&subject("alice", "list", "configmaps", "audited", "")),
+        2,
+        "{requests:#?}"
+    );
+    let bobs = requests
+        .iter()
+        .find(|request| by("bob")(&request.subject) && request.subject.is_write())
+        .unwrap();
     assert_eq!(bobs.code, 403);
 }
 
@@ -135,14 +301,37 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: reader}
 subjects: [{kind: ServiceAccount, name: reader, namespace: accounts}]
 ";
     plane.run_kubectl(&["apply", "-f=-"], setup).await.unwrap();
-    let file = plane.kubeconfig_for_service_account("accounts", "reader").await.unwrap();
+    let file = plane
+        .kubeconfig_for_service_account("accounts", "reader")
+        .await
+        .unwrap();
     let reader = format!("--kubeconfig={}", file.display());
     // Its own namespace is where the kubeconfig points.
-    plane.run_kubectl(&[&reader, "get", "configmaps"], "").await.unwrap();
-    for forbidden in [["get", "secrets", "-n=accounts"], ["get", "configmaps", "-n=default"]] {
-        let error = plane.run_kubectl(&[&[reader.as_str()], &forbidden[..]].concat(), "").await.unwrap_err();
-        assert!(error.to_string().contains(r#"User "system:serviceaccount:accounts:reader" cannot list"#), "{error}");
+    plane
+        .run_kubectl(&[&reader, "get", "configmaps"], "")
+        .await
+        .unwrap();
+    for forbidden in [
+        ["get", "secrets", "-n=accounts"],
+        ["get", "configmaps", "-n=default"],
+    ] {
+        let error = plane
+            .run_kubectl(&[&[reader.as_str()], &forbidden[..]].concat(), "")
+            .await
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains(r#"User "system:serviceaccount:accounts:reader" cannot list"#),
+            "{error}"
+        );
     }
-    let error = plane.kubeconfig_for_service_account("accounts", "nobody").await.unwrap_err();
-    assert!(format!("{error:#}").contains("\"nobody\" not found"), "{error:#}");
+    let error = plane
+        .kubeconfig_for_service_account("accounts", "nobody")
+        .await
+        .unwrap_err();
+    assert!(
+        format!("{error:#}").contains("\"nobody\" not found"),
+        "{error:#}"
+    );
 }

@@ -24,7 +24,13 @@ fn processes_with(text: &str) -> Vec<String> {
 
 /// To that process alone; [`Child::kill`] takes its group too.
 fn signal_alone(signal: &str, id: u32) {
-    assert!(Command::new("/bin/sh").args(["-c", &format!("kill -{signal} {id}")]).status().unwrap().success());
+    assert!(
+        Command::new("/bin/sh")
+            .args(["-c", &format!("kill -{signal} {id}")])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// Starts `testbed cluster` by way of `starter`; returns it and the control plane's folder, once it is ready.
@@ -32,23 +38,41 @@ async fn cluster(starter: Program, log: &Path) -> (Child, PathBuf) {
     let mut child = starter.spawn(log).unwrap();
     let kubeconfig = wait::until("a control plane", STARTING, async || {
         child.check_running().unwrap();
-        Ok(child.log_text()?.lines().find_map(|line| line.strip_prefix("export KUBECONFIG=").map(PathBuf::from)))
+        Ok(child
+            .log_text()?
+            .lines()
+            .find_map(|line| line.strip_prefix("export KUBECONFIG=").map(PathBuf::from)))
     });
     let folder = kubeconfig.await.unwrap().parent().unwrap().to_path_buf();
     let running = processes_with(folder.to_str().unwrap());
-    for server in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"] {
-        assert!(running.iter().any(|command| command.contains(&format!("/{server} "))), "no {server} in {running:#?}");
+    for server in [
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kwok",
+    ] {
+        assert!(
+            running
+                .iter()
+                .any(|command| command.contains(&format!("/{server} "))),
+            "no {server} in {running:#?}"
+        );
     }
     (child, folder)
 }
 
 async fn all_gone(folder: &Path) {
-    wait::until("the servers and their folder to be gone", DEADLINE, async || {
-        let left = processes_with(folder.to_str().unwrap());
-        anyhow::ensure!(left.is_empty(), "{left:#?}");
-        anyhow::ensure!(!folder.exists(), "{} is there", folder.display());
-        Ok(Some(()))
-    })
+    wait::until(
+        "the servers and their folder to be gone",
+        DEADLINE,
+        async || {
+            let left = processes_with(folder.to_str().unwrap());
+            anyhow::ensure!(left.is_empty(), "{left:#?}");
+            anyhow::ensure!(!folder.exists(), "{} is there", folder.display());
+            Ok(Some(()))
+        },
+    )
     .await
     .unwrap();
 }
@@ -64,7 +88,11 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 async fn a_killed_command_leaves_no_server() {
     let _alone = ALONE.lock().await;
     let own = Folder::new().unwrap();
-    let (mut child, folder) = cluster(Program::new(testbed()).arg("cluster"), &own.path().join("log")).await;
+    let (mut child, folder) = cluster(
+        Program::new(testbed()).arg("cluster"),
+        &own.path().join("log"),
+    )
+    .await;
     signal_alone("KILL", child.id());
     child.wait(DEADLINE).await.unwrap();
     all_gone(&folder).await;
@@ -87,20 +115,32 @@ async fn ctrl_c_ends_a_command_well_and_leaves_no_server() {
     let own = Folder::new().unwrap();
     let out = own.path().join("kubeconfig");
     fs::write(&out, "of a former control plane").unwrap();
-    let command = Program::new(testbed()).arg("cluster").arg("--kubeconfig-out").arg(&out);
+    let command = Program::new(testbed())
+        .arg("cluster")
+        .arg("--kubeconfig-out")
+        .arg(&out);
     let mut child = command.spawn(own.path().join("log")).unwrap();
     let server = wait::until("the kubeconfig", STARTING, async || {
         child.check_running().unwrap();
         let text = fs::read_to_string(&out)?;
         let config: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-        Ok(config.and_then(|config| config["clusters"][0]["cluster"]["server"].as_str().map(String::from)))
+        Ok(config.and_then(|config| {
+            config["clusters"][0]["cluster"]["server"]
+                .as_str()
+                .map(String::from)
+        }))
     })
     .await
     .unwrap();
     let port = format!("--secure-port={}", server.rsplit_once(':').unwrap().1);
     let apiservers = processes_with(&port);
-    let [apiserver] = apiservers.as_slice() else { panic!("{apiservers:#?}") };
-    let policy = apiserver.split(' ').find_map(|arg| arg.strip_prefix("--audit-policy-file=")).unwrap();
+    let [apiserver] = apiservers.as_slice() else {
+        panic!("{apiservers:#?}")
+    };
+    let policy = apiserver
+        .split(' ')
+        .find_map(|arg| arg.strip_prefix("--audit-policy-file="))
+        .unwrap();
     let folder = Path::new(policy).parent().unwrap();
 
     signal_alone("INT", child.id());
@@ -126,9 +166,17 @@ async fn a_child_outlives_the_thread_that_asked_for_it() {
     });
     let (mut child, thread) = thread.join().unwrap();
     let thread = Path::new("/proc").join(thread);
-    wait::until("the thread's end", DEADLINE, async || Ok((!thread.exists()).then_some(()))).await.unwrap();
+    wait::until("the thread's end", DEADLINE, async || {
+        Ok((!thread.exists()).then_some(()))
+    })
+    .await
+    .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || Ok((state(&child) == 'T').then_some(()))).await.unwrap();
+    wait::until("it to stand still", DEADLINE, async || {
+        Ok((state(&child) == 'T').then_some(()))
+    })
+    .await
+    .unwrap();
     child.check_running().unwrap();
 }
 
@@ -142,23 +190,48 @@ fn state(child: &Child) -> char {
 async fn a_child_can_be_frozen_thawed_ended_and_killed() {
     let own = Folder::new().unwrap();
     let script = "trap 'echo bye $WORD; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
-    let start = || Program::new("sh").args(["-c", script]).env("WORD", "now").spawn(own.path().join("log")).unwrap();
+    let start = || {
+        Program::new("sh")
+            .args(["-c", script])
+            .env("WORD", "now")
+            .spawn(own.path().join("log"))
+            .unwrap()
+    };
     let mut child = start();
-    wait::until("the trap", DEADLINE, async || Ok(child.log_text()?.contains("ready").then_some(()))).await.unwrap();
+    wait::until("the trap", DEADLINE, async || {
+        Ok(child.log_text()?.contains("ready").then_some(()))
+    })
+    .await
+    .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || Ok((state(&child) == 'T').then_some(()))).await.unwrap();
+    wait::until("it to stand still", DEADLINE, async || {
+        Ok((state(&child) == 'T').then_some(()))
+    })
+    .await
+    .unwrap();
     child.terminate().unwrap();
     let error = child.wait(Duration::from_millis(50)).await.unwrap_err();
-    assert!(error.to_string().contains("sh has not ended within 50ms\nready"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("sh has not ended within 50ms\nready"),
+        "{error}"
+    );
     child.thaw().unwrap();
     assert_eq!(child.wait(DEADLINE).await.unwrap().code(), Some(3));
     assert_eq!(child.log_text().unwrap(), "ready\nbye now\n");
-    assert!(child.terminate().is_err(), "its id may be somebody else's by now");
+    assert!(
+        child.terminate().is_err(),
+        "its id may be somebody else's by now"
+    );
 
     let mut child = start();
     child.freeze().unwrap();
     let status = child.kill().unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(9)
+    );
 }
 
 #[tokio::test]
@@ -166,21 +239,36 @@ async fn a_dropped_child_takes_its_own_children_along() {
     let own = Folder::new().unwrap();
     let log = own.path().join("log");
     let seconds = format!("6{}", std::process::id()); // to tell them from anybody else's
-    let child = Program::new("sh").args(["-c", &format!("sleep {seconds} & wait")]).spawn(&log).unwrap();
+    let child = Program::new("sh")
+        .args(["-c", &format!("sleep {seconds} & wait")])
+        .spawn(&log)
+        .unwrap();
     let sleeping = format!("sleep {seconds} ");
     let found = async |wanted: bool| {
-        let seen = processes_with(&sleeping).iter().any(|command| command.starts_with("sleep"));
+        let seen = processes_with(&sleeping)
+            .iter()
+            .any(|command| command.starts_with("sleep"));
         Ok((seen == wanted).then_some(()))
     };
-    wait::until("the grandchild", DEADLINE, async || found(true).await).await.unwrap();
+    wait::until("the grandchild", DEADLINE, async || found(true).await)
+        .await
+        .unwrap();
     drop(child);
-    wait::until("its end", DEADLINE, async || found(false).await).await.unwrap();
+    wait::until("its end", DEADLINE, async || found(false).await)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_program_that_is_not_there_says_so() {
     let own = Folder::new().unwrap();
-    let mut child = Program::new("no-such-program").spawn(own.path().join("log")).unwrap();
+    let mut child = Program::new("no-such-program")
+        .spawn(own.path().join("log"))
+        .unwrap();
     assert_eq!(child.wait(DEADLINE).await.unwrap().code(), Some(127));
-    assert!(child.log_text().unwrap().contains("no-such-program"), "{}", child.log_tail());
+    assert!(
+        child.log_text().unwrap().contains("no-such-program"),
+        "{}",
+        child.log_tail()
+    );
 }

@@ -35,7 +35,11 @@ fn webhook_reason(code: u16) -> &'static str {
 }
 
 fn telegram_reason(code: u16) -> &'static str {
-    if code == 404 { "Unauthorized" } else { webhook_reason(code) }
+    if code == 404 {
+        "Unauthorized"
+    } else {
+        webhook_reason(code)
+    }
 }
 
 /// Those of which something is said, and some of which nothing is: for chats, of which each wants a Secret too.
@@ -53,9 +57,16 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
     let said = json!({ "ok": false, "description": "no" });
     let token = |code: u16| format!("{code}:{}", "A".repeat(28));
     for code in 300..=599_u16 {
-        let reply = Reply::status(status(code)).header(http::header::LOCATION, http::HeaderValue::from_static("/ok"));
+        let reply = Reply::status(status(code)).header(
+            http::header::LOCATION,
+            http::HeaderValue::from_static("/ok"),
+        );
         receiver.at_path(&format!("/hook/{code}"), reply.clone());
-        let reply = if matches!(code, 304) || code % 2 == 0 { reply } else { reply.json(&said) };
+        let reply = if matches!(code, 304) || code % 2 == 0 {
+            reply
+        } else {
+            reply.json(&said)
+        };
         receiver.at_path(&format!("/bot{}/sendMessage", token(code)), reply);
     }
     let settings = Settings::default()
@@ -69,22 +80,33 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         async move {
             bed.webhook(&format!("hook-{code}"), &url).await;
             if is_spoken_of(code) {
-                bed.telegram(&format!("chat-{code}"), &token, i64::from(code)).await;
+                bed.telegram(&format!("chat-{code}"), &token, i64::from(code))
+                    .await;
             }
         }
     });
     made.await;
 
     let all = async || {
-        let points = bed.api::<ContactPoint>().list(&ListParams::default()).await?.items;
-        anyhow::ensure!(points.len() == 300 + (300..=599).filter(|code| is_spoken_of(*code)).count());
+        let points = bed
+            .api::<ContactPoint>()
+            .list(&ListParams::default())
+            .await?
+            .items;
+        anyhow::ensure!(
+            points.len() == 300 + (300..=599).filter(|code| is_spoken_of(*code)).count()
+        );
         anyhow::Ok(points)
     };
     let reason = |point: &ContactPoint| point.status.as_ref().map(|_| condition(point).0);
     let wrong = |point: &ContactPoint| {
         let name = point.name_any();
         let code = name.rsplit('-').next().unwrap().parse().unwrap();
-        let expected = if name.starts_with("hook") { webhook_reason(code) } else { telegram_reason(code) };
+        let expected = if name.starts_with("hook") {
+            webhook_reason(code)
+        } else {
+            telegram_reason(code)
+        };
         let said = reason(point);
         let well = said.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
         (!well).then(|| format!("{name}: {said:?}, not {expected}"))
@@ -100,14 +122,28 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         let code = point.name_any().rsplit('-').next().unwrap().to_owned();
         assert!(words.contains(&code), "{}: {words}", point.name_any());
     }
-    assert!(!receiver.requests().iter().any(|request| request.path == "/ok"), "a redirect was followed");
+    assert!(
+        !receiver
+            .requests()
+            .iter()
+            .any(|request| request.path == "/ok"),
+        "a redirect was followed"
+    );
 
     receiver.behave();
     receiver.always(Reply::ok().json(&json!({ "ok": true, "result": {} })));
     let mended = until("all are ready", 3 * SOON, async || {
         let points = all().await?;
-        let left: Vec<_> = points.iter().filter(|p| !p.status.as_ref().is_some_and(|s| s.ready)).collect();
-        anyhow::ensure!(left.is_empty(), "{} are not, such as {:?}", left.len(), left[0]);
+        let left: Vec<_> = points
+            .iter()
+            .filter(|p| !p.status.as_ref().is_some_and(|s| s.ready))
+            .collect();
+        anyhow::ensure!(
+            left.is_empty(),
+            "{} are not, such as {:?}",
+            left.len(),
+            left[0]
+        );
         Ok(Some(()))
     });
     mended.await.unwrap();
@@ -146,7 +182,10 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
     let bed = Bed::shared("fates").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     bed.deployment("web", 1).await;
-    let scenes: Vec<_> = cases.map(|(code, fate)| (code, fate, Receiver::start().unwrap())).into_iter().collect();
+    let scenes: Vec<_> = cases
+        .map(|(code, fate)| (code, fate, Receiver::start().unwrap()))
+        .into_iter()
+        .collect();
     for (code, fate, receiver) in &scenes {
         let name = code.to_string();
         bed.webhook(&name, &receiver.url()).await;
@@ -157,7 +196,8 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
             Fate::Fails => receiver.at_text("\"trackedField\"", reply),
             Fate::Stops(_) | Fate::Waits => receiver.always(reply),
         }
-        bed.track(&name, "Deployment", "web", "replicas", &name).await;
+        bed.track(&name, "Deployment", "web", "replicas", &name)
+            .await;
     }
     for (code, fate, receiver) in &scenes {
         let name = code.to_string();
@@ -166,28 +206,67 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
                 let (_, words) = condition(&bed.not_ready(&name, reason).await);
                 assert!(words.contains(&name), "{words}");
                 assert_eq!(bed.event(&name, reason).await, words);
-                let waiting = bed.waiting(&name, &format!("ContactPointNotReady: {name:?}: {reason}: ")).await;
+                let waiting = bed
+                    .waiting(
+                        &name,
+                        &format!("ContactPointNotReady: {name:?}: {reason}: "),
+                    )
+                    .await;
                 assert!(waiting.ends_with(&words), "{waiting}");
-                assert_eq!(bed.history(&name).await[0].delivery, Some(Delivery::Pending));
+                assert_eq!(
+                    bed.history(&name).await[0].delivery,
+                    Some(Delivery::Pending)
+                );
             }
             Fate::Waits => {
-                let words = bed.waiting(&name, &format!("DeliveryFailing: {name:?}: ")).await;
-                assert!(words.contains(&format!("{code} because-{code}")) && words.ends_with("it is tried again"));
+                let words = bed
+                    .waiting(&name, &format!("DeliveryFailing: {name:?}: "))
+                    .await;
+                assert!(
+                    words.contains(&format!("{code} because-{code}"))
+                        && words.ends_with("it is tried again")
+                );
                 bed.event(&name, "DeliveryFailing").await;
-                assert_eq!(bed.history(&name).await[0].delivery, Some(Delivery::Pending));
-                assert!(bed.ready(&name).await.status.unwrap().ready, "one that was tested stays ready");
+                assert_eq!(
+                    bed.history(&name).await[0].delivery,
+                    Some(Delivery::Pending)
+                );
+                assert!(
+                    bed.ready(&name).await.status.unwrap().ready,
+                    "one that was tested stays ready"
+                );
             }
             Fate::Fails => {
                 let failed = |field: &TrackedField| {
-                    field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed))
+                    field
+                        .history()
+                        .unwrap()
+                        .iter()
+                        .any(|e| e.delivery == Some(Delivery::Failed))
                 };
-                let history = bed.until(&name, "given up", failed).await.history().unwrap();
+                let history = bed
+                    .until(&name, "given up", failed)
+                    .await
+                    .history()
+                    .unwrap();
                 let reason = history[0].reason.clone().unwrap();
-                assert!(reason.contains(&format!("{code} because-{code}")), "{reason}");
-                assert_eq!(bed.event(&name, "DeliveryFailed").await, format!("Created 1: not delivered: {reason}"));
-                assert!(bed.ready(&name).await.status.unwrap().ready, "it is that message's fault");
+                assert!(
+                    reason.contains(&format!("{code} because-{code}")),
+                    "{reason}"
+                );
+                assert_eq!(
+                    bed.event(&name, "DeliveryFailed").await,
+                    format!("Created 1: not delivered: {reason}")
+                );
+                assert!(
+                    bed.ready(&name).await.status.unwrap().ready,
+                    "it is that message's fault"
+                );
                 let attempts = receiver.requests().len();
-                assert_eq!(attempts, 4, "the test message, one attempt, another test message, the last attempt");
+                assert_eq!(
+                    attempts, 4,
+                    "the test message, one attempt, another test message, the last attempt"
+                );
             }
         }
     }
@@ -197,32 +276,62 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
     bed.scale("web", 2).await;
     for (code, fate, receiver) in &scenes {
         let name = code.to_string();
-        let first = if *fate == Fate::Fails { Delivery::Failed } else { Delivery::Delivered };
+        let first = if *fate == Fate::Fails {
+            Delivery::Failed
+        } else {
+            Delivery::Delivered
+        };
         bed.until(&name, "goes on by itself", |field: &TrackedField| {
-            let all: Vec<_> = field.history().unwrap().iter().map(|entry| entry.delivery).collect();
+            let all: Vec<_> = field
+                .history()
+                .unwrap()
+                .iter()
+                .map(|entry| entry.delivery)
+                .collect();
             all == [Some(first), Some(Delivery::Delivered)]
         })
         .await;
         bed.waiting(&name, "").await;
         bed.ready(&name).await;
-        let told: Vec<_> = changes(receiver).iter().map(|change| change["value"].clone()).collect();
-        let expected = if *fate == Fate::Fails { vec!["2"] } else { vec!["1", "2"] };
+        let told: Vec<_> = changes(receiver)
+            .iter()
+            .map(|change| change["value"].clone())
+            .collect();
+        let expected = if *fate == Fate::Fails {
+            vec!["2"]
+        } else {
+            vec!["1", "2"]
+        };
         assert_eq!(told, expected, "{code}");
         // A request that is tried again is the same one.
         let keys = |value: &str| {
             let about = |request: &&std::sync::Arc<testbed::receiver::Request>| {
-                request.json().is_ok_and(|data: Value| data["value"] == value)
+                request
+                    .json()
+                    .is_ok_and(|data: Value| data["value"] == value)
             };
             let all = receiver.requests();
-            all.iter().filter(about).map(|r| r.header("idempotency-key").unwrap().to_owned()).collect::<Vec<_>>()
+            all.iter()
+                .filter(about)
+                .map(|r| r.header("idempotency-key").unwrap().to_owned())
+                .collect::<Vec<_>>()
         };
-        assert!(keys("1").windows(2).all(|pair| pair[0] == pair[1]), "{code}");
+        assert!(
+            keys("1").windows(2).all(|pair| pair[0] == pair[1]),
+            "{code}"
+        );
     }
     let metrics = operator.metrics().await;
     for outcome in ["delivered", "retried", "stopped", "rejected"] {
-        let line = format!("quartermaster_notifications_total{{type=\"webhook\",outcome=\"{outcome}\"}}");
-        let count = metrics.lines().find_map(|found| found.strip_prefix(&line)?.trim().parse::<f64>().ok());
-        assert!(count.is_some_and(|count| count >= 4.0), "{outcome}: {count:?}\n{metrics}");
+        let line =
+            format!("quartermaster_notifications_total{{type=\"webhook\",outcome=\"{outcome}\"}}");
+        let count = metrics
+            .lines()
+            .find_map(|found| found.strip_prefix(&line)?.trim().parse::<f64>().ok());
+        assert!(
+            count.is_some_and(|count| count >= 4.0),
+            "{outcome}: {count:?}\n{metrics}"
+        );
     }
 }
 
@@ -234,7 +343,8 @@ fn refusal(code: u16, description: &str) -> Fault {
 async fn with_template(bed: &Bed, name: &str, template: &str) {
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
     let spec = json!({ "target": target, "contactPoint": "chat", "field": "replicas", "template": template });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 #[tokio::test]
@@ -245,38 +355,72 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
     bed.deployment("web", 1).await;
-    let text = |nth: usize| telegram.messages().get(nth).map(|message| message.text.clone()).unwrap_or_default();
+    let text = |nth: usize| {
+        telegram
+            .messages()
+            .get(nth)
+            .map(|message| message.text.clone())
+            .unwrap_or_default()
+    };
 
     // A template made it: one more attempt, with the default message.
     telegram.fault_next(1, refusal(400, "Bad Request: can't parse entities"));
     with_template(&bed, "templated", "{{ name }} has {{ value }}").await;
     bed.delivered("templated", &[("Created", Some("1"))]).await;
     assert_eq!(telegram.rejected()[0].text.as_deref(), Some("web has 1"));
-    assert!(text(1).starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"), "{}", text(1));
+    assert!(
+        text(1).starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"),
+        "{}",
+        text(1)
+    );
     // Only that message: the next one has its template again.
     bed.scale("web", 2).await;
-    bed.delivered("templated", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered(
+        "templated",
+        &[("Created", Some("1")), ("Updated", Some("2"))],
+    )
+    .await;
     assert_eq!(text(2), "web has 2");
 
     // The default message is refused too, and once more after a test message was accepted: it fails, and the queue goes on.
     let mut replicas = 2;
-    for (code, words) in [(400, "Bad Request: message is too long"), (413, "Request Entity Too Large")] {
+    for (code, words) in [
+        (400, "Bad Request: message is too long"),
+        (413, "Request Entity Too Large"),
+    ] {
         let before = telegram.rejected().len();
         let name = format!("failed-{code}");
         telegram.fault_next(2, refusal(code, words));
         telegram.fault_next(1, Fault::Nothing);
         telegram.fault_next(2, refusal(code, words));
         with_template(&bed, &name, "{{ value }}").await;
-        let failed =
-            |field: &TrackedField| field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed));
-        let reason = bed.until(&name, "failed", failed).await.history().unwrap()[0].reason.clone().unwrap();
+        let failed = |field: &TrackedField| {
+            field
+                .history()
+                .unwrap()
+                .iter()
+                .any(|e| e.delivery == Some(Delivery::Failed))
+        };
+        let reason = bed.until(&name, "failed", failed).await.history().unwrap()[0]
+            .reason
+            .clone()
+            .unwrap();
         assert!(reason.contains(&format!("({code} {words})")), "{reason}");
         assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
-        assert_eq!(telegram.rejected().len(), before + 4, "its template, then the default, twice");
+        assert_eq!(
+            telegram.rejected().len(),
+            before + 4,
+            "its template, then the default, twice"
+        );
         replicas += 1;
         bed.scale("web", replicas).await;
         bed.until(&name, "goes on", |field: &TrackedField| {
-            field.history().unwrap().iter().last().is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
+            field
+                .history()
+                .unwrap()
+                .iter()
+                .last()
+                .is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
         })
         .await;
     }
@@ -293,19 +437,35 @@ async fn bad_answers_of_the_bot_api_are_retried() {
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
     bed.deployment("web", 0).await;
-    bed.track("it", "Deployment", "web", "replicas", "chat").await;
+    bed.track("it", "Deployment", "web", "replicas", "chat")
+        .await;
     let mut wanted = vec![("Created".to_owned(), "0".to_owned())];
     let delivered = async |wanted: &[(String, String)]| {
-        let wanted: Vec<_> = wanted.iter().map(|(action, value)| (action.as_str(), Some(value.as_str()))).collect();
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|(action, value)| (action.as_str(), Some(value.as_str())))
+            .collect();
         bed.delivered("it", &wanted).await
     };
     delivered(&wanted).await;
     let faults = [
         ("bad JSON", Fault::bad_json(), "no answer of a Bot API"),
         ("not ok", Fault::not_ok(), "Internal Server Error"),
-        ("junk", Fault::Instead(Reply::junk(10 * 1024 * 1024)), "no answer of a Bot API"),
-        ("reset", Fault::Instead(Reply::reset()), "the connection failed"),
-        ("502", Fault::Instead(Reply::status(status(502)).body("<html>bad gateway</html>")), "502"),
+        (
+            "junk",
+            Fault::Instead(Reply::junk(10 * 1024 * 1024)),
+            "no answer of a Bot API",
+        ),
+        (
+            "reset",
+            Fault::Instead(Reply::reset()),
+            "the connection failed",
+        ),
+        (
+            "502",
+            Fault::Instead(Reply::status(status(502)).body("<html>bad gateway</html>")),
+            "502",
+        ),
     ];
     for (replicas, (what, fault, words)) in faults.into_iter().enumerate() {
         telegram.fault_always(fault);
@@ -320,7 +480,11 @@ async fn bad_answers_of_the_bot_api_are_retried() {
         bed.waiting("it", "").await;
         bed.ready("chat").await;
     }
-    assert_eq!(telegram.messages().len(), 1 + wanted.len(), "each told once");
+    assert_eq!(
+        telegram.messages().len(),
+        1 + wanted.len(),
+        "each told once"
+    );
 }
 
 /// A 401 has the Secret read at once, also when it was the entry's own attempt.
@@ -328,23 +492,33 @@ async fn bad_answers_of_the_bot_api_are_retried() {
 async fn a_revoked_token_is_mended_by_its_secret() {
     let bed = Bed::shared("revoked").await;
     let telegram = bot_api();
-    let settings =
-        Settings::default().telegram(&telegram.url()).flag("--secret-reread=1h").flag("--stopped-retry=500ms");
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag("--secret-reread=1h")
+        .flag("--stopped-retry=500ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
     telegram.revoke_token(TOKEN);
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "chat").await;
+    bed.track("it", "Deployment", "web", "replicas", "chat")
+        .await;
     bed.not_ready("chat", "Unauthorized").await;
-    bed.waiting("it", "ContactPointNotReady: \"chat\": Unauthorized: ").await;
+    bed.waiting("it", "ContactPointNotReady: \"chat\": Unauthorized: ")
+        .await;
     let new = "12345678:NEWNEWNEWNEWNEWNEWNEWNEWNEWN";
     telegram.add_token(new);
-    bed.patch::<Secret>("chat-token", json!({ "stringData": { "token": new } })).await;
+    bed.patch::<Secret>("chat-token", json!({ "stringData": { "token": new } }))
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.ready("chat").await;
     bed.waiting("it", "").await;
     let attempts = telegram.rejected().len();
     assert!(attempts < 200, "{attempts} attempts: a hot loop");
-    assert!(telegram.rejected().windows(2).all(|pair| pair[1].at - pair[0].at >= Duration::from_millis(250)));
+    assert!(
+        telegram
+            .rejected()
+            .windows(2)
+            .all(|pair| pair[1].at - pair[0].at >= Duration::from_millis(250))
+    );
 }

@@ -24,12 +24,27 @@ fn histories() -> Vec<(&'static str, Value)> {
         }
         entry
     };
-    let many: Vec<Value> = (0..700).map(|n| pending(json!({ "id": id(n), "value": n.to_string() }))).collect();
+    let many: Vec<Value> = (0..700)
+        .map(|n| pending(json!({ "id": id(n), "value": n.to_string() })))
+        .collect();
     vec![
         ("empty", json!([])),
-        ("original", json!([{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }])),
-        ("no-id", json!([pending(json!({ "id": null })), { "action": "Updated", "delivery": "Pending" }])),
-        ("same-id", json!([pending(json!({})), pending(json!({})), pending(json!({ "value": "10" }))])),
+        (
+            "original",
+            json!([{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }]),
+        ),
+        (
+            "no-id",
+            json!([pending(json!({ "id": null })), { "action": "Updated", "delivery": "Pending" }]),
+        ),
+        (
+            "same-id",
+            json!([
+                pending(json!({})),
+                pending(json!({})),
+                pending(json!({ "value": "10" }))
+            ]),
+        ),
         (
             "odd-ids",
             json!([
@@ -40,7 +55,10 @@ fn histories() -> Vec<(&'static str, Value)> {
         ),
         (
             "odd-subject",
-            json!([pending(json!({ "subject": "" })), pending(json!({ "subject": "////////", "id": id(2) }))]),
+            json!([
+                pending(json!({ "subject": "" })),
+                pending(json!({ "subject": "////////", "id": id(2) }))
+            ]),
         ),
         (
             "times",
@@ -53,15 +71,21 @@ fn histories() -> Vec<(&'static str, Value)> {
         (
             "held",
             json!([
-                pending(json!({ "heldSince": "9999-12-30T21:59:59Z", "heldSeconds": i64::MAX, "id": id(6) })),
-                pending(json!({ "heldSince": "0001-01-01T00:00:00Z", "heldSeconds": 0, "id": id(7) })),
+                pending(
+                    json!({ "heldSince": "9999-12-30T21:59:59Z", "heldSeconds": i64::MAX, "id": id(6) })
+                ),
+                pending(
+                    json!({ "heldSince": "0001-01-01T00:00:00Z", "heldSeconds": 0, "id": id(7) })
+                ),
             ]),
         ),
         (
             "numbers",
             json!([
                 pending(json!({ "merged": i64::MAX, "firstValue": "x", "id": id(8) })),
-                pending(json!({ "merged": 0, "cut": { "length": i64::MAX, "sha256": "" }, "id": id(9) })),
+                pending(
+                    json!({ "merged": 0, "cut": { "length": i64::MAX, "sha256": "" }, "id": id(9) })
+                ),
                 pending(json!({ "resourceVersion": "banana", "uid": "\u{0}", "id": id(10) })),
                 pending(json!({ "resourceVersion": "99999999999999999999999", "id": id(11) })),
             ]),
@@ -70,7 +94,10 @@ fn histories() -> Vec<(&'static str, Value)> {
             "failed",
             json!([{ "action": "Updated", "id": "f", "delivery": "Failed" }, pending(json!({ "reason": "x", "missing": true }))]),
         ),
-        ("long", json!([pending(json!({ "value": "v".repeat(200_000) }))])),
+        (
+            "long",
+            json!([pending(json!({ "value": "v".repeat(200_000) }))]),
+        ),
         ("many", Value::Array(many)),
     ]
 }
@@ -92,22 +119,32 @@ fn statuses() -> Vec<(&'static str, Value)> {
             "moved",
             json!({ "ready": true, "observedGeneration": 1, "migratedToChatId": i64::MIN, "tested": { "spec": "0" } }),
         ),
-        ("conditions", json!({ "conditions": [condition("Ready", "Unknown"), condition("Other", "True")] })),
+        (
+            "conditions",
+            json!({ "conditions": [condition("Ready", "Unknown"), condition("Other", "True")] }),
+        ),
     ]
 }
 
 async fn put_status(bed: &Bed, kind: &kube::core::ApiResource, name: &str, status: Value) {
     let api = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
     let patch = Patch::Merge(json!({ "status": status }));
-    api.patch_status(name, &PatchParams::default(), &patch).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+    api.patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> BTreeMap<String, usize> {
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let mut counts = BTreeMap::new();
     for (subject, count) in bed.plane.audit().writes(since).await.unwrap() {
-        if subject.user == me && subject.namespace == bed.namespace && subject.group == "tg.azamaton.ru" {
-            *counts.entry(format!("{}/{}", subject.resource, subject.name)).or_default() += count;
+        if subject.user == me
+            && subject.namespace == bed.namespace
+            && subject.group == "tg.azamaton.ru"
+        {
+            *counts
+                .entry(format!("{}/{}", subject.resource, subject.name))
+                .or_default() += count;
         }
     }
     counts
@@ -119,13 +156,15 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
     for (name, status) in statuses() {
-        bed.webhook(name, &format!("{}/{name}", receiver.url())).await;
+        bed.webhook(name, &format!("{}/{name}", receiver.url()))
+            .await;
         put_status(&bed, &ContactPoint::api_resource(), name, status).await;
     }
     join_all(histories().into_iter().map(|(name, status)| {
         let bed = &bed;
         async move {
-            bed.track(name, "Deployment", "web", "replicas", "original").await;
+            bed.track(name, "Deployment", "web", "replicas", "original")
+                .await;
             put_status(bed, &TrackedField::api_resource(), name, status).await;
         }
     }))
@@ -133,51 +172,78 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
     let operator = Operator::start(&bed, Settings::default()).await;
     for (name, status) in statuses() {
         let says_so = |point: &ContactPoint| {
-            point.status.as_ref().is_some_and(|status| status.conditions.iter().any(|it| it.reason == "Ready"))
+            point
+                .status
+                .as_ref()
+                .is_some_and(|status| status.conditions.iter().any(|it| it.reason == "Ready"))
         };
         let point = bed.until(name, "is said to be ready by us", says_so).await;
         assert_eq!(condition(&point).0, "Ready");
-        assert_eq!(point.status.as_ref().unwrap().observed_generation, Some(1), "{name}");
+        assert_eq!(
+            point.status.as_ref().unwrap().observed_generation,
+            Some(1),
+            "{name}"
+        );
         let path = format!("/{name}");
         let tests = taken(&receiver)
             .iter()
             .filter(|r| r.path == path && r.header("ce-type") == Some(crate::support::READY))
             .count();
         // What the original program called ready was tested by it.
-        assert_eq!(tests, usize::from(status != json!({ "initialized": true, "ready": true })), "{name}");
+        assert_eq!(
+            tests,
+            usize::from(status != json!({ "initialized": true, "ready": true })),
+            "{name}"
+        );
     }
     let point = bed.ready("conditions").await;
-    assert_eq!(point.status.unwrap().conditions.len(), 2, "another's condition stays");
+    assert_eq!(
+        point.status.unwrap().conditions.len(),
+        2,
+        "another's condition stays"
+    );
 
     // The newest value of each is known and told, whatever stood before it.
     let tells_one = |field: &TrackedField| {
         let history = field.history().unwrap();
-        let done = history.iter().all(|entry| entry.id.is_none() || entry.delivery != Some(Delivery::Pending));
-        done && history.last().is_some_and(|last| last.value.as_deref() == Some("1"))
+        let done = history
+            .iter()
+            .all(|entry| entry.id.is_none() || entry.delivery != Some(Delivery::Pending));
+        done && history
+            .last()
+            .is_some_and(|last| last.value.as_deref() == Some("1"))
     };
     for (name, _) in histories() {
         bed.until(name, "settles", tells_one).await;
     }
-    let ids: Vec<String> = changes(&receiver).iter().map(|change| change["trackedField"].to_string()).collect();
-    assert!(!ids.contains(&"\"original\"".to_owned()), "nothing changed there");
-    assert_eq!(told(&bed.history("original").await), [("Created", Some("1"))]);
+    let ids: Vec<String> = changes(&receiver)
+        .iter()
+        .map(|change| change["trackedField"].to_string())
+        .collect();
+    assert!(
+        !ids.contains(&"\"original\"".to_owned()),
+        "nothing changed there"
+    );
+    assert_eq!(
+        told(&bed.history("original").await),
+        [("Created", Some("1"))]
+    );
 
     // Every one of them still follows.
     bed.scale("web", 2).await;
     for (name, _) in histories() {
         bed.until(name, "goes on", |field: &TrackedField| {
-            field
-                .history()
-                .unwrap()
-                .last()
-                .is_some_and(|last| last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered))
+            field.history().unwrap().last().is_some_and(|last| {
+                last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered)
+            })
         })
         .await;
     }
 
     // Asked for a pass, each has nothing more to write.
     let since = bed.plane.audit().mark().await.unwrap();
-    let request = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } });
+    let request =
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } });
     for (name, _) in statuses() {
         bed.patch::<ContactPoint>(name, request.clone()).await;
     }
@@ -185,14 +251,20 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
         bed.patch::<TrackedField>(name, request.clone()).await;
     }
     bed.webhook("marker", &receiver.url()).await;
-    bed.track("marker", "Deployment", "web", "replicas", "marker").await;
+    bed.track("marker", "Deployment", "web", "replicas", "marker")
+        .await;
     bed.delivered("marker", &[("Created", Some("2"))]).await;
     let mut written = writes(&bed, since).await;
     written.retain(|name, _| !name.ends_with("/marker"));
     assert_eq!(written, BTreeMap::new());
     let metrics = operator.metrics().await;
-    let panics = metrics.lines().filter(|line| line.starts_with("controller_runtime_reconcile_panics_total{"));
-    assert!(panics.into_iter().all(|line| line.ends_with(" 0")), "{metrics}");
+    let panics = metrics
+        .lines()
+        .filter(|line| line.starts_with("controller_runtime_reconcile_panics_total{"));
+    assert!(
+        panics.into_iter().all(|line| line.ends_with(" 0")),
+        "{metrics}"
+    );
     assert!(!operator.logs().contains("panicked"));
 }
 
@@ -220,19 +292,24 @@ async fn a_template_that_fails_costs_no_message() {
     for (name, template) in templates {
         let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
         let spec = json!({ "target": target, "contactPoint": "hook", "field": "replicas", "template": template });
-        bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+        bed.create::<TrackedField>(name, json!({ "spec": spec }))
+            .await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
     let told = changes(&receiver);
     assert_eq!(told.len(), templates.len());
     for change in told {
         let text = change["text"].as_str().unwrap();
-        assert!(text.starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"), "{change}");
+        assert!(
+            text.starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"),
+            "{change}"
+        );
     }
     // Each is looked at once a change, not for ever.
     bed.scale("web", 2).await;
     for (name, _) in templates {
-        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
     }
     assert!(taken(&receiver).len() <= 1 + 2 * templates.len());
     assert!(!operator.logs().contains("panicked"));
@@ -241,15 +318,27 @@ async fn a_template_that_fails_costs_no_message() {
     let body = |body: &str| json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } });
     bed.point("no-template", body("{{ text")).await;
     let (_, said) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
-    assert!(said.starts_with("spec.webhookSpec.body: line 1: "), "{said}");
+    assert!(
+        said.starts_with("spec.webhookSpec.body: line 1: "),
+        "{said}"
+    );
     receiver.forget();
-    bed.point("failing", body("{{ entries[0].value + 1 }}")).await;
-    bed.track("failing", "Deployment", "web", "replicas", "failing").await;
+    bed.point("failing", body("{{ entries[0].value + 1 }}"))
+        .await;
+    bed.track("failing", "Deployment", "web", "replicas", "failing")
+        .await;
     bed.delivered("failing", &[("Created", Some("2"))]).await;
     assert_eq!(changes(&receiver)[0]["value"], "2");
     let point = bed.ready("failing").await;
-    bed.patch::<ContactPoint>(&point.name_any(), json!({ "spec": { "webhookSpec": { "body": "{{ nonsense }}" } } }))
-        .await;
+    bed.patch::<ContactPoint>(
+        &point.name_any(),
+        json!({ "spec": { "webhookSpec": { "body": "{{ nonsense }}" } } }),
+    )
+    .await;
     bed.not_ready("failing", "SpecInvalid").await;
-    bed.waiting("failing", "ContactPointNotReady: \"failing\": SpecInvalid: ").await;
+    bed.waiting(
+        "failing",
+        "ContactPointNotReady: \"failing\": SpecInvalid: ",
+    )
+    .await;
 }

@@ -28,7 +28,10 @@ type Case = (String, &'static str);
 /// Installs our CRDs; a warning of the apiserver is an error. Returns once they are served.
 async fn install(plane: &ControlPlane) {
     let crds = manifests::crds_yaml().unwrap();
-    plane.run_kubectl(&["apply", "--warnings-as-errors", "-f", "-"], &crds).await.unwrap();
+    plane
+        .run_kubectl(&["apply", "--warnings-as-errors", "-f", "-"], &crds)
+        .await
+        .unwrap();
     let client = plane.client().await.unwrap();
     for (kind, refused) in [
         (ContactPoint::api_resource(), json!({ "type": "Pigeon" })),
@@ -40,12 +43,17 @@ async fn install(plane: &ControlPlane) {
             TrackedField::api_resource(),
             json!({ "contactPoint": "a", "field": "b", "target": { "kind": "c", "name": "d" } }),
         ),
-        (AppService::api_resource(), json!({ "size": 1, "image": "a b" })),
+        (
+            AppService::api_resource(),
+            json!({ "size": 1, "image": "a b" }),
+        ),
         (MyApp::api_resource(), json!({ "image": "a b" })),
         (MyIngress::api_resource(), json!({ "subnets": ["a", "b"] })),
     ] {
         wait_until("our rules bind", async || {
-            create(&client, &kind, "probe", Some(&refused), true).await.is_err_and(|e| e.contains("write "))
+            create(&client, &kind, "probe", Some(&refused), true)
+                .await
+                .is_err_and(|e| e.contains("write "))
         })
         .await;
     }
@@ -64,7 +72,16 @@ async fn create(
     if let Some(spec) = spec {
         object.data = json!({ "spec": spec });
     }
-    match api.create(&PostParams { dry_run, ..PostParams::default() }, &object).await {
+    match api
+        .create(
+            &PostParams {
+                dry_run,
+                ..PostParams::default()
+            },
+            &object,
+        )
+        .await
+    {
         Err(Error::Api(status)) => Err(status.message),
         other => Ok(other.unwrap()),
     }
@@ -77,12 +94,25 @@ async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
         let spec = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{yaml}: {e}"));
         match create(client, kind, "case", Some(&spec), true).await {
             Ok(_) if words.is_empty() => {}
-            Ok(_) => wrong.push(format!("{}\n  is accepted, not refused with {words}", shorten(yaml))),
+            Ok(_) => wrong.push(format!(
+                "{}\n  is accepted, not refused with {words}",
+                shorten(yaml)
+            )),
             Err(said) if !words.is_empty() && words.split('|').all(|part| said.contains(part)) => {}
-            Err(said) => wrong.push(format!("{}\n  {words}, but: {}", shorten(yaml), shorten(&said))),
+            Err(said) => wrong.push(format!(
+                "{}\n  {words}, but: {}",
+                shorten(yaml),
+                shorten(&said)
+            )),
         }
     }
-    assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n")
+    );
 }
 
 /// Fails for a field of `spec` that no case speaks of: a new field needs its cases. What is inside of the fields `theirs` is
@@ -97,14 +127,23 @@ fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
             }
         }
     }
-    let crd = registry::crds().into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
+    let crd = registry::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == kind)
+        .unwrap();
     let crd = serde_json::to_value(crd).unwrap();
     let mut fields = Vec::new();
-    names(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], theirs, &mut fields);
+    names(
+        &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
+        theirs,
+        &mut fields,
+    );
     assert!(fields.len() > 3);
     for field in fields {
         let of = |refused: bool| {
-            cases.iter().any(|(yaml, words)| words.is_empty() != refused && yaml.contains(&format!("{field}:")))
+            cases.iter().any(|(yaml, words)| {
+                words.is_empty() != refused && yaml.contains(&format!("{field}:"))
+            })
         };
         assert!(of(false), "no case accepts {field}");
         assert!(of(true), "no case refuses {field}");
@@ -112,7 +151,11 @@ fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
 }
 
 fn shorten(text: &str) -> String {
-    if text.len() < 1500 { text.into() } else { format!("{}...", text.chars().take(1500).collect::<String>()) }
+    if text.len() < 1500 {
+        text.into()
+    } else {
+        format!("{}...", text.chars().take(1500).collect::<String>())
+    }
 }
 
 async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {

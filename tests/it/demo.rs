@@ -18,7 +18,9 @@ const OURS: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatinga
 
 /// The demo, of the programs that are built for tests, with its files in this folder.
 fn demo(folder: &Folder) -> Program {
-    let programs = Path::new(env!("CARGO_BIN_EXE_quartermaster")).parent().unwrap();
+    let programs = Path::new(env!("CARGO_BIN_EXE_quartermaster"))
+        .parent()
+        .unwrap();
     Program::new("bash")
         .arg("hack/demo.sh")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -28,8 +30,15 @@ fn demo(folder: &Folder) -> Program {
 
 /// The demo in the cluster of the current context.
 fn visiting(plane: &ControlPlane, folder: &Folder) -> Program {
-    let path = format!("{}:{}", plane.binaries().display(), std::env::var("PATH").unwrap());
-    demo(folder).env("CLUSTER", "current").env("KUBECONFIG", plane.admin_kubeconfig()).env("PATH", path)
+    let path = format!(
+        "{}:{}",
+        plane.binaries().display(),
+        std::env::var("PATH").unwrap()
+    );
+    demo(folder)
+        .env("CLUSTER", "current")
+        .env("KUBECONFIG", plane.admin_kubeconfig())
+        .env("PATH", path)
 }
 
 fn run(program: Program, folder: &Folder) -> Child {
@@ -42,7 +51,11 @@ async fn shown(mut demo: Child, well: bool) -> String {
     let text = demo.log_text().unwrap();
     assert_eq!(status.success(), well, "{text}");
     let folder = demo.log().parent().unwrap();
-    let left: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+    let left: Vec<_> = folder
+        .read_dir()
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["shown"], "its files are gone");
     text
 }
@@ -55,7 +68,11 @@ async fn kubectl(plane: &ControlPlane, arguments: &[&str]) -> String {
 async fn on_a_control_plane_of_its_own() {
     let folder = Folder::new().unwrap();
     // Nothing of the user's cluster counts.
-    let text = shown(run(demo(&folder).env("KUBECONFIG", "/nowhere"), &folder), true).await;
+    let text = shown(
+        run(demo(&folder).env("KUBECONFIG", "/nowhere"), &folder),
+        true,
+    )
+    .await;
     for words in [
         "| Value: 3",
         "web runs nginx:1.29 in place of nginx:1.28",
@@ -77,45 +94,99 @@ async fn in_somebodys_cluster_and_chat() {
     chat.add_token(TOKEN);
     chat.add_chat(Chat::new(Kind::Supergroup, -1_001_234_567_890).unwrap());
     let with_chat = |program: Program| {
-        let program = program.env("TELEGRAM_TOKEN", TOKEN).env("TELEGRAM_CHAT", "-1001234567890");
+        let program = program
+            .env("TELEGRAM_TOKEN", TOKEN)
+            .env("TELEGRAM_CHAT", "-1001234567890");
         program.env("TELEGRAM_API_URL", chat.url())
     };
 
     // It goes nowhere unasked, and not where Quartermaster is.
     let folder = Folder::new().unwrap();
     let text = shown(run(visiting(&plane, &folder), &folder), false).await;
-    assert!(text.contains("there is no terminal to ask on: YES=1 goes on without"), "{text}");
+    assert!(
+        text.contains("there is no terminal to ask on: YES=1 goes on without"),
+        "{text}"
+    );
     kubectl(&plane, &["create", "namespace", "quartermaster-system"]).await;
     let folder = Folder::new().unwrap();
-    let text = shown(run(visiting(&plane, &folder).env("YES", "1"), &folder), false).await;
-    assert!(text.contains("this is there already:\nnamespace/quartermaster-system"), "{text}");
+    let text = shown(
+        run(visiting(&plane, &folder).env("YES", "1"), &folder),
+        false,
+    )
+    .await;
+    assert!(
+        text.contains("this is there already:\nnamespace/quartermaster-system"),
+        "{text}"
+    );
     kubectl(&plane, &["delete", "namespace", "quartermaster-system"]).await;
     assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before);
 
     // Stopped in its middle it takes away what it made.
     let folder = Folder::new().unwrap();
-    let mut interrupted = run(with_chat(visiting(&plane, &folder).env("YES", "1")), &folder);
+    let mut interrupted = run(
+        with_chat(visiting(&plane, &folder).env("YES", "1")),
+        &folder,
+    );
     until("copies", SHOWN, async || {
         interrupted.check_running().unwrap();
-        Ok(interrupted.log_text()?.contains("condition met\n").then_some(()))
+        Ok(interrupted
+            .log_text()?
+            .contains("condition met\n")
+            .then_some(()))
     })
     .await
     .unwrap();
     interrupted.terminate().unwrap();
     let text = shown(interrupted, false).await;
     assert!(!text.contains("Not all of it is gone"), "{text}");
-    assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before, "{text}");
+    assert_eq!(
+        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        before,
+        "{text}"
+    );
 
     let folder = Folder::new().unwrap();
-    let text = shown(run(with_chat(visiting(&plane, &folder).env("YES", "1")), &folder), true).await;
-    assert!(text.contains("in the cluster of your current context") && text.contains("That was all"), "{text}");
+    let text = shown(
+        run(
+            with_chat(visiting(&plane, &folder).env("YES", "1")),
+            &folder,
+        ),
+        true,
+    )
+    .await;
+    assert!(
+        text.contains("in the cluster of your current context") && text.contains("That was all"),
+        "{text}"
+    );
     assert!(!text.contains(TOKEN), "{text}");
-    let messages: Vec<_> = chat.messages().iter().map(|message| message.text.clone()).collect();
+    let messages: Vec<_> = chat
+        .messages()
+        .iter()
+        .map(|message| message.text.clone())
+        .collect();
     for words in ["Contact point is ready", "Value: 3", "Value: -1"] {
-        assert!(messages.iter().any(|message| message.contains(words)), "{words}: {messages:?}");
+        assert!(
+            messages.iter().any(|message| message.contains(words)),
+            "{words}: {messages:?}"
+        );
     }
-    assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before, "{text}");
+    assert_eq!(
+        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        before,
+        "{text}"
+    );
     // Nothing was made where others are.
-    let events = kubectl(&plane, &["get", "deployments,configmaps,secrets", "-n", "default", "-o", "name"]).await;
+    let events = kubectl(
+        &plane,
+        &[
+            "get",
+            "deployments,configmaps,secrets",
+            "-n",
+            "default",
+            "-o",
+            "name",
+        ],
+    )
+    .await;
     assert_eq!(events, "configmap/kube-root-ca.crt\n");
 }

@@ -24,7 +24,11 @@ async fn scene(resolv_conf: &str) -> Scene {
     let settings = Settings::default()
         .flag(&format!("--resolv-conf={}", file.display()))
         .flag(&format!("--dns-port={}", dns.port()));
-    Scene { dns, folder, settings }
+    Scene {
+        dns,
+        folder,
+        settings,
+    }
 }
 
 fn url(name: &str, receiver: &Receiver) -> String {
@@ -34,7 +38,11 @@ fn url(name: &str, receiver: &Receiver) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_hang_delay_their_own_tenant_alone() {
     const HANGING: usize = 40;
-    let Scene { dns, folder: _folder, settings } = scene("").await;
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("").await;
     let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
     let receiver = Receiver::start().unwrap();
     let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
@@ -42,26 +50,46 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
     let _operator = Operator::start(&tenant, settings.flag(&both).flag("--send-timeout=10m")).await;
     for number in 0..HANGING {
         dns.silence(&format!("hangs-{number}.test"));
-        tenant.webhook(&format!("hangs-{number}"), &url(&format!("hangs-{number}.test"), &receiver)).await;
+        tenant
+            .webhook(
+                &format!("hangs-{number}"),
+                &url(&format!("hangs-{number}.test"), &receiver),
+            )
+            .await;
     }
     let began = |queries: &[std::sync::Arc<testbed::dns::Query>]| {
         let mut began = BTreeMap::<String, Instant>::new();
-        for query in queries.iter().filter(|query| query.name.starts_with("hangs-")) {
+        for query in queries
+            .iter()
+            .filter(|query| query.name.starts_with("hangs-"))
+        {
             began.entry(query.name.clone()).or_insert(query.at);
         }
         began
     };
-    dns.wait_for(SOON, |queries| began(queries).len() >= 4).await.unwrap();
+    dns.wait_for(SOON, |queries| began(queries).len() >= 4)
+        .await
+        .unwrap();
     dns.answer("prompt.test", Ipv4Addr::LOCALHOST);
-    other.webhook("prompt", &url("prompt.test", &receiver)).await;
+    other
+        .webhook("prompt", &url("prompt.test", &receiver))
+        .await;
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
     // Two at a time take two seconds: it would wait 20 seconds or more until half of those before it had their turn.
-    assert!(hanging.len() < HANGING / 2, "it had to wait for the others: {}", hanging.len());
+    assert!(
+        hanging.len() < HANGING / 2,
+        "it had to wait for the others: {}",
+        hanging.len()
+    );
     // Each lookup takes at least two seconds: two tries of a second each.
     hanging.sort();
     for three in hanging.windows(3) {
-        assert!(three[2] - three[0] > Duration::from_secs(1), "three at once: {:?}", three[2] - three[0]);
+        assert!(
+            three[2] - three[0] > Duration::from_secs(1),
+            "three at once: {:?}",
+            three[2] - three[0]
+        );
     }
     let (_, said) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
     assert!(said.contains("no answer from DNS"), "{said}");
@@ -69,7 +97,11 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_queries_are_repeated_within_the_attempt() {
-    let Scene { dns, folder: _folder, settings } = scene("").await;
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("").await;
     let bed = Bed::shared("lost").await;
     let receiver = Receiver::start().unwrap();
     dns.answer("lost.test", Ipv4Addr::LOCALHOST);
@@ -80,19 +112,30 @@ async fn lost_queries_are_repeated_within_the_attempt() {
     bed.ready("lost").await;
     assert!(dns.lookups("lost.test") > 4);
     let retried = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"}";
-    assert!(!operator.metrics().await.contains(retried), "the first attempt arrived");
+    assert!(
+        !operator.metrics().await.contains(retried),
+        "the first attempt arrived"
+    );
 }
 
 /// Many connections within seconds, and a single label that the search list completes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_one_name_within_seconds_cost_one_lookup() {
-    let Scene { dns, folder: _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("search tenant.test\noptions ndots:5").await;
     let bed = Bed::shared("often").await;
     let receiver = Receiver::start().unwrap();
     dns.answer("web.tenant.test", Ipv4Addr::LOCALHOST);
     let _operator = Operator::start(&bed, settings).await;
     for number in 0..30 {
-        bed.webhook(&format!("web-{number}"), &format!("{}{number}", url("web", &receiver))).await;
+        bed.webhook(
+            &format!("web-{number}"),
+            &format!("{}{number}", url("web", &receiver)),
+        )
+        .await;
     }
     for number in 0..30 {
         bed.ready(&format!("web-{number}")).await;
@@ -101,13 +144,20 @@ async fn connections_to_one_name_within_seconds_cost_one_lookup() {
     let lookups = dns.lookups("web.tenant.test");
     let took = queries.last().unwrap().at - queries[0].at;
     let most = usize::try_from(took.as_secs() / 5).unwrap() + 1;
-    assert!((1..=most).contains(&lookups), "{lookups} lookups in {took:?}");
+    assert!(
+        (1..=most).contains(&lookups),
+        "{lookups} lookups in {took:?}"
+    );
     assert_eq!(receiver.requests().len(), 30);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_in_etc_hosts_are_not_asked_for() {
-    let Scene { dns, folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let Scene {
+        dns,
+        folder,
+        settings,
+    } = scene("search tenant.test\noptions ndots:5").await;
     let bed = Bed::shared("hosts").await;
     let receiver = Receiver::start().unwrap();
     let hosts = folder.path().join("hosts");
@@ -116,7 +166,11 @@ async fn names_in_etc_hosts_are_not_asked_for() {
     for name in ["listed.test", "short.tenant.test"] {
         dns.answer(name, Ipv4Addr::new(127, 0, 0, 9));
     }
-    let _operator = Operator::start(&bed, settings.flag(&format!("--hosts-file={}", hosts.display()))).await;
+    let _operator = Operator::start(
+        &bed,
+        settings.flag(&format!("--hosts-file={}", hosts.display())),
+    )
+    .await;
     for (point, name) in [("listed", "listed.test"), ("short", "short")] {
         bed.webhook(point, &url(name, &receiver)).await;
         bed.ready(point).await;
@@ -126,7 +180,11 @@ async fn names_in_etc_hosts_are_not_asked_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn address_is_looked_up_again_after_a_failed_connection() {
-    let Scene { dns, folder: _folder, settings } = scene("").await;
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("").await;
     let bed = Bed::shared("moved").await;
     let receiver = Receiver::start().unwrap();
     // No server listens there.
@@ -134,10 +192,20 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("moved", &url("moved.test", &receiver)).await;
     let lookups = |queries: &[std::sync::Arc<testbed::dns::Query>]| -> Vec<Instant> {
-        queries.iter().filter(|query| query.kind == "A").map(|query| query.at).collect()
+        queries
+            .iter()
+            .filter(|query| query.kind == "A")
+            .map(|query| query.at)
+            .collect()
     };
-    let queries = dns.wait_for(SOON, |queries| lookups(queries).len() >= 5).await.unwrap();
-    let mut gaps = lookups(&queries).windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
+    let queries = dns
+        .wait_for(SOON, |queries| lookups(queries).len() >= 5)
+        .await
+        .unwrap();
+    let mut gaps = lookups(&queries)
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .collect::<Vec<_>>();
     gaps.sort();
     // Cached addresses would last five seconds.
     assert!(gaps[0] < Duration::from_secs(4), "{gaps:?}");
@@ -147,14 +215,21 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_leads_to_a_refused_address_is_refused() {
-    let Scene { dns, folder: _folder, settings } = scene("").await;
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("").await;
     let bed = Bed::shared("metadata").await;
     let _operator = Operator::start(&bed, settings).await;
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
         bed.webhook(name, &format!("http://{name}.test/")).await;
         let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
-        assert!(said.contains(address) && said.contains("metadata"), "{said}");
+        assert!(
+            said.contains(address) && said.contains("metadata"),
+            "{said}"
+        );
     }
     bed.webhook("none", "http://none.test/").await;
     let (_, said) = condition(&bed.not_ready("none", "Unreachable").await);

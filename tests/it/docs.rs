@@ -35,15 +35,25 @@ fn page(name: &str) -> String {
 
 /// The pages in a folder.
 fn in_folder(folder: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-    files.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+    let files = fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path());
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .collect()
 }
 
 /// Every page of the book: in `docs` and the folders there.
 fn pages_of_the_book() -> Vec<PathBuf> {
     let docs = root().join("docs");
-    let folders = fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let mut pages: Vec<_> = folders.flat_map(|folder| in_folder(&folder)).chain(in_folder(&docs)).collect();
+    let folders = fs::read_dir(&docs)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let mut pages: Vec<_> = folders
+        .flat_map(|folder| in_folder(&folder))
+        .chain(in_folder(&docs))
+        .collect();
     pages.retain(|path| !path.ends_with("SUMMARY.md"));
     pages
 }
@@ -51,14 +61,17 @@ fn pages_of_the_book() -> Vec<PathBuf> {
 /// Every page: those of the book, and those at the root.
 fn pages() -> BTreeMap<PathBuf, String> {
     let all = pages_of_the_book().into_iter().chain(in_folder(root()));
-    let pages: BTreeMap<_, _> = all.map(|path| (path.clone(), fs::read_to_string(&path).unwrap())).collect();
+    let pages: BTreeMap<_, _> = all
+        .map(|path| (path.clone(), fs::read_to_string(&path).unwrap()))
+        .collect();
     assert!(pages.len() >= 25, "{:?}", pages.keys());
     pages
 }
 
 /// The row of a table whose first cell begins with `name` in backticks.
 fn row<'a>(page: &'a str, name: &str) -> Option<&'a str> {
-    page.lines().find(|line| line.starts_with(&format!("| `{name}`")))
+    page.lines()
+        .find(|line| line.starts_with(&format!("| `{name}`")))
 }
 
 /// What stands outside fenced blocks.
@@ -81,7 +94,9 @@ fn prose(page: &str) -> String {
 fn anchors(page: &str) -> BTreeSet<String> {
     let prose = prose(page);
     let headings = prose.lines().filter(|line| line.starts_with('#'));
-    headings.map(|line| generated::anchor(line.trim_start_matches('#'))).collect()
+    headings
+        .map(|line| generated::anchor(line.trim_start_matches('#')))
+        .collect()
 }
 
 #[test]
@@ -89,17 +104,29 @@ fn every_link_leads_somewhere() {
     let mut followed = 0;
     for (path, text) in pages() {
         let prose = prose(&text);
-        for link in prose.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+        for link in prose
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
             if link.starts_with("https://") {
                 continue;
             }
             followed += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let target = if file.is_empty() {
+                path.clone()
+            } else {
+                path.parent().unwrap().join(file)
+            };
             assert!(target.exists(), "{}: {link} leads nowhere", path.display());
             if !anchor.is_empty() {
                 let there = fs::read_to_string(&target).unwrap();
-                assert!(anchors(&there).contains(anchor), "{}: {link}: no such heading", path.display());
+                assert!(
+                    anchors(&there).contains(anchor),
+                    "{}: {link}: no such heading",
+                    path.display()
+                );
             }
         }
     }
@@ -110,10 +137,15 @@ fn every_link_leads_somewhere() {
 fn every_path_that_is_named_exists() {
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
-            let ours =
-                ["src/", "tests/", "testbed/", "hack/", "config/"].iter().any(|folder| named.starts_with(folder));
+            let ours = ["src/", "tests/", "testbed/", "hack/", "config/"]
+                .iter()
+                .any(|folder| named.starts_with(folder));
             if ours && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
-                assert!(root().join(named).exists(), "{}: there is no {named}", path.display());
+                assert!(
+                    root().join(named).exists(),
+                    "{}: there is no {named}",
+                    path.display()
+                );
             }
         }
     }
@@ -137,9 +169,19 @@ fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
         }
     }
     let mut fields = BTreeMap::new();
-    let schema = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
+    let schema = crd.spec.versions[0]
+        .schema
+        .as_ref()
+        .unwrap()
+        .open_api_v3_schema
+        .as_ref()
+        .unwrap();
     for part in ["spec", "status"] {
-        walk(part, &schema.properties.as_ref().unwrap()[part], &mut fields);
+        walk(
+            part,
+            &schema.properties.as_ref().unwrap()[part],
+            &mut fields,
+        );
     }
     fields.retain(|path, _| path.contains('.'));
     assert!(fields.len() > 8);
@@ -164,21 +206,36 @@ fn every_field_has_its_row_and_its_bounds() {
                 Some(JSONSchemaPropsOrBool::Schema(values)) => values.max_length,
                 _ => None,
             };
-            let lengths =
-                [schema.max_length, schema.max_properties, values].map(|bound| bound.map(|bound| bound.to_string()));
-            let range = match (schema.minimum, schema.maximum, schema.min_length, schema.max_length) {
+            let lengths = [schema.max_length, schema.max_properties, values]
+                .map(|bound| bound.map(|bound| bound.to_string()));
+            let range = match (
+                schema.minimum,
+                schema.maximum,
+                schema.min_length,
+                schema.max_length,
+            ) {
                 (Some(min), Some(max), _, _) => Some(format!("{min} to {max}")),
                 (Some(min), None, _, _) => Some(format!("{min} or more")),
                 (_, _, Some(min), Some(max)) => Some(format!("{min} to {max}")),
                 _ => None,
             };
             for bound in lengths.into_iter().flatten().chain(range) {
-                assert!(row.contains(&bound), "{path}: the bound {bound} is not in its row");
+                assert!(
+                    row.contains(&bound),
+                    "{path}: the bound {bound} is not in its row"
+                );
             }
         }
-        let rows = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|line| line.split('`').next());
+        let rows = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"))
+            .filter_map(|line| line.split('`').next());
         for path in rows.filter(|path| path.starts_with("spec.") || path.starts_with("status")) {
-            assert!(fields(&crd).contains_key(path), "{path} is no field of a {}", crd.spec.names.kind);
+            assert!(
+                fields(&crd).contains_key(path),
+                "{path} is no field of a {}",
+                crd.spec.names.kind
+            );
         }
     }
 }
@@ -186,12 +243,22 @@ fn every_field_has_its_row_and_its_bounds() {
 #[test]
 fn every_column_is_shown_as_it_is() {
     for crd in registry::crds() {
-        let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
-        let shown = columns.iter().filter(|column| column.priority.unwrap_or_default() == 0);
-        let header = shown.map(|column| column.name.to_uppercase()).collect::<Vec<_>>().join(" ");
+        let columns = crd.spec.versions[0]
+            .additional_printer_columns
+            .clone()
+            .unwrap();
+        let shown = columns
+            .iter()
+            .filter(|column| column.priority.unwrap_or_default() == 0);
+        let header = shown
+            .map(|column| column.name.to_uppercase())
+            .collect::<Vec<_>>()
+            .join(" ");
         let header = format!("NAME {header}");
         let page = page_of(&crd);
-        let mut lines = page.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        let mut lines = page
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         assert!(lines.any(|line| line == header), "no line is {header}");
     }
 }
@@ -199,7 +266,11 @@ fn every_column_is_shown_as_it_is() {
 #[test]
 fn every_right_has_its_row() {
     let page = page("operating.md");
-    for right in registry::KINDS.iter().flat_map(|kind| kind.rights).chain(registry::METRICS_RIGHTS) {
+    for right in registry::KINDS
+        .iter()
+        .flat_map(|kind| kind.rights)
+        .chain(registry::METRICS_RIGHTS)
+    {
         for resource in right.resources {
             let row = row(&page, resource).unwrap_or_else(|| panic!("{resource} has no row"));
             for verb in right.verbs {
@@ -224,26 +295,55 @@ fn every_right_has_its_row() {
 fn every_bound_of_delivery_is_the_codes() {
     let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
     let bounds = Bounds::new(None);
-    let (least, most) = (bounds.finished.items, Bounds::new(Some(i64::MAX)).finished.items);
+    let (least, most) = (
+        bounds.finished.items,
+        Bounds::new(Some(i64::MAX)).finished.items,
+    );
     let pace = pace::Limits::default();
     let seconds = |window: Duration| format!("{} s", window.as_secs_f64());
     let rows = [
-        format!("| Pending | {} | {} |", bounds.pending.items, kib(bounds.pending.bytes)),
+        format!(
+            "| Pending | {} | {} |",
+            bounds.pending.items,
+            kib(bounds.pending.bytes)
+        ),
         format!(
             "| finished (delivered or failed) | `historyLimit`: {least}, at most {most} | {} |",
             kib(bounds.finished.bytes)
         ),
-        format!("| one value | | {},{:03} bytes, then cut |", KEPT_BYTES / 1000, KEPT_BYTES % 1000),
+        format!(
+            "| one value | | {},{:03} bytes, then cut |",
+            KEPT_BYTES / 1000,
+            KEPT_BYTES % 1000
+        ),
         format!("| entries in one request | {} |", message::MAX_ENTRIES),
-        format!("| a Telegram text | {} UTF-16 units |", Limit::TELEGRAM.max()),
+        format!(
+            "| a Telegram text | {} UTF-16 units |",
+            Limit::TELEGRAM.max()
+        ),
         format!("| a webhook's `text` | {} |", kib(Limit::WEBHOOK.max())),
         format!("| a webhook's body | {} |", kib(message::BODY)),
-        format!("| one chat | {} | {} |", pace.chat.requests, seconds(pace.chat.window)),
-        format!("| one group (negative chatId), besides | {} | {} |", pace.group.requests, seconds(pace.group.window)),
-        format!("| one token | {} | {} |", pace.token.requests, seconds(pace.token.window)),
+        format!(
+            "| one chat | {} | {} |",
+            pace.chat.requests,
+            seconds(pace.chat.window)
+        ),
+        format!(
+            "| one group (negative chatId), besides | {} | {} |",
+            pace.group.requests,
+            seconds(pace.group.window)
+        ),
+        format!(
+            "| one token | {} | {} |",
+            pace.token.requests,
+            seconds(pace.token.window)
+        ),
     ];
     let page = page("delivery.md");
     for row in rows {
-        assert!(page.lines().any(|line| line == row), "delivery.md has no line {row}");
+        assert!(
+            page.lines().any(|line| line == row),
+            "delivery.md has no line {row}"
+        );
     }
 }

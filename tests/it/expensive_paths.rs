@@ -25,14 +25,20 @@ const LEASE: &str = "expensive-paths";
 async fn deployment(bed: &Bed, name: &str, arguments: usize) {
     let labels = json!({ "app": name });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; arguments] });
-    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
-    let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
-    bed.create::<Deployment>(name, json!({ "spec": spec })).await;
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+    let spec =
+        json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<Deployment>(name, json!({ "spec": spec }))
+        .await;
 }
 
 /// Merges into a Deployment, whose answer would be huge.
 async fn change(bed: &Bed, name: &str, patch: Value) {
-    bed.api::<Deployment>().patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    bed.api::<Deployment>()
+        .patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
 }
 
 /// A union of 16 names at any depth, another one for each number.
@@ -54,33 +60,61 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 0).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     deployment(&bed, "huge", ARGUMENTS).await;
-    let names: Vec<String> = (0..HOSTILE).map(|number| format!("hostile-{number}")).collect();
+    let names: Vec<String> = (0..HOSTILE)
+        .map(|number| format!("hostile-{number}"))
+        .collect();
     let hostile = names.iter().enumerate().map(|(number, name)| {
         let (bed, path) = (&bed, hostile(number));
         async move { bed.track(name, "Deployment", "huge", &path, "hook").await }
     });
     join_all(hostile).await;
     // Cheap in any object.
-    bed.track("image", "Deployment", "huge", "{.spec.template.spec.containers[*].image}", "hook").await;
+    bed.track(
+        "image",
+        "Deployment",
+        "huge",
+        "{.spec.template.spec.containers[*].image}",
+        "hook",
+    )
+    .await;
 
     // A slow machine must not end the lease; what is tested here would take far longer.
-    let flags = ["--leader-elect", "--lease-duration=60s", "--lease-renew-deadline=40s"];
+    let flags = [
+        "--leader-elect",
+        "--lease-duration=60s",
+        "--lease-renew-deadline=40s",
+    ];
     let settings = Settings::default().flag(&format!("--leader-election-id={LEASE}"));
-    let operator = Operator::start(&bed, flags.iter().fold(settings, |settings, flag| settings.flag(flag))).await;
+    let operator = Operator::start(
+        &bed,
+        flags
+            .iter()
+            .fold(settings, |settings, flag| settings.flag(flag)),
+    )
+    .await;
     let mut told = vec![("Created".to_owned(), "0".to_owned())];
     let delivered = async |told: &[(String, String)]| {
-        let told: Vec<_> = told.iter().map(|(action, value)| (action.as_str(), Some(value.as_str()))).collect();
+        let told: Vec<_> = told
+            .iter()
+            .map(|(action, value)| (action.as_str(), Some(value.as_str())))
+            .collect();
         bed.delivered("web", &told).await;
     };
     delivered(&told).await;
-    bed.delivered("image", &[("Created", Some("nginx:1"))]).await;
+    bed.delivered("image", &[("Created", Some("nginx:1"))])
+        .await;
     for name in &names {
         let words = bed.waiting(name, "PathTooExpensive").await;
         // More than 16 times as many steps as there are arguments, by a few for each level of the object.
-        let estimate = (11..30).any(|millions| words.contains(&format!("about {millions},000,000 steps")));
-        assert!(estimate && words.contains("may take 2,000,000: write names"), "{words}");
+        let estimate =
+            (11..30).any(|millions| words.contains(&format!("about {millions},000,000 steps")));
+        assert!(
+            estimate && words.contains("may take 2,000,000: write names"),
+            "{words}"
+        );
     }
     let before = leader(&bed).await;
     assert!(before.0.is_some());
@@ -98,8 +132,17 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
 
     // What is cheap again is looked up again.
     let container = json!({ "name": "web", "image": "nginx:2", "args": [""] });
-    change(&bed, "huge", json!({ "spec": { "template": { "spec": { "containers": [container] } } } })).await;
-    bed.delivered("image", &[("Created", Some("nginx:1")), ("Updated", Some("nginx:2"))]).await;
+    change(
+        &bed,
+        "huge",
+        json!({ "spec": { "template": { "spec": { "containers": [container] } } } }),
+    )
+    .await;
+    bed.delivered(
+        "image",
+        &[("Created", Some("nginx:1")), ("Updated", Some("nginx:2"))],
+    )
+    .await;
     for name in &names {
         bed.waiting(name, "").await;
         bed.delivered(name, &[("Created", None)]).await;
@@ -115,28 +158,42 @@ async fn a_path_through_a_large_object_ends_with_the_newest_value() {
     deployment(&bed, "large", 30_000).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     for name in ["first", "second"] {
-        bed.track(name, "Deployment", "large", "{..image}", "hook").await;
+        bed.track(name, "Deployment", "large", "{..image}", "hook")
+            .await;
         bed.delivered(name, &[("Created", Some("nginx:1"))]).await;
     }
     for version in 2..=20 {
         let container = json!({ "name": "web", "image": format!("nginx:{version}") });
         let patch = json!({ "spec": { "template": { "spec": { "containers": [container] } } } });
         let (api, params) = (bed.api::<Deployment>(), PatchParams::default());
-        api.patch_metadata("large", &params, &Patch::Strategic(patch)).await.unwrap();
+        api.patch_metadata("large", &params, &Patch::Strategic(patch))
+            .await
+            .unwrap();
     }
     for name in ["first", "second"] {
-        let newest = until(format!("{name} ends with the newest value"), SOON, async || {
-            let history = bed.history(name).await;
-            let newest = history.last().and_then(|entry| entry.value.clone());
-            anyhow::ensure!(newest.as_deref() == Some("nginx:20"), "it ends with {newest:?}");
-            Ok(Some(()))
-        });
+        let newest = until(
+            format!("{name} ends with the newest value"),
+            SOON,
+            async || {
+                let history = bed.history(name).await;
+                let newest = history.last().and_then(|entry| entry.value.clone());
+                anyhow::ensure!(
+                    newest.as_deref() == Some("nginx:20"),
+                    "it ends with {newest:?}"
+                );
+                Ok(Some(()))
+            },
+        );
         newest.await.unwrap();
     }
     bed.delete::<Deployment>("large").await;
     for name in ["first", "second"] {
         bed.until(name, "is told of the deletion", |field: &TrackedField| {
-            field.history().unwrap().last().is_some_and(|entry| entry.action == Action::Deleted)
+            field
+                .history()
+                .unwrap()
+                .last()
+                .is_some_and(|entry| entry.action == Action::Deleted)
         })
         .await;
     }

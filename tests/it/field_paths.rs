@@ -101,11 +101,22 @@ const CONFIG_MAP: &[&str] = &[
 ];
 
 /// What kubectl refuses, and so do we.
-const REFUSED: &[&str] =
-    &["{.data.key", "{\"key", "{.data[key]}", "{.data.key b}", "{.other.list[::-1]}", "{.other.list[?(@.a==)]}"];
+const REFUSED: &[&str] = &[
+    "{.data.key",
+    "{\"key",
+    "{.data[key]}",
+    "{.data.key b}",
+    "{.other.list[::-1]}",
+    "{.other.list[?(@.a==)]}",
+];
 
 /// Where an index leads nowhere kubectl fails; to a tracked field it is just missing, for now.
-const OUT_OF_RANGE: &[&str] = &["{.other.list[9]}", "{.other.list[-9]}", "{.data[0]}", "{.other.list[9].a}"];
+const OUT_OF_RANGE: &[&str] = &[
+    "{.other.list[9]}",
+    "{.other.list[-9]}",
+    "{.data[0]}",
+    "{.other.list[9].a}",
+];
 
 fn deployment() -> Value {
     json!({
@@ -188,20 +199,41 @@ struct Subject {
 impl Subject {
     fn new(test: &str, mut object: Value) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/controlplane/build.sh");
-        let built = Command::new("bash").arg(script).output().expect("bash runs");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let built = Command::new("bash")
+            .arg(script)
+            .output()
+            .expect("bash runs");
+        assert!(
+            built.status.success(),
+            "{}",
+            String::from_utf8_lossy(&built.stderr)
+        );
         let folder = String::from_utf8(built.stdout).expect("a path");
         // What `kubectl annotate --local` adds to what it prints.
         object["metadata"]["annotations"]["local"] = "yes".into();
         let kind = object["kind"].as_str().expect("a kind").to_owned();
-        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.json", std::process::id()));
+        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{test}-{}.json", std::process::id()));
         std::fs::write(&file, object.to_string()).expect("the object is written");
-        Self { kubectl: PathBuf::from(folder.trim()).join("kubectl"), file, kind, object }
+        Self {
+            kubectl: PathBuf::from(folder.trim()).join("kubectl"),
+            file,
+            kind,
+            object,
+        }
     }
 
     fn kubectl(&self, path: &str) -> Output {
         Command::new(&self.kubectl)
-            .args(["annotate", "--local", "--overwrite", "local=yes", "-o", &format!("jsonpath={path}"), "-f"])
+            .args([
+                "annotate",
+                "--local",
+                "--overwrite",
+                "local=yes",
+                "-o",
+                &format!("jsonpath={path}"),
+                "-f",
+            ])
             .arg(&self.file)
             .env_remove("KUBECONFIG")
             .output()
@@ -211,7 +243,11 @@ impl Subject {
     /// The field as we have it; nothing when it is missing, which is what kubectl prints then.
     fn ours(&self, path: &str) -> String {
         let field = Field::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
-        field.extract(&self.object).text().unwrap_or_default().to_owned()
+        field
+            .extract(&self.object)
+            .text()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     fn agrees_on(&self, paths: &[&str]) {
@@ -221,7 +257,9 @@ impl Subject {
             let theirs = String::from_utf8(output.stdout).expect("UTF-8");
             let ours = self.ours(path);
             let error = String::from_utf8_lossy(&output.stderr);
-            if !output.status.success() || (ours != theirs && spaced(&ours).as_ref() != Some(&theirs)) {
+            if !output.status.success()
+                || (ours != theirs && spaced(&ours).as_ref() != Some(&theirs))
+            {
                 differences.push(format!("{path}: kubectl {theirs:?} {error}, ours {ours:?}"));
             }
         }
@@ -238,7 +276,10 @@ impl Drop for Subject {
 /// A JSON list as kubectl prints several matches.
 fn spaced(list: &str) -> Option<String> {
     let list: Vec<Value> = serde_json::from_str(list).ok()?;
-    let print = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
+    let print = |item: &Value| {
+        item.as_str()
+            .map_or_else(|| item.to_string(), str::to_owned)
+    };
     (list.len() > 1).then(|| list.iter().map(print).collect::<Vec<_>>().join(" "))
 }
 
@@ -262,7 +303,10 @@ fn what_kubectl_refuses_is_refused() {
     let subject = Subject::new("refused", config_map());
     for path in REFUSED {
         let output = subject.kubectl(path);
-        assert!(!output.status.success(), "{path}: kubectl takes it: {output:?}");
+        assert!(
+            !output.status.success(),
+            "{path}: kubectl takes it: {output:?}"
+        );
         Field::compile("ConfigMap", path).expect_err(path);
     }
 }
@@ -271,7 +315,10 @@ fn what_kubectl_refuses_is_refused() {
 fn an_index_out_of_range_is_missing_and_no_error() {
     let subject = Subject::new("out-of-range", config_map());
     for path in OUT_OF_RANGE {
-        assert!(!subject.kubectl(path).status.success(), "{path}: kubectl takes it");
+        assert!(
+            !subject.kubectl(path).status.success(),
+            "{path}: kubectl takes it"
+        );
         let field = Field::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(field.extract(&subject.object).text(), None, "{path}");
     }

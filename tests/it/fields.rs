@@ -21,23 +21,58 @@ async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     let image = "registry.example.com/team/application-server:1.29.0";
-    bed.create::<Deployment>("web", workload(1, image, "side:1", false)).await;
-    bed.track("image", "Deployment", "web", "image", "hook").await;
+    bed.create::<Deployment>("web", workload(1, image, "side:1", false))
+        .await;
+    bed.track("image", "Deployment", "web", "image", "hook")
+        .await;
     bed.delivered("image", &[("Created", Some(image))]).await;
-    let row = async |flags: &[&str]| bed.kubectl(&[&["get", "tf", "image", "--no-headers"], flags].concat()).await;
+    let row = async |flags: &[&str]| {
+        bed.kubectl(&[&["get", "tf", "image", "--no-headers"], flags].concat())
+            .await
+    };
     let short = row(&[]).await;
-    assert!(short.contains(" registry.example.co…cation-server:1.29.0 ") && !short.contains(image), "{short}");
+    assert!(
+        short.contains(" registry.example.co…cation-server:1.29.0 ") && !short.contains(image),
+        "{short}"
+    );
     assert!(row(&["-o", "wide"]).await.contains(image));
 
-    bed.patch::<TrackedField>("image", json!({ "spec": { "target": { "name": "nowhere" } } })).await;
+    bed.patch::<TrackedField>(
+        "image",
+        json!({ "spec": { "target": { "name": "nowhere" } } }),
+    )
+    .await;
     let waiting = bed.waiting("image", "TargetNotFound: ").await;
-    let row = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let row = |row: &str| {
+        row.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     let short = row(&bed.kubectl(&["get", "tf", "image", "--no-headers"]).await);
-    assert_eq!(short[..6], ["image", "Deployment", "nowhere", "image", "Delivered", "TargetNotFound"], "{waiting}");
-    bed.patch::<TrackedField>("image", json!({ "spec": { "target": { "name": "web" }, "field": "replicas" } })).await;
-    bed.delivered("image", &[("Created", Some(image)), ("Created", Some("1"))]).await;
+    assert_eq!(
+        short[..6],
+        [
+            "image",
+            "Deployment",
+            "nowhere",
+            "image",
+            "Delivered",
+            "TargetNotFound"
+        ],
+        "{waiting}"
+    );
+    bed.patch::<TrackedField>(
+        "image",
+        json!({ "spec": { "target": { "name": "web" }, "field": "replicas" } }),
+    )
+    .await;
+    bed.delivered("image", &[("Created", Some(image)), ("Created", Some("1"))])
+        .await;
     let short = row(&bed.kubectl(&["get", "tf", "image", "--no-headers"]).await);
-    assert_eq!(short[..6], ["image", "Deployment", "web", "replicas", "1", "Delivered"]);
+    assert_eq!(
+        short[..6],
+        ["image", "Deployment", "web", "replicas", "1", "Delivered"]
+    );
 }
 
 #[tokio::test]
@@ -46,8 +81,10 @@ async fn words_of_deployments_stateful_sets_and_services() {
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
-    bed.create::<Deployment>("web", workload(2, "web:1", "side:1", false)).await;
-    bed.create::<StatefulSet>("db", workload(1, "db:1", "side:1", true)).await;
+    bed.create::<Deployment>("web", workload(2, "web:1", "side:1", false))
+        .await;
+    bed.create::<StatefulSet>("db", workload(1, "db:1", "side:1", true))
+        .await;
     let ports = |number: u16, name: &str| {
         json!([
             { "name": "http", "port": 80, "targetPort": number },
@@ -57,39 +94,132 @@ async fn words_of_deployments_stateful_sets_and_services() {
     };
     bed.service("front", ports(8080, "admin-port")).await;
     let cases = [
-        ("deployment-replicas", "Deployment", "web", "replicas", "2", "3"),
-        ("deployment-image", "Deployment", "web", "image", "web:1", "web:2"),
-        ("deployment-side", "Deployment", "web", "image:side", "side:1", "side:2"),
-        ("stateful-replicas", "StatefulSet", "db", "replicas", "1", "4"),
-        ("stateful-image", "StatefulSet", "db", "image", "db:1", "db:2"),
-        ("stateful-side", "StatefulSet", "db", "image:side", "side:1", "side:2"),
-        ("port-number", "Service", "front", "targetPort", "8080", "9090"),
-        ("port-name", "Service", "front", "targetPort:admin", "admin-port", "other-port"),
-        ("path", "Deployment", "web", "{.spec.template.spec.containers[*].image}", r#"["web:1","side:1"]"#, "x"),
+        (
+            "deployment-replicas",
+            "Deployment",
+            "web",
+            "replicas",
+            "2",
+            "3",
+        ),
+        (
+            "deployment-image",
+            "Deployment",
+            "web",
+            "image",
+            "web:1",
+            "web:2",
+        ),
+        (
+            "deployment-side",
+            "Deployment",
+            "web",
+            "image:side",
+            "side:1",
+            "side:2",
+        ),
+        (
+            "stateful-replicas",
+            "StatefulSet",
+            "db",
+            "replicas",
+            "1",
+            "4",
+        ),
+        (
+            "stateful-image",
+            "StatefulSet",
+            "db",
+            "image",
+            "db:1",
+            "db:2",
+        ),
+        (
+            "stateful-side",
+            "StatefulSet",
+            "db",
+            "image:side",
+            "side:1",
+            "side:2",
+        ),
+        (
+            "port-number",
+            "Service",
+            "front",
+            "targetPort",
+            "8080",
+            "9090",
+        ),
+        (
+            "port-name",
+            "Service",
+            "front",
+            "targetPort:admin",
+            "admin-port",
+            "other-port",
+        ),
+        (
+            "path",
+            "Deployment",
+            "web",
+            "{.spec.template.spec.containers[*].image}",
+            r#"["web:1","side:1"]"#,
+            "x",
+        ),
     ];
     for (name, kind, target, field, ..) in &cases {
         bed.track(name, kind, target, field, "hook").await;
     }
     // The API fills in a targetPort that is left out: it equals port.
-    bed.track("port-default", "Service", "front", "targetPort:plain", "hook").await;
-    bed.track("no-such-container", "Deployment", "web", "image:nobody", "hook").await;
+    bed.track(
+        "port-default",
+        "Service",
+        "front",
+        "targetPort:plain",
+        "hook",
+    )
+    .await;
+    bed.track(
+        "no-such-container",
+        "Deployment",
+        "web",
+        "image:nobody",
+        "hook",
+    )
+    .await;
     for (name, .., value, _) in &cases {
         bed.delivered(name, &[("Created", Some(value))]).await;
     }
-    bed.delivered("port-default", &[("Created", Some("82"))]).await;
-    let nobody = bed.delivered("no-such-container", &[("Created", None)]).await;
+    bed.delivered("port-default", &[("Created", Some("82"))])
+        .await;
+    let nobody = bed
+        .delivered("no-such-container", &[("Created", None)])
+        .await;
     assert!(nobody[0].missing);
 
-    bed.patch::<Deployment>("web", workload(3, "web:2", "side:2", false)).await;
-    bed.patch::<StatefulSet>("db", workload(4, "db:2", "side:2", true)).await;
-    bed.patch::<Service>("front", json!({ "spec": { "ports": ports(9090, "other-port") } })).await;
+    bed.patch::<Deployment>("web", workload(3, "web:2", "side:2", false))
+        .await;
+    bed.patch::<StatefulSet>("db", workload(4, "db:2", "side:2", true))
+        .await;
+    bed.patch::<Service>(
+        "front",
+        json!({ "spec": { "ports": ports(9090, "other-port") } }),
+    )
+    .await;
     for (name, .., before, after) in &cases {
-        let after = if *name == "path" { r#"["web:2","side:2"]"# } else { after };
-        bed.delivered(name, &[("Created", Some(before)), ("Updated", Some(after))]).await;
+        let after = if *name == "path" {
+            r#"["web:2","side:2"]"#
+        } else {
+            after
+        };
+        bed.delivered(name, &[("Created", Some(before)), ("Updated", Some(after))])
+            .await;
     }
     let told = changes(&receiver);
-    let port =
-        told.iter().find(|change| change["trackedField"] == "port-name" && change["action"] == "Updated").unwrap();
+    let port = told
+        .iter()
+        .find(|change| change["trackedField"] == "port-name" && change["action"] == "Updated")
+        .unwrap();
     assert_eq!(
         port["text"],
         format!(
@@ -123,7 +253,9 @@ pub struct Widgets {
 
 impl Widgets {
     pub fn new(bed: &Bed) -> Self {
-        Self { group: format!("{}.example.com", bed.namespace) }
+        Self {
+            group: format!("{}.example.com", bed.namespace),
+        }
     }
 
     pub async fn serve(&self, bed: &Bed) {
@@ -140,12 +272,14 @@ impl Widgets {
         ))
         .await;
         let crd = format!("crd/widgets.{group}");
-        bed.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"]).await;
+        bed.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])
+            .await;
     }
 
     /// Takes the CRD away, and with it all widgets.
     async fn end(&self, bed: &Bed) {
-        bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)]).await;
+        bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)])
+            .await;
     }
 
     pub async fn grant(&self, bed: &Bed) {
@@ -179,7 +313,8 @@ impl Widgets {
 
 pub async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
     let spec = json!({ "target": target, "field": field, "contactPoint": "hook" });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 #[tokio::test]
@@ -189,9 +324,18 @@ async fn other_kinds_are_granted_and_named_rightly() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     let widgets = Widgets::new(&bed);
-    track(&bed, "widget", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;
+    track(
+        &bed,
+        "widget",
+        widgets.target(&bed, "Widget", "widgets"),
+        "{.spec.size}",
+    )
+    .await;
     let words = bed.waiting("widget", "ResourceMismatch: ").await;
-    assert!(words.contains(&format!("does not serve {}/v1", widgets.group)), "{words}");
+    assert!(
+        words.contains(&format!("does not serve {}/v1", widgets.group)),
+        "{words}"
+    );
 
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 5 })).await;
@@ -204,37 +348,84 @@ async fn other_kinds_are_granted_and_named_rightly() {
     ] {
         assert!(words.contains(said), "{said}: {words}");
     }
-    assert_eq!(bed.event("widget", "Forbidden").await, words.trim_start_matches("Forbidden: "));
+    assert_eq!(
+        bed.event("widget", "Forbidden").await,
+        words.trim_start_matches("Forbidden: ")
+    );
 
     widgets.grant(&bed).await;
     bed.waiting("widget", "").await;
     bed.delivered("widget", &[("Created", Some("5"))]).await;
-    widgets.put(&bed, json!({ "size": { "b": 2, "a": [1, null] } })).await;
-    bed.delivered("widget", &[("Created", Some("5")), ("Updated", Some(r#"{"a":[1,null],"b":2}"#))]).await;
+    widgets
+        .put(&bed, json!({ "size": { "b": 2, "a": [1, null] } }))
+        .await;
+    bed.delivered(
+        "widget",
+        &[
+            ("Created", Some("5")),
+            ("Updated", Some(r#"{"a":[1,null],"b":2}"#)),
+        ],
+    )
+    .await;
 
     let config = json!({ "metadata": { "name": "one" }, "data": { "app.conf": "level=info" }, "kind": "ConfigMap", "apiVersion": "v1" });
     bed.apply(&config.to_string()).await;
     let target = json!({ "apiVersion": "v1", "resource": "configmaps", "kind": "ConfigMap", "namespace": bed.namespace, "name": "one" });
     track(&bed, "config", target, r"{.data.app\.conf}").await;
-    bed.delivered("config", &[("Created", Some("level=info"))]).await;
-    bed.kubectl(&["patch", "configmap", "one", "-p", r#"{"data":{"app.conf":"level=debug"}}"#]).await;
-    bed.delivered("config", &[("Created", Some("level=info")), ("Updated", Some("level=debug"))]).await;
+    bed.delivered("config", &[("Created", Some("level=info"))])
+        .await;
+    bed.kubectl(&[
+        "patch",
+        "configmap",
+        "one",
+        "-p",
+        r#"{"data":{"app.conf":"level=debug"}}"#,
+    ])
+    .await;
+    bed.delivered(
+        "config",
+        &[
+            ("Created", Some("level=info")),
+            ("Updated", Some("level=debug")),
+        ],
+    )
+    .await;
 
-    track(&bed, "kind", widgets.target(&bed, "Gadget", "widgets"), "{.spec.size}").await;
+    track(
+        &bed,
+        "kind",
+        widgets.target(&bed, "Gadget", "widgets"),
+        "{.spec.size}",
+    )
+    .await;
     let words = bed.waiting("kind", "ResourceMismatch: ").await;
     assert!(words.ends_with("write target.kind: Widget"), "{words}");
-    track(&bed, "plural", widgets.target(&bed, "Widget", "widgetz"), "{.spec.size}").await;
+    track(
+        &bed,
+        "plural",
+        widgets.target(&bed, "Widget", "widgetz"),
+        "{.spec.size}",
+    )
+    .await;
     let words = bed.waiting("plural", "ResourceMismatch: ").await;
-    assert!(words.ends_with("has no resource \"widgetz\"; there is \"widgets\""), "{words}");
+    assert!(
+        words.ends_with("has no resource \"widgetz\"; there is \"widgets\""),
+        "{words}"
+    );
     assert_eq!(told(&bed.history("kind").await), []);
 
     // Made again in another scope, and in the first one.
-    let mut wanted = vec![("Created", Some("5")), ("Updated", Some(r#"{"a":[1,null],"b":2}"#)), ("Deleted", None)];
+    let mut wanted = vec![
+        ("Created", Some("5")),
+        ("Updated", Some(r#"{"a":[1,null],"b":2}"#)),
+        ("Deleted", None),
+    ];
     widgets.end(&bed).await;
     bed.waiting("widget", "ResourceMismatch: ").await;
     bed.delivered("widget", &wanted).await;
     widgets.serve_as(&bed, "Cluster", "Widget").await;
-    bed.waiting("widget", "OutOfScope: the target is cluster-scoped").await;
+    bed.waiting("widget", "OutOfScope: the target is cluster-scoped")
+        .await;
     widgets.end(&bed).await;
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 6 })).await;
@@ -247,7 +438,9 @@ async fn other_kinds_are_granted_and_named_rightly() {
 async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     let bed = Bed::own_with(Options::apiserver_only(), "anew").await;
     let receiver = Receiver::start().unwrap();
-    let settings = Settings::default().kubeconfig(bed.plane.admin_kubeconfig()).whole_cluster();
+    let settings = Settings::default()
+        .kubeconfig(bed.plane.admin_kubeconfig())
+        .whole_cluster();
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     let widgets = Widgets::new(&bed);
@@ -255,24 +448,43 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
         let gvk = GroupVersionKind::gvk(&widgets.group, "v1", kind);
         let resource = ApiResource::from_gvk_with_plural(&gvk, "widgets");
         let api = match namespace {
-            Some(namespace) => Api::<DynamicObject>::namespaced_with(bed.client.clone(), namespace, &resource),
+            Some(namespace) => {
+                Api::<DynamicObject>::namespaced_with(bed.client.clone(), namespace, &resource)
+            }
             None => Api::all_with(bed.client.clone(), &resource),
         };
         let object = DynamicObject::new("one", &resource).data(json!({ "spec": { "size": size } }));
         // Right after its CRD the apiserver may answer 429 or 404 for a moment.
-        until("the object is there", SOON, async || Ok(api.create(&PostParams::default(), &object).await.map(Some)?))
-            .await
-            .unwrap();
+        until("the object is there", SOON, async || {
+            Ok(api
+                .create(&PostParams::default(), &object)
+                .await
+                .map(Some)?)
+        })
+        .await
+        .unwrap();
     };
     let lies_in = async |namespace: Option<&str>| {
-        bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "namespace": namespace } } })).await;
+        bed.patch::<TrackedField>(
+            "it",
+            json!({ "spec": { "target": { "namespace": namespace } } }),
+        )
+        .await;
     };
     fill_tracker_role(&bed.plane, &[(&widgets.group, "widgets")]).await;
     widgets.serve_as(&bed, "Cluster", "Widget").await;
     put("Widget", None, 5).await;
-    track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;
+    track(
+        &bed,
+        "it",
+        widgets.target(&bed, "Widget", "widgets"),
+        "{.spec.size}",
+    )
+    .await;
     // Its author may have been asked for a right in that namespace only.
-    let words = bed.waiting("it", "ResourceMismatch: widgets lie in no namespace").await;
+    let words = bed
+        .waiting("it", "ResourceMismatch: widgets lie in no namespace")
+        .await;
     assert!(words.ends_with("leave target.namespace out"), "{words}");
     assert_eq!(told(&bed.history("it").await), []);
     lies_in(None).await;
@@ -286,7 +498,8 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     bed.delivered("it", &wanted).await;
     widgets.serve_as(&bed, "Namespaced", "Widget").await;
     put("Widget", Some(&bed.namespace), 6).await;
-    bed.waiting("it", "ResourceMismatch: widgets lie in namespaces").await;
+    bed.waiting("it", "ResourceMismatch: widgets lie in namespaces")
+        .await;
     lies_in(Some(&bed.namespace)).await;
     wanted.push(("Created", Some("6")));
     bed.delivered("it", &wanted).await;
@@ -300,8 +513,10 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     bed.delivered("it", &wanted).await;
     let words = bed.waiting("it", "ResourceMismatch: widgets of ").await;
     assert!(words.ends_with("write target.kind: Gadget"), "{words}");
-    bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } })).await;
-    bed.waiting("it", "ResourceMismatch: widgets lie in no namespace").await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } }))
+        .await;
+    bed.waiting("it", "ResourceMismatch: widgets lie in no namespace")
+        .await;
     lies_in(None).await;
     wanted.push(("Created", Some("7")));
     bed.delivered("it", &wanted).await;
@@ -318,7 +533,13 @@ async fn missing_empty_false_and_null_are_four_things() {
     widgets.serve(&bed).await;
     widgets.grant(&bed).await;
     widgets.put(&bed, json!({ "other": 1 })).await;
-    track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.it}").await;
+    track(
+        &bed,
+        "it",
+        widgets.target(&bed, "Widget", "widgets"),
+        "{.spec.it}",
+    )
+    .await;
     let mut wanted = vec![("Created", None)];
     bed.delivered("it", &wanted).await;
     let steps = [
@@ -330,25 +551,48 @@ async fn missing_empty_false_and_null_are_four_things() {
     for (spec, value) in steps {
         // Replaced, not applied: apply takes null for "take it away".
         let api_version = format!("{}/v1", widgets.group);
-        let object =
-            json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
+        let object = json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
         let replace = ["-n", &bed.namespace, "replace", "-f", "-"];
-        bed.plane.run_kubectl(&replace, &object.to_string()).await.unwrap();
+        bed.plane
+            .run_kubectl(&replace, &object.to_string())
+            .await
+            .unwrap();
         wanted.push(("Updated", Some(value)));
         bed.delivered("it", &wanted).await;
     }
     widgets.put(&bed, json!({})).await;
     let take_away = r#"[{"op":"remove","path":"/spec/it"}]"#;
-    bed.kubectl(&["patch", &format!("widgets.{}/one", widgets.group), "--type=json", "-p", take_away]).await;
+    bed.kubectl(&[
+        "patch",
+        &format!("widgets.{}/one", widgets.group),
+        "--type=json",
+        "-p",
+        take_away,
+    ])
+    .await;
     wanted.push(("Updated", None));
     let history = bed.delivered("it", &wanted).await;
     let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
     assert_eq!(missing, [true, false, false, false, false, true]);
     let values: Vec<String> = texts(&receiver)
         .iter()
-        .filter_map(|text| text.lines().find(|line| line.starts_with("Value:")).map(str::to_owned))
+        .filter_map(|text| {
+            text.lines()
+                .find(|line| line.starts_with("Value:"))
+                .map(str::to_owned)
+        })
         .collect();
-    assert_eq!(values, ["Value: (not set)", "Value: ", "Value: false", "Value: null", "Value: 0", "Value: (not set)"]);
+    assert_eq!(
+        values,
+        [
+            "Value: (not set)",
+            "Value: ",
+            "Value: false",
+            "Value: null",
+            "Value: 0",
+            "Value: (not set)"
+        ]
+    );
 }
 
 #[tokio::test]
@@ -358,7 +602,8 @@ async fn there_and_back_in_one_breath_is_two_changes() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     let mut wanted = vec![("Created", Some("1"))];
     bed.delivered("replicas", &wanted).await;
     for _ in 0..10 {
@@ -367,8 +612,14 @@ async fn there_and_back_in_one_breath_is_two_changes() {
         wanted.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
     }
     let history = bed.delivered("replicas", &wanted).await;
-    let ids: Vec<_> = history.iter().map(|entry| entry.id.clone().unwrap()).collect();
-    let told: Vec<_> = changes(&receiver).iter().map(|change| change["id"].as_str().unwrap().to_owned()).collect();
+    let ids: Vec<_> = history
+        .iter()
+        .map(|entry| entry.id.clone().unwrap())
+        .collect();
+    let told: Vec<_> = changes(&receiver)
+        .iter()
+        .map(|change| change["id"].as_str().unwrap().to_owned())
+        .collect();
     assert_eq!(told, ids, "in order, each once");
 }
 
@@ -380,7 +631,8 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
     bed.deployment("other", 7).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     let mut wanted = vec![("Created", Some("1"))];
     bed.delivered("it", &wanted).await;
 
@@ -393,28 +645,48 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;
 
-    bed.patch::<TrackedField>("it", json!({ "spec": { "field": "image" } })).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "field": "image" } }))
+        .await;
     wanted.push(("Created", Some("nginx:latest")));
     bed.delivered("it", &wanted).await;
-    bed.patch::<TrackedField>("it", json!({ "spec": { "field": "replicas", "target": { "name": "other" } } })).await;
+    bed.patch::<TrackedField>(
+        "it",
+        json!({ "spec": { "field": "replicas", "target": { "name": "other" } } }),
+    )
+    .await;
     wanted.push(("Created", Some("7")));
     let history = bed.delivered("it", &wanted).await;
     let last = history.last().unwrap();
-    assert_eq!(last.subject.as_ref().unwrap().as_str(), format!("Deployment/{}/other/replicas", bed.namespace));
+    assert_eq!(
+        last.subject.as_ref().unwrap().as_str(),
+        format!("Deployment/{}/other/replicas", bed.namespace)
+    );
     bed.scale("web", 9).await;
     bed.scale("other", 8).await;
     wanted.push(("Updated", Some("8")));
     bed.delivered("it", &wanted).await;
-    receiver.wait_for(SOON, |_| changes(&receiver).len() == wanted.len()).await.unwrap();
+    receiver
+        .wait_for(SOON, |_| changes(&receiver).len() == wanted.len())
+        .await
+        .unwrap();
     let changes = changes(&receiver);
-    assert_eq!(changes[3]["previous"], Value::Null, "another field's value is no previous one");
+    assert_eq!(
+        changes[3]["previous"],
+        Value::Null,
+        "another field's value is no previous one"
+    );
     assert_eq!(changes[5]["previous"], "7");
 
-    bed.service("front", json!([{ "port": 80, "targetPort": 8080 }])).await;
+    bed.service("front", json!([{ "port": 80, "targetPort": 8080 }]))
+        .await;
     let front = json!({ "field": "targetPort", "target": { "kind": "Service", "name": "front" } });
-    bed.patch::<TrackedField>("it", json!({ "spec": front })).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": front }))
+        .await;
     wanted.push(("Created", Some("8080")));
     bed.delivered("it", &wanted).await;
     let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
-    assert!(operator.logs().contains(ended), "nobody looks at Deployments any more");
+    assert!(
+        operator.logs().contains(ended),
+        "nobody looks at Deployments any more"
+    );
 }

@@ -22,7 +22,8 @@ async fn bare(name: &str) -> (Bed, Receiver) {
 
 async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
     let spec = json!({ "target": target, "field": field, "contactPoint": "hook" });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 fn config_map(bed: &Bed, name: &str) -> Value {
@@ -30,7 +31,8 @@ fn config_map(bed: &Bed, name: &str) -> Value {
 }
 
 async fn set(bed: &Bed, name: &str, value: &str) {
-    bed.patch::<ConfigMap>(name, json!({ "data": { "value": value } })).await;
+    bed.patch::<ConfigMap>(name, json!({ "data": { "value": value } }))
+        .await;
 }
 
 /// Requests of the operator for `ConfigMap`s, by verb.
@@ -46,7 +48,8 @@ async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &
 #[tokio::test]
 async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
     let (bed, _receiver) = bare("own-rights").await;
-    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
+        .await;
     // For its own work the operator may list and watch all of these.
     let _operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
     let here = bed.namespace.as_str();
@@ -55,11 +58,24 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
         ("v1", "Pod", "pods", Some(here), "web"),
         ("v1", "Node", "nodes", None, "node-1"),
         ("v1", "Namespace", "namespaces", None, here),
-        ("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", Some(here), "web"),
-        ("networking.k8s.io/v1", "Ingress", "ingresses", Some(here), "web"),
+        (
+            "autoscaling/v2",
+            "HorizontalPodAutoscaler",
+            "horizontalpodautoscalers",
+            Some(here),
+            "web",
+        ),
+        (
+            "networking.k8s.io/v1",
+            "Ingress",
+            "ingresses",
+            Some(here),
+            "web",
+        ),
     ];
     for (api_version, kind, plural, namespace, name) in cases {
-        let mut target = json!({ "apiVersion": api_version, "kind": kind, "resource": plural, "name": name });
+        let mut target =
+            json!({ "apiVersion": api_version, "kind": kind, "resource": plural, "name": name });
         if let Some(namespace) = namespace {
             target["namespace"] = namespace.into();
         }
@@ -67,18 +83,33 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
     }
     for (_, _, plural, ..) in cases {
         let said = bed.waiting(plural, "Forbidden: ").await;
-        let words = "ClusterRole \"quartermaster-tracker-role\" does not grant get, list, watch on ";
-        assert!(said.contains(words) && said.contains("quartermaster.dev/aggregate-to-tracker"), "{said}");
+        let words =
+            "ClusterRole \"quartermaster-tracker-role\" does not grant get, list, watch on ";
+        assert!(
+            said.contains(words) && said.contains("quartermaster.dev/aggregate-to-tracker"),
+            "{said}"
+        );
         assert_eq!(told(&bed.history(plural).await), [], "{plural}");
     }
     // A right by name is none: a watch cannot be limited to it.
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
         "resourceNames": ["settings"] }] });
-    let patch = ["patch", "clusterrole", "quartermaster-tracker-role", "--type=merge", "-p", &rules.to_string()];
+    let patch = [
+        "patch",
+        "clusterrole",
+        "quartermaster-tracker-role",
+        "--type=merge",
+        "-p",
+        &rules.to_string(),
+    ];
     bed.plane.run_kubectl(&patch, "").await.unwrap();
     let said = "a watch cannot be limited to names";
     bed.until("configmaps", said, |field: &TrackedField| {
-        let waiting = field.metadata.annotations.as_ref().and_then(|all| all.get("quartermaster.dev/waiting"));
+        let waiting = field
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get("quartermaster.dev/waiting"));
         waiting.is_some_and(|words| words.contains(said))
     })
     .await;
@@ -88,12 +119,14 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
 #[tokio::test]
 async fn target_is_tracked_while_the_tracker_role_grants_it() {
     let (bed, _receiver) = bare("granted").await;
-    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
+        .await;
     bed.deployment("web", 1).await;
     // Namespaced installs read the one role of the cluster, too.
     let _operator = Operator::start(&bed, Settings::default()).await;
     track(&bed, "map", config_map(&bed, "settings"), "{.data.value}").await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.waiting("map", "Forbidden: ").await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
 
@@ -101,11 +134,19 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     bed.waiting("map", "").await;
     bed.delivered("map", &[("Created", Some("1"))]).await;
     set(&bed, "settings", "2").await;
-    bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
 
     // Taken away from everything: even the kinds that need no apiVersion.
     let nothing = json!({ "rules": [] }).to_string();
-    let patch = ["patch", "clusterrole", "quartermaster-tracker-role", "--type=merge", "-p", &nothing];
+    let patch = [
+        "patch",
+        "clusterrole",
+        "quartermaster-tracker-role",
+        "--type=merge",
+        "-p",
+        &nothing,
+    ];
     bed.plane.run_kubectl(&patch, "").await.unwrap();
     for name in ["map", "web"] {
         bed.waiting(name, "Forbidden: ").await;
@@ -116,8 +157,17 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     }
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
     // One net change: what happened meanwhile was not observed.
-    bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("4"))]).await;
-    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("4"))]).await;
+    bed.delivered(
+        "map",
+        &[
+            ("Created", Some("1")),
+            ("Updated", Some("2")),
+            ("Updated", Some("4")),
+        ],
+    )
+    .await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("4"))])
+        .await;
 }
 
 #[tokio::test]
@@ -126,8 +176,10 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     const CHANGES: usize = 100;
     let (bed, _receiver) = bare("by-metadata").await;
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
-    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "0" } })).await;
-    bed.create::<ConfigMap>("quiet", json!({ "data": { "value": "0" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "value": "0" } }))
+        .await;
+    bed.create::<ConfigMap>("quiet", json!({ "data": { "value": "0" } }))
+        .await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     let fields: Vec<_> = (0..FIELDS).map(|field| format!("field-{field}")).collect();
@@ -146,32 +198,56 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     for name in &fields {
         let ends = |field: &TrackedField| {
             let history = field.history().unwrap();
-            history.last().is_some_and(|entry| entry.value.as_ref() == Some(&last) && !entry.is_pending())
+            history
+                .last()
+                .is_some_and(|entry| entry.value.as_ref() == Some(&last) && !entry.is_pending())
         };
         bed.until(name, "ends with the last value", ends).await;
     }
-    let (reads, most) = (requests(&bed, mark, "get").await, 2 + usize::try_from(began.elapsed().as_secs()).unwrap());
-    assert!((1..=most).contains(&reads), "{reads} reads in {:?} for {FIELDS} fields", began.elapsed());
+    let (reads, most) = (
+        requests(&bed, mark, "get").await,
+        2 + usize::try_from(began.elapsed().as_secs()).unwrap(),
+    );
+    assert!(
+        (1..=most).contains(&reads),
+        "{reads} reads in {:?} for {FIELDS} fields",
+        began.elapsed()
+    );
 
     // The watch alone tells no value: a change is recorded once the ConfigMap has been read.
-    let reads = Match::verb(Verb::Get).resource("configmaps").name("settings");
+    let reads = Match::verb(Verb::Get)
+        .resource("configmaps")
+        .name("settings");
     let order = proxy.inject(reads, Times::Always, Fault::Hang);
     set(&bed, "settings", "unread").await;
     order.wait_for_hits(1, SOON).await.unwrap();
     track(&bed, "quiet", config_map(&bed, "quiet"), "{.data.value}").await;
     bed.delivered("quiet", &[("Created", Some("0"))]).await;
-    assert_eq!(told(&bed.history(&fields[0]).await).last(), Some(&("Updated", Some(&*last))));
+    assert_eq!(
+        told(&bed.history(&fields[0]).await).last(),
+        Some(&("Updated", Some(&*last)))
+    );
     order.take_back();
     bed.delete::<ConfigMap>("settings").await;
-    let deleted = |field: &TrackedField| field.history().unwrap().last().is_some_and(|entry| entry.value.is_none());
+    let deleted = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .last()
+            .is_some_and(|entry| entry.value.is_none())
+    };
     for name in &fields {
         bed.until(name, "was deleted", deleted).await;
     }
-    until("nothing is read of what does not change", SOON, async || {
-        let mark = bed.plane.audit().mark().await?;
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-        Ok((requests(&bed, mark, "get").await == 0).then_some(()))
-    })
+    until(
+        "nothing is read of what does not change",
+        SOON,
+        async || {
+            let mark = bed.plane.audit().mark().await?;
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            Ok((requests(&bed, mark, "get").await == 0).then_some(()))
+        },
+    )
     .await
     .unwrap();
 }

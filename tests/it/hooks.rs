@@ -20,7 +20,11 @@ use crate::support::{Bed, Operator, READY, SOON, Settings, condition, taken};
 /// HMAC-SHA256 as RFC 2104 writes it, so that a signature is not checked with what made it.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     const BLOCK: usize = 64;
-    let mut key = if key.len() > BLOCK { Sha256::digest(key).to_vec() } else { key.to_vec() };
+    let mut key = if key.len() > BLOCK {
+        Sha256::digest(key).to_vec()
+    } else {
+        key.to_vec()
+    };
     key.resize(BLOCK, 0);
     let padded = |pad: u8| key.iter().map(|byte| byte ^ pad).collect::<Vec<u8>>();
     let inner = Sha256::digest([&padded(0x36), message].concat());
@@ -29,23 +33,52 @@ fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
 
 /// What a receiver has to do by Standard Webhooks: one of the signatures fits, and the time is near.
 fn verify(request: &Request, key: &[u8]) {
-    let header = |name: &str| request.header(name).unwrap_or_else(|| panic!("no {name}")).to_owned();
+    let header = |name: &str| {
+        request
+            .header(name)
+            .unwrap_or_else(|| panic!("no {name}"))
+            .to_owned()
+    };
     let (id, timestamp) = (header("webhook-id"), header("webhook-timestamp"));
     let message = [format!("{id}.{timestamp}.").as_bytes(), &request.body].concat();
     let expected = format!("v1,{}", STANDARD.encode(hmac(key, &message)));
-    assert!(header("webhook-signature").split(' ').any(|signature| signature == expected), "{id}");
+    assert!(
+        header("webhook-signature")
+            .split(' ')
+            .any(|signature| signature == expected),
+        "{id}"
+    );
     let sent = Duration::from_secs(timestamp.parse().unwrap());
-    let arrived = request.time.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
-    assert!(arrived.abs_diff(sent) < Duration::from_mins(5), "{timestamp}");
+    let arrived = request
+        .time
+        .duration_since(std::time::SystemTime::UNIX_EPOCH)
+        .unwrap();
+    assert!(
+        arrived.abs_diff(sent) < Duration::from_mins(5),
+        "{timestamp}"
+    );
 }
 
 #[test]
 fn the_test_s_own_hmac_is_that_of_rfc_4231() {
-    let hex = |bytes: Vec<u8>| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let hex = |bytes: Vec<u8>| {
+        bytes
+            .iter()
+            .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    };
     let short = hmac(b"Jefe", b"what do ya want for nothing?");
-    assert_eq!(hex(short), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-    let long = hmac(&[0xaa; 131], b"Test Using Larger Than Block-Size Key - Hash Key First");
-    assert_eq!(hex(long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+    assert_eq!(
+        hex(short),
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+    );
+    let long = hmac(
+        &[0xaa; 131],
+        b"Test Using Larger Than Block-Size Key - Hash Key First",
+    );
+    assert_eq!(
+        hex(long),
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"
+    );
 }
 
 /// Everything that a request can carry, at once.
@@ -60,7 +93,8 @@ async fn a_request_carries_what_the_spec_says() {
         "url": format!("{}/in/path?q=a%20b&c=%C3%A9", receiver.url()),
         "key": format!("whsec_{}", STANDARD.encode(&key)),
     });
-    bed.create::<Secret>("hook", json!({ "stringData": data })).await;
+    bed.create::<Secret>("hook", json!({ "stringData": data }))
+        .await;
     let from = |key: &str| json!({ "secretName": "hook", "key": key });
     let webhook = json!({
         "urlFrom": from("url"),
@@ -68,56 +102,112 @@ async fn a_request_carries_what_the_spec_says() {
         "headers": { "X-Team": "one, two", "x-empty": "" },
         "signingKey": from("key"),
     });
-    bed.point("hook", json!({ "type": "Webhook", "apiToken": from("token"), "webhookSpec": webhook })).await;
+    bed.point(
+        "hook",
+        json!({ "type": "Webhook", "apiToken": from("token"), "webhookSpec": webhook }),
+    )
+    .await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     let history = bed.delivered("replicas", &[("Created", Some("1"))]).await;
     // A digest, after one attempt that failed.
     receiver.next(1, Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
+        .await;
     bed.waiting("replicas", "ContactPointNotReady").await;
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
-    bed.until("replicas", "recorded", |field: &TrackedField| field.history().unwrap().len() == 3).await;
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } })).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+    bed.until("replicas", "recorded", |field: &TrackedField| {
+        field.history().unwrap().len() == 3
+    })
+    .await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } }))
+        .await;
+    bed.delivered(
+        "replicas",
+        &[
+            ("Created", Some("1")),
+            ("Updated", Some("2")),
+            ("Updated", Some("3")),
+        ],
+    )
+    .await;
 
     let requests = receiver.requests();
     assert_eq!(requests.len(), 4);
     for request in &requests {
         verify(request, &key);
         let header = |name: &str| request.header(name);
-        assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/in/path"));
+        assert_eq!(
+            (request.method.as_str(), request.path.as_str()),
+            ("POST", "/in/path")
+        );
         assert_eq!(request.query, "q=a%20b&c=%C3%A9");
         assert_eq!(header("authorization"), Some("Bearer s3cr3t-t0ken"));
-        assert_eq!((header("x-team"), header("x-empty")), (Some("one, two"), Some("")));
+        assert_eq!(
+            (header("x-team"), header("x-empty")),
+            (Some("one, two"), Some(""))
+        );
         assert_eq!(header("content-type"), Some("application/json"));
         assert_eq!(header("ce-specversion"), Some("1.0"));
         assert!(header("user-agent").unwrap().starts_with("quartermaster/"));
         assert_eq!(header("ce-id"), header("idempotency-key"));
         assert_eq!(header("ce-id"), header("webhook-id"));
-        header("ce-time").unwrap().parse::<jiff::Timestamp>().unwrap();
+        header("ce-time")
+            .unwrap()
+            .parse::<jiff::Timestamp>()
+            .unwrap();
         assert_eq!(request.json().unwrap()["cluster"], "prod eu");
     }
     let namespace = &bed.namespace;
     let attribute = |index: usize, name: &str| requests[index].header(name);
     let base = format!("/apis/tg.azamaton.ru/v1/namespaces/{namespace}");
     assert_eq!(attribute(0, "ce-type"), Some(READY));
-    assert_eq!(attribute(0, "ce-source"), Some(format!("{base}/contactpoints/hook").as_str()));
+    assert_eq!(
+        attribute(0, "ce-source"),
+        Some(format!("{base}/contactpoints/hook").as_str())
+    );
     assert_eq!(attribute(0, "ce-subject"), None);
-    assert_eq!(attribute(1, "ce-type"), Some("dev.quartermaster.trackedfield.changed"));
-    assert_eq!(attribute(1, "ce-source"), Some(format!("{base}/trackedfields/replicas").as_str()));
-    assert_eq!(attribute(1, "ce-subject"), Some(format!("Deployment/{namespace}/web/replicas").as_str()));
+    assert_eq!(
+        attribute(1, "ce-type"),
+        Some("dev.quartermaster.trackedfield.changed")
+    );
+    assert_eq!(
+        attribute(1, "ce-source"),
+        Some(format!("{base}/trackedfields/replicas").as_str())
+    );
+    assert_eq!(
+        attribute(1, "ce-subject"),
+        Some(format!("Deployment/{namespace}/web/replicas").as_str())
+    );
     assert_eq!(attribute(1, "ce-id"), history[0].id.as_deref());
-    assert_eq!(attribute(3, "ce-type"), Some("dev.quartermaster.trackedfield.digest"));
-    assert_eq!(attribute(3, "ce-source"), Some("/apis/tg.azamaton.ru/v1/trackedfields"));
+    assert_eq!(
+        attribute(3, "ce-type"),
+        Some("dev.quartermaster.trackedfield.digest")
+    );
+    assert_eq!(
+        attribute(3, "ce-source"),
+        Some("/apis/tg.azamaton.ru/v1/trackedfields")
+    );
     // The attempt that failed was the same request; its signature is of its own time.
     assert_eq!(requests[2].body, requests[3].body);
-    assert_eq!(attribute(2, "idempotency-key"), attribute(3, "idempotency-key"));
+    assert_eq!(
+        attribute(2, "idempotency-key"),
+        attribute(3, "idempotency-key")
+    );
     let data = requests[3].json().unwrap();
     assert_eq!(data["entries"].as_array().unwrap().len(), 2);
-    assert_eq!(requests[0].json().unwrap()["text"], "Contact point is ready\nCluster: prod eu");
-    assert!(requests[1].json().unwrap()["text"].as_str().unwrap().ends_with("\nCluster: prod eu"));
+    assert_eq!(
+        requests[0].json().unwrap()["text"],
+        "Contact point is ready\nCluster: prod eu"
+    );
+    assert!(
+        requests[1].json().unwrap()["text"]
+            .as_str()
+            .unwrap()
+            .ends_with("\nCluster: prod eu")
+    );
 }
 
 /// A Secret of TLS material.
@@ -127,28 +217,45 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
         data["tls.crt"] = cert_pem.as_str().into();
         data["tls.key"] = key_pem.as_str().into();
     }
-    bed.create::<Secret>(name, json!({ "stringData": data })).await;
+    bed.create::<Secret>(name, json!({ "stringData": data }))
+        .await;
 }
 
 #[tokio::test]
 async fn tls_material_is_trusted_shown_and_needed() {
     let bed = Bed::shared("tls").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
-    let (ours, other) = (Authority::new("ours").unwrap(), Authority::new("other").unwrap());
+    let (ours, other) = (
+        Authority::new("ours").unwrap(),
+        Authority::new("other").unwrap(),
+    );
     let identity = ours.server(&["127.0.0.1", "localhost"]).unwrap();
     let open = Receiver::start_tls(&identity, None).unwrap();
     let closed = Receiver::start_tls(&identity, Some(other.ca_pem())).unwrap();
     let elsewhere = Receiver::start_tls(&ours.server(&["elsewhere.test"]).unwrap(), None).unwrap();
     tls_secret(&bed, "ours", &ours, None).await;
     tls_secret(&bed, "other", &other, None).await;
-    tls_secret(&bed, "with-client", &ours, Some(&other.client("operator").unwrap())).await;
-    tls_secret(&bed, "with-stranger", &ours, Some(&ours.client("stranger").unwrap())).await;
+    tls_secret(
+        &bed,
+        "with-client",
+        &ours,
+        Some(&other.client("operator").unwrap()),
+    )
+    .await;
+    tls_secret(
+        &bed,
+        "with-stranger",
+        &ours,
+        Some(&ours.client("stranger").unwrap()),
+    )
+    .await;
     let point = async |name: &str, receiver: &Receiver, secret: Option<&str>| {
         let mut webhook = json!({ "url": receiver.url() });
         if let Some(secret) = secret {
             webhook["tls"] = json!({ "secretName": secret });
         }
-        bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook })).await;
+        bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook }))
+            .await;
     };
     point("open", &open, Some("ours")).await;
     point("closed", &closed, Some("with-client")).await;
@@ -167,19 +274,46 @@ async fn tls_material_is_trusted_shown_and_needed() {
     for (name, ..) in refused {
         bed.not_ready(name, "Unreachable").await;
     }
-    assert_eq!((taken(&open).len(), taken(&closed).len(), taken(&elsewhere).len()), (1, 1, 0));
+    assert_eq!(
+        (
+            taken(&open).len(),
+            taken(&closed).len(),
+            taken(&elsewhere).len()
+        ),
+        (1, 1, 0)
+    );
 
     // Mended by the Secret alone.
-    bed.patch::<Secret>("other", json!({ "stringData": { "ca.crt": ours.ca_pem() } })).await;
+    bed.patch::<Secret>(
+        "other",
+        json!({ "stringData": { "ca.crt": ours.ca_pem() } }),
+    )
+    .await;
     bed.ready("wrong-ca").await;
 
     // What a Secret may hold that is no TLS material.
     let client = other.client("operator").unwrap();
     let cases = [
-        ("empty", json!({ "other": "x" }), "neither ca.crt nor tls.crt and tls.key"),
-        ("no-key", json!({ "tls.crt": client.cert_pem }), "tls.crt but no tls.key"),
-        ("no-crt", json!({ "tls.key": client.key_pem }), "tls.key but no tls.crt"),
-        ("no-pem", json!({ "ca.crt": "PRIVATE" }), "ca.crt holds no PEM certificate"),
+        (
+            "empty",
+            json!({ "other": "x" }),
+            "neither ca.crt nor tls.crt and tls.key",
+        ),
+        (
+            "no-key",
+            json!({ "tls.crt": client.cert_pem }),
+            "tls.crt but no tls.key",
+        ),
+        (
+            "no-crt",
+            json!({ "tls.key": client.key_pem }),
+            "tls.key but no tls.crt",
+        ),
+        (
+            "no-pem",
+            json!({ "ca.crt": "PRIVATE" }),
+            "ca.crt holds no PEM certificate",
+        ),
         (
             "mixed",
             json!({ "tls.crt": client.cert_pem, "tls.key": identity.key_pem }),
@@ -187,10 +321,16 @@ async fn tls_material_is_trusted_shown_and_needed() {
         ),
     ];
     for (name, data, words) in cases {
-        bed.create::<Secret>(name, json!({ "stringData": data })).await;
+        bed.create::<Secret>(name, json!({ "stringData": data }))
+            .await;
         point(name, &open, Some(name)).await;
         let (_, said) = condition(&bed.not_ready(name, "SecretInvalid").await);
-        assert!(said.contains(words) && said.contains(&format!("{name:?}")) && !said.contains("PRIVATE"), "{said}");
+        assert!(
+            said.contains(words)
+                && said.contains(&format!("{name:?}"))
+                && !said.contains("PRIVATE"),
+            "{said}"
+        );
     }
 }
 
@@ -199,26 +339,65 @@ async fn where_a_webhook_does_not_go() {
     let bed = Bed::shared("refuses").await;
     let receiver = Receiver::start().unwrap();
     let target = Receiver::start().unwrap();
-    let settings = Settings::default().flag("--webhook-allow-loopback=false").flag("--webhook-deny-cidr=10.96.0.0/12");
+    let settings = Settings::default()
+        .flag("--webhook-allow-loopback=false")
+        .flag("--webhook-deny-cidr=10.96.0.0/12");
     let _operator = Operator::start(&bed, settings).await;
     let port = receiver.port();
     let cases = [
-        ("loopback", format!("http://127.0.0.1:{port}/"), "--webhook-allow-loopback"),
+        (
+            "loopback",
+            format!("http://127.0.0.1:{port}/"),
+            "--webhook-allow-loopback",
+        ),
         // A name that is allowed, and resolves to an address that is not.
-        ("by-name", format!("http://localhost:{port}/"), "--webhook-allow-loopback"),
-        ("mapped", format!("http://[::ffff:127.0.0.1]:{port}/"), "--webhook-allow-loopback"),
-        ("metadata", "http://169.254.169.254/latest/meta-data/".into(), "metadata addresses always are"),
-        ("decimal", "http://2852039166/".into(), "metadata addresses always are"),
-        ("nat64", "http://[64:ff9b::a9fe:a9fe]/".into(), "metadata addresses always are"),
-        ("unspecified", format!("http://0.0.0.0:{port}/"), "unspecified"),
-        ("denied", "http://10.96.0.1/".into(), "--webhook-deny-cidr=10.96.0.0/12"),
+        (
+            "by-name",
+            format!("http://localhost:{port}/"),
+            "--webhook-allow-loopback",
+        ),
+        (
+            "mapped",
+            format!("http://[::ffff:127.0.0.1]:{port}/"),
+            "--webhook-allow-loopback",
+        ),
+        (
+            "metadata",
+            "http://169.254.169.254/latest/meta-data/".into(),
+            "metadata addresses always are",
+        ),
+        (
+            "decimal",
+            "http://2852039166/".into(),
+            "metadata addresses always are",
+        ),
+        (
+            "nat64",
+            "http://[64:ff9b::a9fe:a9fe]/".into(),
+            "metadata addresses always are",
+        ),
+        (
+            "unspecified",
+            format!("http://0.0.0.0:{port}/"),
+            "unspecified",
+        ),
+        (
+            "denied",
+            "http://10.96.0.1/".into(),
+            "--webhook-deny-cidr=10.96.0.0/12",
+        ),
     ];
     for (name, url, _) in &cases {
         bed.webhook(name, url).await;
     }
-    bed.secret("url", &format!("http://127.0.0.1:{port}/")).await;
+    bed.secret("url", &format!("http://127.0.0.1:{port}/"))
+        .await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
-    bed.point("from-secret", json!({ "type": "Webhook", "webhookSpec": from })).await;
+    bed.point(
+        "from-secret",
+        json!({ "type": "Webhook", "webhookSpec": from }),
+    )
+    .await;
     for (name, _, words) in &cases {
         let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
         assert!(said.contains(words), "{name}: {said}");
@@ -232,12 +411,19 @@ async fn where_a_webhook_does_not_go() {
     let _operator = Operator::start(&allowed, Settings::default()).await;
     let location = http::HeaderValue::from_str(&target.url()).unwrap();
     receiver.at_path("/moved", Reply::redirect(location));
-    allowed.webhook("by-name", &format!("http://localhost:{port}/")).await;
-    allowed.webhook("moved", &format!("{}/moved", receiver.url())).await;
+    allowed
+        .webhook("by-name", &format!("http://localhost:{port}/"))
+        .await;
+    allowed
+        .webhook("moved", &format!("{}/moved", receiver.url()))
+        .await;
     allowed.webhook("metadata", "http://169.254.169.254/").await;
     allowed.ready("by-name").await;
     let (_, said) = condition(&allowed.not_ready("moved", "Redirected").await);
-    assert!(said.contains("302") && said.contains("give the final URL"), "{said}");
+    assert!(
+        said.contains("302") && said.contains("give the final URL"),
+        "{said}"
+    );
     allowed.not_ready("metadata", "AddressRefused").await;
     assert!(target.requests().is_empty());
 }
@@ -257,23 +443,34 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let settings = Settings::default()
         .flag("--webhook-quote-private=false")
         .flag("--send-timeout=1s")
-        .flag(&format!("--webhook-allow-port={port},{other},{}", closed.port()));
+        .flag(&format!(
+            "--webhook-allow-port={port},{other},{}",
+            closed.port()
+        ));
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("answers", &receiver.url()).await;
-    bed.webhook("by-name", &format!("http://localhost:{port}/")).await;
-    bed.webhook("silent", &format!("http://localhost:{other}/")).await;
+    bed.webhook("by-name", &format!("http://localhost:{port}/"))
+        .await;
+    bed.webhook("silent", &format!("http://localhost:{other}/"))
+        .await;
     bed.webhook("closed", &format!("http://{closed}/")).await;
     bed.webhook("port", "http://127.0.0.1:1/").await;
     for name in ["answers", "by-name"] {
         let (_, said) = condition(&bed.not_ready(name, "NotFound").await);
-        assert!(said.contains("(404 (not shown: a private address))") && !said.contains("words"), "{said}");
+        assert!(
+            said.contains("(404 (not shown: a private address))") && !said.contains("words"),
+            "{said}"
+        );
         assert_eq!(bed.event(name, "NotFound").await, said);
     }
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
     let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
     assert_eq!(silent, closed);
     let (_, said) = condition(&bed.not_ready("port", "AddressRefused").await);
-    assert!(said.contains("port 1 is refused: it is not in --webhook-allow-port="), "{said}");
+    assert!(
+        said.contains("port 1 is refused: it is not in --webhook-allow-port="),
+        "{said}"
+    );
 
     // With the flag the same answer is quoted.
     let quoted = Bed::on(bed.plane.clone(), "quoted").await;
@@ -285,10 +482,19 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
 
 /// The sample of each place, with `path` of the receiver as its URL.
 async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
-    let file = format!("{}/config/samples/tg_v1_contactpoint_{name}.yaml", env!("CARGO_MANIFEST_DIR"));
-    let manifest =
-        std::fs::read_to_string(file).unwrap().replace("namespace: default", &format!("namespace: {}", bed.namespace));
-    bed.create::<Secret>(name, json!({ "stringData": { "url": format!("{}/{name}", receiver.url()) } })).await;
+    let file = format!(
+        "{}/config/samples/tg_v1_contactpoint_{name}.yaml",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let manifest = std::fs::read_to_string(file).unwrap().replace(
+        "namespace: default",
+        &format!("namespace: {}", bed.namespace),
+    );
+    bed.create::<Secret>(
+        name,
+        json!({ "stringData": { "url": format!("{}/{name}", receiver.url()) } }),
+    )
+    .await;
     bed.apply(&manifest).await;
 }
 
@@ -298,8 +504,13 @@ fn slack(request: &Request) -> String {
     let keys: Vec<_> = body.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["text"]);
     let text = body["text"].as_str().unwrap();
-    assert!(!text.is_empty() && text.chars().count() <= 40_000 && !text.contains(['<', '>']), "{text}");
-    text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    assert!(
+        !text.is_empty() && text.chars().count() <= 40_000 && !text.contains(['<', '>']),
+        "{text}"
+    );
+    text.replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&amp;", "&")
 }
 
 /// <https://docs.discord.com/developers/resources/webhook#execute-webhook>
@@ -315,21 +526,39 @@ fn discord(request: &Request) -> String {
 fn teams(request: &Request) -> String {
     let body = request.json().unwrap();
     assert_eq!(body["type"], "message");
-    let [attachment] = body["attachments"].as_array().unwrap().as_slice() else { panic!("{body}") };
-    assert_eq!(attachment["contentType"], "application/vnd.microsoft.card.adaptive");
+    let [attachment] = body["attachments"].as_array().unwrap().as_slice() else {
+        panic!("{body}")
+    };
+    assert_eq!(
+        attachment["contentType"],
+        "application/vnd.microsoft.card.adaptive"
+    );
     assert_eq!(attachment["contentUrl"], Value::Null);
     let card = &attachment["content"];
-    assert_eq!((&card["type"], &card["version"]), (&json!("AdaptiveCard"), &json!("1.2")));
+    assert_eq!(
+        (&card["type"], &card["version"]),
+        (&json!("AdaptiveCard"), &json!("1.2"))
+    );
     assert!(request.body.len() <= 28 * 1024);
-    let [block] = card["body"].as_array().unwrap().as_slice() else { panic!("{card}") };
-    assert_eq!((&block["type"], &block["wrap"]), (&json!("TextBlock"), &json!(true)));
+    let [block] = card["body"].as_array().unwrap().as_slice() else {
+        panic!("{card}")
+    };
+    assert_eq!(
+        (&block["type"], &block["wrap"]),
+        (&json!("TextBlock"), &json!(true))
+    );
     block["text"].as_str().unwrap().to_owned()
 }
 
 /// <https://docs.ntfy.sh/publish/>: the body is the message, a header the title.
 fn ntfy(request: &Request) -> String {
     assert_eq!(request.header("x-title"), Some("Quartermaster"));
-    assert!(request.header("content-type").unwrap().starts_with("text/plain"));
+    assert!(
+        request
+            .header("content-type")
+            .unwrap()
+            .starts_with("text/plain")
+    );
     assert!((1..=4096).contains(&request.body.len()));
     std::str::from_utf8(&request.body).unwrap().to_owned()
 }
@@ -342,33 +571,61 @@ async fn the_samples_give_what_each_place_asks_for() {
     let bed = Bed::shared("places").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
-    let places: [(&str, Read); 4] = [("slack", slack), ("discord", discord), ("teams", teams), ("ntfy", ntfy)];
+    let places: [(&str, Read); 4] = [
+        ("slack", slack),
+        ("discord", discord),
+        ("teams", teams),
+        ("ntfy", ntfy),
+    ];
     let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀[Sign in](http://evil.test)";
     let long = "😀".repeat(250);
     bed.service("front", json!([{ "port": 80 }])).await;
-    bed.patch::<k8s_openapi::api::core::v1::Service>("front", json!({ "metadata": { "annotations": { "a": nasty } } }))
-        .await;
+    bed.patch::<k8s_openapi::api::core::v1::Service>(
+        "front",
+        json!({ "metadata": { "annotations": { "a": nasty } } }),
+    )
+    .await;
     for (name, _) in places {
         sample(&bed, name, &receiver).await;
         bed.ready(name).await;
-        bed.track(name, "Service", "front", "{.metadata.annotations.a}", name).await;
+        bed.track(name, "Service", "front", "{.metadata.annotations.a}", name)
+            .await;
     }
     let entry = |value: &str| {
-        format!("Resource kind: Service\nName: front\nStatus: Created\nValue: {value}\nNamespace: {}", bed.namespace)
+        format!(
+            "Resource kind: Service\nName: front\nStatus: Created\nValue: {value}\nNamespace: {}",
+            bed.namespace
+        )
     };
     for (name, read) in places {
         bed.delivered(name, &[("Created", Some(nasty))]).await;
         let path = format!("/{name}");
-        let requests: Vec<Arc<Request>> = taken(&receiver).into_iter().filter(|request| request.path == path).collect();
+        let requests: Vec<Arc<Request>> = taken(&receiver)
+            .into_iter()
+            .filter(|request| request.path == path)
+            .collect();
         let texts: Vec<String> = requests.iter().map(AsRef::as_ref).map(read).collect();
         // Discord and Teams render Markdown, in which a value must not make a link.
-        let shown = if ["discord", "teams"].contains(&name) { nasty.replace("](", "] (") } else { nasty.to_owned() };
-        assert_eq!(texts, ["Contact point is ready".to_owned(), entry(&shown)], "{name}");
-        assert!(requests.iter().all(|request| request.header("ce-specversion") == Some("1.0")));
+        let shown = if ["discord", "teams"].contains(&name) {
+            nasty.replace("](", "] (")
+        } else {
+            nasty.to_owned()
+        };
+        assert_eq!(
+            texts,
+            ["Contact point is ready".to_owned(), entry(&shown)],
+            "{name}"
+        );
+        assert!(
+            requests
+                .iter()
+                .all(|request| request.header("ce-specversion") == Some("1.0"))
+        );
     }
     // A digest that no place could take whole.
     for (name, _) in places {
-        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } })).await;
+        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } }))
+            .await;
         bed.waiting(name, "ContactPointNotReady").await;
     }
     receiver.forget();
@@ -381,21 +638,39 @@ async fn the_samples_give_what_each_place_asks_for() {
         .await;
     }
     for (name, _) in places {
-        bed.until(name, "recorded", |field: &TrackedField| field.history().unwrap().len() == 31).await;
+        bed.until(name, "recorded", |field: &TrackedField| {
+            field.history().unwrap().len() == 31
+        })
+        .await;
     }
     // What is recorded is offered a moment later.
     let all = format!("quartermaster_notifications_pending {}", 30 * places.len());
-    until("all wait", SOON, async || Ok(operator.metrics().await.lines().any(|line| line == all).then_some(())))
-        .await
-        .unwrap();
+    until("all wait", SOON, async || {
+        Ok(operator
+            .metrics()
+            .await
+            .lines()
+            .any(|line| line == all)
+            .then_some(()))
+    })
+    .await
+    .unwrap();
     for (name, read) in places {
-        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } })).await;
+        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } }))
+            .await;
         let path = format!("/{name}");
         bed.until(name, "told", |field: &TrackedField| {
-            !field.history().unwrap().iter().any(quartermaster::api::tracked_field::Entry::is_pending)
+            !field
+                .history()
+                .unwrap()
+                .iter()
+                .any(quartermaster::api::tracked_field::Entry::is_pending)
         })
         .await;
-        let requests = receiver.wait_for(SOON, |all| all.iter().any(|request| request.path == path)).await.unwrap();
+        let requests = receiver
+            .wait_for(SOON, |all| all.iter().any(|request| request.path == path))
+            .await
+            .unwrap();
         for request in requests.iter().filter(|request| request.path == path) {
             let text = read(request);
             assert!(text.starts_with("30 changes\n"), "{name}: {text}");
@@ -411,19 +686,39 @@ async fn a_body_that_fails_on_a_message_says_so() {
     let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod")).await;
     let in_cluster = "{{ cluster | replace('p', 'P') }} {{ value }}";
     let body = format!("{in_cluster}{{% if action == 'Updated' %}}{{{{ 1 / 0 }}}}{{% endif %}}");
-    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } })).await;
+    bed.point(
+        "hook",
+        json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } }),
+    )
+    .await;
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
-    bed.patch::<TrackedField>("it", json!({ "spec": { "template": in_cluster } })).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "template": in_cluster } }))
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
     assert_eq!(&taken(&receiver).last().unwrap().body[..], b"Prod 1");
     bed.scale("web", 2).await;
-    let said = bed.waiting("it", "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ").await;
+    let said = bed
+        .waiting(
+            "it",
+            "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ",
+        )
+        .await;
     assert!(said.contains("line 1"), "{said}");
     bed.event("it", "BodyInvalid").await;
-    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    assert_eq!(receiver.requests().last().unwrap().json().unwrap()["value"], "2", "the event's own data");
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "body": "{{ text }}" } } })).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
+    assert_eq!(
+        receiver.requests().last().unwrap().json().unwrap()["value"],
+        "2",
+        "the event's own data"
+    );
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "webhookSpec": { "body": "{{ text }}" } } }),
+    )
+    .await;
     bed.waiting("it", "").await;
 }

@@ -18,7 +18,11 @@ const ORIGINAL: &str = include_str!("crds/original.yaml");
 /// The CRD of this plural among these manifests.
 fn crd(manifests: &str, plural: &str) -> String {
     let name = format!("name: {plural}.tg.azamaton.ru");
-    manifests.split("---\n").find(|manifest| manifest.contains(&name)).unwrap().to_owned()
+    manifests
+        .split("---\n")
+        .find(|manifest| manifest.contains(&name))
+        .unwrap()
+        .to_owned()
 }
 
 /// Waits until `/readyz` has this line.
@@ -38,14 +42,30 @@ async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
 
 #[tokio::test]
 async fn crds_that_come_and_go() {
-    let options = Options { controller_manager: true, ..Options::apiserver_only() };
+    let options = Options {
+        controller_manager: true,
+        ..Options::apiserver_only()
+    };
     let bed = Bed::own_with(options, "crds").await;
     let ours = manifests::crds_yaml().unwrap();
-    let both = ["delete", "crd", "contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"];
+    let both = [
+        "delete",
+        "crd",
+        "contactpoints.tg.azamaton.ru",
+        "trackedfields.tg.azamaton.ru",
+    ];
     bed.kubectl(&both).await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
-    readyz(&operator, "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed").await;
-    readyz(&operator, "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed").await;
+    readyz(
+        &operator,
+        "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed",
+    )
+    .await;
+    readyz(
+        &operator,
+        "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed",
+    )
+    .await;
 
     // One kind comes, and works without the other.
     let receiver = Receiver::start().unwrap();
@@ -64,26 +84,45 @@ async fn crds_that_come_and_go() {
         let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
         let spec = json!({ "target": target, "contactPoint": "hook", "field": "replicas" });
         let object = json!({ "metadata": { "name": "old" }, "spec": spec });
-        bed.api::<TrackedField>().create(&Default::default(), &serde_json::from_value(object.clone())?).await?;
+        bed.api::<TrackedField>()
+            .create(
+                &Default::default(),
+                &serde_json::from_value(object.clone())?,
+            )
+            .await?;
         Ok(Some(()))
     })
     .await
     .unwrap();
     let theirs = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
     bed.api::<TrackedField>()
-        .patch_status("old", &Default::default(), &kube::api::Patch::Merge(&theirs))
+        .patch_status(
+            "old",
+            &Default::default(),
+            &kube::api::Patch::Merge(&theirs),
+        )
         .await
         .unwrap();
     let since = bed.plane.audit().mark().await.unwrap();
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
     let writes = bed.plane.audit().writes(since).await.unwrap();
-    assert!(!writes.keys().any(|subject| subject.resource.starts_with("trackedfields")), "{writes:?}");
+    assert!(
+        !writes
+            .keys()
+            .any(|subject| subject.resource.starts_with("trackedfields")),
+        "{writes:?}"
+    );
 
     // Another version's: likewise.
     let other = crd(&ours, "trackedfields");
-    let digest = other.lines().find(|line| line.contains("quartermaster.dev/schema")).unwrap().to_owned();
-    bed.apply(&other.replace(&digest, "    quartermaster.dev/schema: \"0123\"")).await;
+    let digest = other
+        .lines()
+        .find(|line| line.contains("quartermaster.dev/schema"))
+        .unwrap()
+        .to_owned();
+    bed.apply(&other.replace(&digest, "    quartermaster.dev/schema: \"0123\""))
+        .await;
     let ours_is = digest.split(": ").nth(1).unwrap().trim_matches(['"', '\'']);
     let words = format!(
         "CRD trackedfields.tg.azamaton.ru has schema 0123, not {ours_is}: install this version's CRDs (quartermaster \
@@ -101,24 +140,38 @@ async fn crds_that_come_and_go() {
     };
     bed.until("old", "taken over", taken_over).await;
     let values = |receiver: &Receiver| {
-        changes(receiver).iter().map(|change| change["value"].as_str().unwrap_or("gone").to_owned()).collect::<Vec<_>>()
+        changes(receiver)
+            .iter()
+            .map(|change| change["value"].as_str().unwrap_or("gone").to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(values(&receiver), ["3"]);
 
     // It goes while the operator runs, and comes back.
-    bed.kubectl(&["delete", "crd", "trackedfields.tg.azamaton.ru"]).await;
-    readyz(&operator, "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed").await;
+    bed.kubectl(&["delete", "crd", "trackedfields.tg.azamaton.ru"])
+        .await;
+    readyz(
+        &operator,
+        "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed",
+    )
+    .await;
     bed.scale("web", 4).await;
     bed.webhook("another", &receiver.url()).await;
     bed.ready("another").await;
     bed.apply(&crd(&ours, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
-    bed.track("new", "Deployment", "web", "replicas", "hook").await;
+    bed.track("new", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("new", &[("Created", Some("4"))]).await;
 
     // The other kind goes: what would be sent waits, and says so.
-    bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"]).await;
-    readyz(&operator, "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed").await;
+    bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"])
+        .await;
+    readyz(
+        &operator,
+        "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed",
+    )
+    .await;
     bed.scale("web", 5).await;
     let words = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
                  contactpoints.tg.azamaton.ru is not installed";
@@ -133,7 +186,8 @@ async fn crds_that_come_and_go() {
     .await
     .unwrap();
     bed.webhook("hook", &receiver.url()).await;
-    bed.delivered("new", &[("Created", Some("4")), ("Updated", Some("5"))]).await;
+    bed.delivered("new", &[("Created", Some("4")), ("Updated", Some("5"))])
+        .await;
     bed.waiting("new", "").await;
     assert!(!operator.logs().contains("panicked"));
     operator.child().check_running().unwrap();
@@ -142,8 +196,16 @@ async fn crds_that_come_and_go() {
     // Its namespace goes with everything in it, and takes no Events any more.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
     let logs = operator.logs();
-    for said in ["an Event was not written\"", "\"level\":\"error\"", "panicked"] {
-        assert!(!logs.contains(said), "{said}: {}", operator.child().log_tail());
+    for said in [
+        "an Event was not written\"",
+        "\"level\":\"error\"",
+        "panicked",
+    ] {
+        assert!(
+            !logs.contains(said),
+            "{said}: {}",
+            operator.child().log_tail()
+        );
     }
     operator.child().check_running().unwrap();
 }
@@ -200,7 +262,11 @@ subjects: [{kind: ServiceAccount, name: lean}]
 async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
-    let kubeconfig = bed.plane.kubeconfig_for_service_account(&bed.namespace, "lean").await.unwrap();
+    let kubeconfig = bed
+        .plane
+        .kubeconfig_for_service_account(&bed.namespace, "lean")
+        .await
+        .unwrap();
     let settings = Settings::default()
         .kubeconfig(kubeconfig)
         .flag("--waiting-max=200ms")
@@ -213,15 +279,26 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     bed.deployment("web", 1).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
-    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from })).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from }))
+        .await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     let (_, said) = condition(&bed.not_ready("hook", "SecretForbidden").await);
-    assert!(said.contains(&bed.namespace) && said.contains("grant it get on secrets there"), "{said}");
+    assert!(
+        said.contains(&bed.namespace) && said.contains("grant it get on secrets there"),
+        "{said}"
+    );
     let said = bed.waiting("it", "Forbidden: ").await;
-    assert!(said.contains("deployments") && said.contains("[get, list, watch]"), "{said}");
+    assert!(
+        said.contains("deployments") && said.contains("[get, list, watch]"),
+        "{said}"
+    );
 
     let grant = async |name: &str, group: &str, resource: &str, verbs: &str| {
-        let role = MORE.replace("NAME", name).replace("GROUP", group).replace("RESOURCE", resource);
+        let role = MORE
+            .replace("NAME", name)
+            .replace("GROUP", group)
+            .replace("RESOURCE", resource);
         bed.apply(&role.replace("VERBS", verbs)).await;
     };
     grant("secrets", "", "secrets", "get").await;
@@ -230,7 +307,8 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
     bed.scale("web", 2).await;
-    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
 
     // What it may not read of the operator's namespace is as if it were not there.
     let token = json!({ "secretName": "nowhere", "key": "token" });
@@ -241,7 +319,8 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
 
     // A right that goes is said too.
     bed.kubectl(&["delete", "rolebinding", "secrets"]).await;
-    bed.patch::<Secret>("url", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.patch::<Secret>("url", json!({ "metadata": { "labels": { "a": "b" } } }))
+        .await;
     bed.patch::<ContactPoint>(
         "hook",
         json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } }),
@@ -264,9 +343,15 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
     let receiver = Receiver::start().unwrap();
     let subject = (
         "kind: ServiceAccount, name: lean}",
-        format!("kind: ServiceAccount, name: lean, namespace: {}}}", bed.namespace),
+        format!(
+            "kind: ServiceAccount, name: lean, namespace: {}}}",
+            bed.namespace
+        ),
     );
-    let targets = MORE.replace("NAME", "targets").replace("GROUP", "apps").replace("RESOURCE", "deployments");
+    let targets = MORE
+        .replace("NAME", "targets")
+        .replace("GROUP", "apps")
+        .replace("RESOURCE", "deployments");
     let targets = targets.replace("VERBS", "get, list, watch");
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
     bed.apply(&targets).await;
@@ -274,13 +359,22 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
     for bed in [&bed, &other] {
         bed.webhook("hook", &receiver.url()).await;
         bed.deployment("web", 1).await;
-        bed.track("it", "Deployment", "web", "replicas", "hook").await;
+        bed.track("it", "Deployment", "web", "replicas", "hook")
+            .await;
     }
-    let kubeconfig = bed.plane.kubeconfig_for_service_account(&bed.namespace, "lean").await.unwrap();
+    let kubeconfig = bed
+        .plane
+        .kubeconfig_for_service_account(&bed.namespace, "lean")
+        .await
+        .unwrap();
     let both = format!("--watch-namespace={},{}", bed.namespace, other.namespace);
-    let operator = Operator::launch(&bed, Settings::default().kubeconfig(kubeconfig).flag(&both)).await;
+    let operator =
+        Operator::launch(&bed, Settings::default().kubeconfig(kubeconfig).flag(&both)).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    for (kind, plural) in [("contactpoint", "contactpoints"), ("trackedfield", "trackedfields")] {
+    for (kind, plural) in [
+        ("contactpoint", "contactpoints"),
+        ("trackedfield", "trackedfields"),
+    ] {
         let words = format!(
             "[-]{kind} not synced in {0}: {plural}.tg.azamaton.ru is forbidden: User \
              \"system:serviceaccount:{1}:lean\" cannot list resource \"{plural}\" in API group \"tg.azamaton.ru\" in \
@@ -291,15 +385,27 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
     }
 
     // The first kind alone: what is not known of the other is not said to be missing.
-    let fields = MORE.replace("NAME", "fields").replace("GROUP", "tg.azamaton.ru");
-    let fields =
-        fields.replace("RESOURCE", "trackedfields, trackedfields/status").replace("VERBS", "get, list, watch, patch");
+    let fields = MORE
+        .replace("NAME", "fields")
+        .replace("GROUP", "tg.azamaton.ru");
+    let fields = fields
+        .replace("RESOURCE", "trackedfields, trackedfields/status")
+        .replace("VERBS", "get, list, watch, patch");
     other.apply(&fields.replace(subject.0, &subject.1)).await;
     readyz_within(RETRIED, &operator, "[+]trackedfield synced").await;
     let said = other.waiting("it", "ContactPointNotReady: ").await;
-    assert!(said.contains("does not serve contact points") && said.contains("forbidden"), "{said}");
+    assert!(
+        said.contains("does not serve contact points") && said.contains("forbidden"),
+        "{said}"
+    );
 
-    other.apply(&LEAN.replace(subject.0, &subject.1).replace("NAMESPACE", &bed.namespace)).await;
+    other
+        .apply(
+            &LEAN
+                .replace(subject.0, &subject.1)
+                .replace("NAMESPACE", &bed.namespace),
+        )
+        .await;
     readyz_within(RETRIED, &operator, "[+]contactpoint synced").await;
     other.delivered("it", &[("Created", Some("1"))]).await;
     other.waiting("it", "").await;

@@ -18,7 +18,11 @@ use crate::support::{Bed, Operator, Settings, told};
 
 /// A spec with `levels` of objects in each other beside its size.
 fn nested(size: u32, levels: usize) -> String {
-    format!(r#"{{"size":{size},"deep":{}1{}}}"#, r#"{"a":"#.repeat(levels), "}".repeat(levels))
+    format!(
+        r#"{{"size":{size},"deep":{}1{}}}"#,
+        r#"{"a":"#.repeat(levels),
+        "}".repeat(levels)
+    )
 }
 
 #[rstest]
@@ -31,7 +35,11 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     let (proxy, file) = bed.through_proxy().await;
     if !streamed {
         let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
-        proxy.inject(streams, Times::Always, Fault::status(StatusCode::UNPROCESSABLE_ENTITY));
+        proxy.inject(
+            streams,
+            Times::Always,
+            Fault::status(StatusCode::UNPROCESSABLE_ENTITY),
+        );
     }
     let widgets = Widgets::new(&bed);
     widgets.serve(&bed).await;
@@ -53,7 +61,10 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     bed.delivered("plain", &plain).await;
     for name in ["deep-200", "deep-5000"] {
         let said = bed.waiting(name, "TargetUnreadable: ").await;
-        let words = format!("Widget {}/{name} nests deeper than 100 levels: flatten it", bed.namespace);
+        let words = format!(
+            "Widget {}/{name} nests deeper than 100 levels: flatten it",
+            bed.namespace
+        );
         assert!(said.contains(&words), "{said}");
         assert_eq!(told(&bed.history(name).await), []);
     }
@@ -78,9 +89,14 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
         bed.waiting(name, "").await;
         bed.delivered(name, &[("Created", Some("5"))]).await;
     }
-    bed.kubectl(&["delete", &format!("widgets.{}", widgets.group), "late"]).await;
+    bed.kubectl(&["delete", &format!("widgets.{}", widgets.group), "late"])
+        .await;
     bed.waiting("late", "TargetNotFound: ").await;
-    assert_eq!(told(&bed.history("late").await), [], "no value of it was ever known");
+    assert_eq!(
+        told(&bed.history("late").await),
+        [],
+        "no value of it was ever known"
+    );
 
     // All of that in one list and one watch.
     let lists = |verb, query: &str| {
@@ -92,7 +108,10 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     };
     assert_eq!(lists(Verb::List, ""), usize::from(!streamed));
     assert_eq!(lists(Verb::Watch, "sendInitialEvents=true"), 1);
-    let failures = format!("quartermaster_watch_restarts_total{{resource=\"widgets.{}\"}} 0", widgets.group);
+    let failures = format!(
+        "quartermaster_watch_restarts_total{{resource=\"widgets.{}\"}} 0",
+        widgets.group
+    );
     let metrics = operator.metrics().await;
     assert!(metrics.contains(&failures), "{metrics}");
 }
@@ -100,7 +119,9 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
 /// An admin's client that decodes such objects: kube's own does not.
 async fn reading_client(bed: &Bed) -> Client {
     let kubeconfig = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .unwrap();
     config.proxy_url = None;
     client::of_people(config).unwrap()
 }
@@ -111,16 +132,27 @@ where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
     let fields = format!("{}{{}}{}", r#"{"f:a":"#.repeat(200), "}".repeat(200));
-    let group = if K::group(&()).is_empty() { String::new() } else { format!(".{}", K::group(&())) };
+    let group = if K::group(&()).is_empty() {
+        String::new()
+    } else {
+        format!(".{}", K::group(&()))
+    };
     let resource = format!("{}{group}/{name}", K::plural(&()));
     let api_version = K::api_version(&());
     let entry = format!(
         r#"[{{"op":"add","path":"/metadata/managedFields/-","value":{{"manager":"forger","operation":"Update",
         "apiVersion":{api_version:?},"fieldsType":"FieldsV1","time":"2026-01-01T00:00:00Z","fieldsV1":{fields}}}}}]"#
     );
-    let patched = bed.kubectl(&["patch", &resource, "--type=json", "-p", &entry]).await;
-    let text = bed.kubectl(&["get", &resource, "-o", "json", "--show-managed-fields"]).await;
-    assert!(text.contains("forger") && text.matches("f:a").count() >= 200, "{patched}{text}");
+    let patched = bed
+        .kubectl(&["patch", &resource, "--type=json", "-p", &entry])
+        .await;
+    let text = bed
+        .kubectl(&["get", &resource, "-o", "json", "--show-managed-fields"])
+        .await;
+    assert!(
+        text.contains("forger") && text.matches("f:a").count() >= 200,
+        "{patched}{text}"
+    );
 }
 
 /// Anybody who may write an object may write anything there: also where its schema is strict.
@@ -134,11 +166,14 @@ async fn forged_managed_fields_hide_nothing() {
     forge_managed_fields::<ContactPoint>(&bed, "forged").await;
     bed.deployment("web", 1).await;
     forge_managed_fields::<Deployment>(&bed, "web").await;
-    bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } })).await;
+    bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } }))
+        .await;
     forge_managed_fields::<ConfigMap>(&bed, "map").await;
-    bed.track("forged", "Deployment", "web", "replicas", "hook").await;
+    bed.track("forged", "Deployment", "web", "replicas", "hook")
+        .await;
     forge_managed_fields::<TrackedField>(&bed, "forged").await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let widgets = Widgets::new(&bed);
     // For its right to ConfigMaps.
     widgets.grant(&bed).await;
@@ -156,9 +191,11 @@ async fn forged_managed_fields_hide_nothing() {
     forge_managed_fields::<ContactPoint>(&bed, "hook").await;
     forge_managed_fields::<TrackedField>(&bed, "web").await;
     bed.scale("web", 2).await;
-    bed.patch::<ConfigMap>("map", json!({ "data": { "value": "2" } })).await;
+    bed.patch::<ConfigMap>("map", json!({ "data": { "value": "2" } }))
+        .await;
     for name in ["forged", "web", "map"] {
-        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
     }
     bed.webhook("new", &receiver.url()).await;
     bed.ready("new").await;

@@ -21,7 +21,8 @@ const MOST: usize = 100;
 async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": target });
     let spec = json!({ "target": target, "contactPoint": point, "field": "replicas", "historyLimit": 200 });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 /// The ids that a receiver was told of, by `TrackedField`, in order.
@@ -29,7 +30,9 @@ fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
     let mut ids = BTreeMap::<String, Vec<String>>::new();
     for change in changes(receiver) {
         let field = change["trackedField"].as_str().unwrap().to_owned();
-        ids.entry(field).or_default().push(change["id"].as_str().unwrap().to_owned());
+        ids.entry(field)
+            .or_default()
+            .push(change["id"].as_str().unwrap().to_owned());
     }
     ids
 }
@@ -37,7 +40,8 @@ fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
 /// One that has to answer within so many seconds. Whoever else takes longer, as on a slow machine, is waited for.
 async fn impatient(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
     let webhook = json!({ "url": url, "timeoutSeconds": seconds });
-    bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook })).await;
+    bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook }))
+        .await;
 }
 
 #[tokio::test]
@@ -56,8 +60,20 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     let began = Instant::now();
     for field in 0..FIELDS {
         bed.deployment(&format!("web-{field}"), 0).await;
-        track_long(&bed, &format!("slow-{field}"), &format!("web-{field}"), "slow").await;
-        track_long(&bed, &format!("quick-{field}"), &format!("web-{field}"), "quick").await;
+        track_long(
+            &bed,
+            &format!("slow-{field}"),
+            &format!("web-{field}"),
+            "slow",
+        )
+        .await;
+        track_long(
+            &bed,
+            &format!("quick-{field}"),
+            &format!("web-{field}"),
+            "quick",
+        )
+        .await;
         // What is changed before it is first seen is nobody's change.
         for name in [format!("slow-{field}"), format!("quick-{field}")] {
             let seen = |field: &TrackedField| !field.history().unwrap().is_empty();
@@ -68,7 +84,8 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         let bed = &bed;
         async move {
             for replicas in 1..CHANGES {
-                bed.scale(&format!("web-{field}"), i32::try_from(replicas).unwrap()).await;
+                bed.scale(&format!("web-{field}"), i32::try_from(replicas).unwrap())
+                    .await;
             }
         }
     });
@@ -76,46 +93,97 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
 
     // All of the other's arrive while this one still hangs.
     let all = |receiver: &Receiver| ids_by_field(receiver).values().map(Vec::len).sum::<usize>();
-    quick.wait_for(2 * SOON, |_| all(&quick) >= FIELDS * CHANGES).await.unwrap();
+    quick
+        .wait_for(2 * SOON, |_| all(&quick) >= FIELDS * CHANGES)
+        .await
+        .unwrap();
     assert!(changes(&slow).is_empty());
     let hung = slow.requests();
     assert!(hung.iter().all(|request| request.answered.is_none()));
     // One request at a time, each as long as its timeout, and each the same one: not one for every change.
     let most = began.elapsed().as_secs() / 2 + 1;
-    assert!(u64::try_from(hung.len()).unwrap() <= most, "{} requests where one at a time are {most}", hung.len());
-    assert!(hung.iter().all(|request| request.body == hung[0].body), "another one while that one hangs");
-    let waiting = bed.waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s").await;
-    assert_eq!(format!("DeliveryFailing: {}", bed.event("slow-0", "DeliveryFailing").await), waiting);
+    assert!(
+        u64::try_from(hung.len()).unwrap() <= most,
+        "{} requests where one at a time are {most}",
+        hung.len()
+    );
+    assert!(
+        hung.iter().all(|request| request.body == hung[0].body),
+        "another one while that one hangs"
+    );
+    let waiting = bed
+        .waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s")
+        .await;
+    assert_eq!(
+        format!(
+            "DeliveryFailing: {}",
+            bed.event("slow-0", "DeliveryFailing").await
+        ),
+        waiting
+    );
     bed.ready("slow").await;
     let pending = format!("quartermaster_notifications_pending {}", FIELDS * CHANGES);
-    let all_wait = async || Ok(operator.metrics().await.lines().any(|line| line == pending).then_some(()));
+    let all_wait = async || {
+        Ok(operator
+            .metrics()
+            .await
+            .lines()
+            .any(|line| line == pending)
+            .then_some(()))
+    };
     until(&pending, SOON, all_wait).await.unwrap();
 
     slow.behave();
-    slow.wait_for(SOON, |_| all(&slow) >= FIELDS * CHANGES).await.unwrap();
+    slow.wait_for(SOON, |_| all(&slow) >= FIELDS * CHANGES)
+        .await
+        .unwrap();
     for field in 0..FIELDS {
         for (point, receiver) in [("slow", &slow), ("quick", &quick)] {
             let name = format!("{point}-{field}");
             let delivered = |field: &TrackedField| {
                 let history = field.history().unwrap();
-                history.len() == CHANGES && history.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+                history.len() == CHANGES
+                    && history
+                        .iter()
+                        .all(|entry| entry.delivery == Some(Delivery::Delivered))
             };
-            let history = bed.until(&name, "all delivered", delivered).await.history().unwrap();
+            let history = bed
+                .until(&name, "all delivered", delivered)
+                .await
+                .history()
+                .unwrap();
             let ids: Vec<_> = history.into_iter().map(|entry| entry.id.unwrap()).collect();
             assert_eq!(ids_by_field(receiver)[&name], ids, "each once, in order");
         }
         bed.waiting(&format!("slow-{field}"), "").await;
     }
-    let sizes: Vec<usize> =
-        taken(&slow).iter().map(|request| request.json().unwrap()["entries"].as_array().map_or(1, Vec::len)).collect();
+    let sizes: Vec<usize> = taken(&slow)
+        .iter()
+        .map(|request| {
+            request.json().unwrap()["entries"]
+                .as_array()
+                .map_or(1, Vec::len)
+        })
+        .collect();
     assert!(sizes.iter().all(|size| *size <= MOST), "{sizes:?}");
-    assert!(sizes.len() <= 6, "digests, not a request for each: {sizes:?}");
+    assert!(
+        sizes.len() <= 6,
+        "digests, not a request for each: {sizes:?}"
+    );
     for request in taken(&slow) {
         let data = request.json().unwrap();
-        let Some(entries) = data["entries"].as_array() else { continue };
-        assert_eq!(request.header("ce-type"), Some("dev.quartermaster.trackedfield.digest"));
+        let Some(entries) = data["entries"].as_array() else {
+            continue;
+        };
+        assert_eq!(
+            request.header("ce-type"),
+            Some("dev.quartermaster.trackedfield.digest")
+        );
         let ids: Vec<&Value> = entries.iter().map(|entry| &entry["id"]).collect();
-        assert_eq!(data["ids"].as_array().unwrap().iter().collect::<Vec<_>>(), ids);
+        assert_eq!(
+            data["ids"].as_array().unwrap().iter().collect::<Vec<_>>(),
+            ids
+        );
     }
 }
 
@@ -129,17 +197,28 @@ async fn many_receivers_that_hang_delay_no_other() {
     let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1h")).await;
     slow.always(Reply::hang());
     for point in 0..POINTS {
-        bed.webhook(&format!("slow-{point}"), &format!("{}/{point}", slow.url())).await;
+        bed.webhook(&format!("slow-{point}"), &format!("{}/{point}", slow.url()))
+            .await;
     }
     let all = |requests: &[Arc<Request>]| {
-        requests.iter().map(|request| &request.path).collect::<BTreeSet<_>>().len() == POINTS
+        requests
+            .iter()
+            .map(|request| &request.path)
+            .collect::<BTreeSet<_>>()
+            .len()
+            == POINTS
     };
     slow.wait_for(SOON, all).await.unwrap();
     bed.webhook("quick", &quick.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "quick").await;
+    bed.track("it", "Deployment", "web", "replicas", "quick")
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    assert_eq!(slow.requests().len(), POINTS, "each still hangs in its first request");
+    assert_eq!(
+        slow.requests().len(),
+        POINTS,
+        "each still hangs in its first request"
+    );
 }
 
 /// What goes wrong on the way: each is tried again, said in words, and mended without a hand.
@@ -150,17 +229,35 @@ async fn broken_connections_are_told_and_tried_again() {
     bed.deployment("web", 1).await;
     let cases = [
         ("hangs", Some(Reply::hang()), "no answer within 1 s"),
-        ("slow", Some(Reply::ok().after(Duration::from_secs(20))), "no answer within 1 s"),
+        (
+            "slow",
+            Some(Reply::ok().after(Duration::from_secs(20))),
+            "no answer within 1 s",
+        ),
         ("resets", Some(Reply::reset()), "the connection failed"),
-        ("junk", Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![b'j'; 10 * 1024 * 1024])), "(502 jjj"),
-        ("binary", Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![0xff; 64])), "(502 "),
+        (
+            "junk",
+            Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![b'j'; 10 * 1024 * 1024])),
+            "(502 jjj",
+        ),
+        (
+            "binary",
+            Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![0xff; 64])),
+            "(502 ",
+        ),
         ("refuses", None, "cannot connect: "),
     ];
     let scenes = cases.map(|(name, reply, words)| (name, reply, words, Receiver::start().unwrap()));
     join_all(scenes.iter().map(|(name, reply, words, receiver)| {
         let bed = &bed;
         async move {
-            impatient(bed, name, &receiver.url(), words.contains("within 1 s").then_some(1)).await;
+            impatient(
+                bed,
+                name,
+                &receiver.url(),
+                words.contains("within 1 s").then_some(1),
+            )
+            .await;
             bed.ready(name).await;
             match reply {
                 Some(reply) => receiver.always(reply.clone()),
@@ -179,7 +276,10 @@ async fn broken_connections_are_told_and_tried_again() {
             bed.delivered(name, &[("Created", Some("1"))]).await;
             bed.waiting(name, "").await;
             // One that answers too late has taken it each time; the id tells.
-            let ids: BTreeSet<_> = changes(receiver).iter().map(|change| change["id"].to_string()).collect();
+            let ids: BTreeSet<_> = changes(receiver)
+                .iter()
+                .map(|change| change["id"].to_string())
+                .collect();
             assert_eq!(ids.len(), 1, "{name}");
         }
     }))
@@ -190,14 +290,21 @@ async fn broken_connections_are_told_and_tried_again() {
         ("good-junk", Reply::junk(10 * 1024 * 1024)),
         ("good-half", Reply::junk(1024 * 1024).cut_midway()),
         ("good-202", Reply::status(StatusCode::ACCEPTED)),
-        ("good-299", Reply::status(StatusCode::from_u16(299).unwrap())),
+        (
+            "good-299",
+            Reply::status(StatusCode::from_u16(299).unwrap()),
+        ),
     ] {
         let receiver = Receiver::start().unwrap();
         receiver.always(reply);
         bed.webhook(name, &receiver.url()).await;
         bed.track(name, "Deployment", "web", "replicas", name).await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
-        assert_eq!(receiver.requests().len(), 2, "{name}: the test message and the entry, once");
+        assert_eq!(
+            receiver.requests().len(),
+            2,
+            "{name}: the test message and the entry, once"
+        );
     }
 }
 
@@ -206,17 +313,32 @@ async fn broken_connections_are_told_and_tried_again() {
 async fn a_test_message_that_does_not_arrive_is_unreachable() {
     let bed = Bed::shared("untested").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    let identity = Authority::new("nobody's").unwrap().server(&["127.0.0.1"]).unwrap();
+    let identity = Authority::new("nobody's")
+        .unwrap()
+        .server(&["127.0.0.1"])
+        .unwrap();
     let tls = Receiver::start_tls(&identity, None).unwrap();
     let plain = Receiver::start().unwrap();
     let hangs = Receiver::start().unwrap();
     hangs.always(Reply::hang());
     let cases = [
         ("unknown-authority", tls.url(), "cannot connect: "),
-        ("tls-to-plain", plain.url().replace("http:", "https:"), "cannot connect: "),
-        ("plain-to-tls", tls.url().replace("https:", "http:"), "the connection failed"),
+        (
+            "tls-to-plain",
+            plain.url().replace("http:", "https:"),
+            "cannot connect: ",
+        ),
+        (
+            "plain-to-tls",
+            tls.url().replace("https:", "http:"),
+            "the connection failed",
+        ),
         ("hangs", hangs.url(), "no answer within 1 s"),
-        ("no-such-name", "http://receiver.invalid/".to_owned(), "cannot connect: "),
+        (
+            "no-such-name",
+            "http://receiver.invalid/".to_owned(),
+            "cannot connect: ",
+        ),
     ];
     for (name, url, words) in &cases {
         impatient(&bed, name, url, words.contains("within 1 s").then_some(1)).await;
@@ -224,9 +346,15 @@ async fn a_test_message_that_does_not_arrive_is_unreachable() {
     for (name, _, words) in &cases {
         let point = bed.not_ready(name, "Unreachable").await;
         let (_, said) = crate::support::condition(&point);
-        assert!(said.contains(words) && said.ends_with("; it is tried again"), "{name}: {said}");
+        assert!(
+            said.contains(words) && said.ends_with("; it is tried again"),
+            "{name}: {said}"
+        );
         let status = point.status.unwrap();
-        assert!(status.initialized && status.tested.is_none(), "{name}: an attempt, but no test");
+        assert!(
+            status.initialized && status.tested.is_none(),
+            "{name}: an attempt, but no test"
+        );
     }
     hangs.behave();
     bed.ready("hangs").await;
@@ -243,7 +371,9 @@ async fn a_webhooks_retry_after_is_kept() {
     bed.ready("busy").await;
     bed.ready("other").await;
     let in_three = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(4);
-    let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&in_three).unwrap();
+    let date = jiff::fmt::rfc2822::DateTimePrinter::new()
+        .timestamp_to_rfc9110_string(&in_three)
+        .unwrap();
     let later = |value: &str| {
         let value = HeaderValue::from_str(value).unwrap();
         Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(http::header::RETRY_AFTER, value)
@@ -251,16 +381,30 @@ async fn a_webhooks_retry_after_is_kept() {
     busy.next(1, later("2"));
     busy.next(1, later(&date));
     bed.deployment("web", 1).await;
-    bed.track("busy", "Deployment", "web", "replicas", "busy").await;
-    bed.track("other", "Deployment", "web", "replicas", "other").await;
+    bed.track("busy", "Deployment", "web", "replicas", "busy")
+        .await;
+    bed.track("other", "Deployment", "web", "replicas", "other")
+        .await;
     bed.delivered("other", &[("Created", Some("1"))]).await;
     bed.delivered("busy", &[("Created", Some("1"))]).await;
-    let at: Vec<Instant> = busy.requests().iter().skip(1).map(|request| request.at).collect();
+    let at: Vec<Instant> = busy
+        .requests()
+        .iter()
+        .skip(1)
+        .map(|request| request.at)
+        .collect();
     assert_eq!(at.len(), 3, "no attempt in between");
-    assert!(at[1] - at[0] >= Duration::from_secs(2), "{:?}", at[1] - at[0]);
+    assert!(
+        at[1] - at[0] >= Duration::from_secs(2),
+        "{:?}",
+        at[1] - at[0]
+    );
     let arrived = busy.requests()[3].time;
     // The date is to the second.
-    assert!(jiff::Timestamp::try_from(arrived).unwrap().as_second() >= in_three.as_second(), "{arrived:?}, {date}");
+    assert!(
+        jiff::Timestamp::try_from(arrived).unwrap().as_second() >= in_three.as_second(),
+        "{arrived:?}, {date}"
+    );
 }
 
 /// Deleting a `TrackedField` drops what it had not delivered.
@@ -274,14 +418,20 @@ async fn what_a_deleted_one_had_not_delivered_is_dropped() {
     receiver.refuse().await.unwrap();
     bed.deployment("web", 1).await;
     for name in ["goes", "stays"] {
-        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
     bed.delete::<TrackedField>("goes").await;
     let pending = async |wanted: &str| {
         until(format!("pending {wanted}"), SOON, async || {
             let line = format!("quartermaster_notifications_pending {wanted}");
-            Ok(operator.metrics().await.lines().any(|found| found == line).then_some(()))
+            Ok(operator
+                .metrics()
+                .await
+                .lines()
+                .any(|found| found == line)
+                .then_some(()))
         })
         .await
         .unwrap();
@@ -289,7 +439,12 @@ async fn what_a_deleted_one_had_not_delivered_is_dropped() {
     pending("1").await;
     bed.scale("web", 2).await;
     receiver.accept().await.unwrap();
-    bed.delivered("stays", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    assert!(changes(&receiver).iter().all(|change| change["trackedField"] == "stays"));
+    bed.delivered("stays", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
+    assert!(
+        changes(&receiver)
+            .iter()
+            .all(|change| change["trackedField"] == "stays")
+    );
     pending("0").await;
 }

@@ -15,15 +15,34 @@ const FLAG: &str = "(--no-cross-namespace-refs)";
 async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespace_refs() {
     let bed = Bed::own("own").await;
     let far = format!("{}-far", bed.namespace);
-    let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": far } })).unwrap();
-    Api::all(bed.client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
-    let there = Bed { plane: bed.plane.clone(), client: bed.client.clone(), namespace: far.clone() };
-    let system = Bed { plane: bed.plane.clone(), client: bed.client.clone(), namespace: SYSTEM.into() };
+    let namespace: Namespace =
+        serde_json::from_value(json!({ "metadata": { "name": far } })).unwrap();
+    Api::all(bed.client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
+    let there = Bed {
+        plane: bed.plane.clone(),
+        client: bed.client.clone(),
+        namespace: far.clone(),
+    };
+    let system = Bed {
+        plane: bed.plane.clone(),
+        client: bed.client.clone(),
+        namespace: SYSTEM.into(),
+    };
     let receiver = Receiver::start().unwrap();
     let telegram = bot_api();
-    let settings = Settings::default().whole_cluster().telegram(&telegram.url());
-    let _operator =
-        Operator::start(&bed, settings.flag("--shared-secrets=telegram").flag("--no-cross-namespace-refs")).await;
+    let settings = Settings::default()
+        .whole_cluster()
+        .telegram(&telegram.url());
+    let _operator = Operator::start(
+        &bed,
+        settings
+            .flag("--shared-secrets=telegram")
+            .flag("--no-cross-namespace-refs"),
+    )
+    .await;
 
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -41,7 +60,8 @@ async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespa
         ),
     ] {
         let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.metadata.name}" });
-        bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+        bed.create::<TrackedField>(name, json!({ "spec": spec }))
+            .await;
         let waiting = bed.waiting(name, "OutOfScope").await;
         assert_eq!(waiting, format!("OutOfScope: {words}"));
     }
@@ -51,48 +71,94 @@ async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespa
     bed.create::<ConfigMap>("settings", map).await;
     let here = bed.namespace.as_str();
     let sync = async |name: &str, from: &str, to: Value| {
-        let mut spec =
-            json!({ "sourceNamespace": from, "configMapName": "settings", "destinationName": format!("copy-{name}") });
-        spec.as_object_mut().unwrap().extend(to.as_object().unwrap().clone());
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        let mut spec = json!({ "sourceNamespace": from, "configMapName": "settings", "destinationName": format!("copy-{name}") });
+        spec.as_object_mut()
+            .unwrap()
+            .extend(to.as_object().unwrap().clone());
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     };
     sync("from", &far, json!({ "destinationNamespace": here })).await;
     sync("to", here, json!({ "destinationNamespace": far })).await;
-    sync("several", here, json!({ "destinationNamespaces": [here, far] })).await;
-    sync("selected", here, json!({ "destinationNamespaceSelector": {} })).await;
+    sync(
+        "several",
+        here,
+        json!({ "destinationNamespaces": [here, far] }),
+    )
+    .await;
+    sync(
+        "selected",
+        here,
+        json!({ "destinationNamespaceSelector": {} }),
+    )
+    .await;
     for name in ["from", "to", "several", "selected"] {
         let reads = |sync: &ConfigMapSync| {
-            let conditions = sync.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
+            let conditions = sync
+                .status
+                .as_ref()
+                .map(|status| &*status.conditions)
+                .unwrap_or_default();
             conditions.first().is_some_and(|ready| {
-                ready.message.contains(FLAG) && ready.message.contains("OutOfScope") || ready.reason == "OutOfScope"
+                ready.message.contains(FLAG) && ready.message.contains("OutOfScope")
+                    || ready.reason == "OutOfScope"
             })
         };
         bed.until(name, "reads OutOfScope", reads).await;
     }
 
     // A token of the operator's namespace is shared without the flag.
-    system.create::<Secret>("bot", json!({ "stringData": { "token": TOKEN } })).await;
+    system
+        .create::<Secret>("bot", json!({ "stringData": { "token": TOKEN } }))
+        .await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": { "secretName": "bot", "key": "token" } });
-    bed.create::<ContactPoint>("bot", json!({ "spec": spec })).await;
+    bed.create::<ContactPoint>("bot", json!({ "spec": spec }))
+        .await;
     bed.not_ready("bot", "SecretNotFound").await;
 
     // What stays within the namespace works, and comes after all of the above.
     bed.deployment("web", 3).await;
-    bed.track("near", "Deployment", "web", "replicas", "hook").await;
+    bed.track("near", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("near", &[("Created", Some("3"))]).await;
     sync("near", here, json!({ "destinationNamespace": here })).await;
     bed.until("near", "is copied", |sync: &ConfigMapSync| {
-        sync.status.as_ref().is_some_and(|status| status.copies == Some(1))
+        sync.status
+            .as_ref()
+            .is_some_and(|status| status.copies == Some(1))
     })
     .await;
-    let maps = there.api::<ConfigMap>().list(&ListParams::default()).await.unwrap().items;
-    let names: Vec<_> =
-        maps.iter().filter_map(|map| map.metadata.name.as_deref()).filter(|name| *name != "kube-root-ca.crt").collect();
-    assert_eq!(names, ["settings"], "nothing was copied to another namespace");
-    let copies = bed.api::<ConfigMap>().list(&ListParams::default()).await.unwrap().items;
+    let maps = there
+        .api::<ConfigMap>()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
+    let names: Vec<_> = maps
+        .iter()
+        .filter_map(|map| map.metadata.name.as_deref())
+        .filter(|name| *name != "kube-root-ca.crt")
+        .collect();
+    assert_eq!(
+        names,
+        ["settings"],
+        "nothing was copied to another namespace"
+    );
+    let copies = bed
+        .api::<ConfigMap>()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
     assert!(
-        !copies.iter().any(|map| map.metadata.name.as_deref() == Some("copy-from")),
+        !copies
+            .iter()
+            .any(|map| map.metadata.name.as_deref() == Some("copy-from")),
         "nothing was copied from another namespace"
     );
-    assert_eq!(changes(&receiver).len(), 1, "only the change within the namespace was sent");
+    assert_eq!(
+        changes(&receiver).len(),
+        1,
+        "only the change within the namespace was sent"
+    );
 }

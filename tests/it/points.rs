@@ -14,59 +14,91 @@ use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condit
 async fn one_test_message_for_each_endpoint() {
     let bed = Bed::shared("tested").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator = Operator::start(&bed, Settings::default().flag("--secret-reread=200ms")).await;
+    let mut operator =
+        Operator::start(&bed, Settings::default().flag("--secret-reread=200ms")).await;
     bed.secret("token", "first-token").await;
     let spec = json!({
         "type": "Webhook",
         "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
         "apiToken": { "secretName": "token", "key": "token" },
     });
-    bed.create::<ContactPoint>("hook", json!({ "spec": spec })).await;
+    bed.create::<ContactPoint>("hook", json!({ "spec": spec }))
+        .await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let tests = || {
         let all = taken(&receiver);
-        all.iter().filter(|request| request.json().unwrap()["text"] == "Contact point is ready").count()
+        all.iter()
+            .filter(|request| request.json().unwrap()["text"] == "Contact point is ready")
+            .count()
     };
     assert_eq!(tests(), 1);
 
     // A label, a suspension and its end, passes on request and by the clock, a restart: no news to the receiver.
-    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } }))
+        .await;
     bed.patch::<ContactPoint>(
         "hook",
         json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } }),
     )
     .await;
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
+        .await;
     bed.scale("web", 2).await;
     let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
     assert!(words.contains("suspended"), "{words}");
     let suspended = bed.not_ready("hook", "Suspended").await;
-    assert_eq!(suspended.status.as_ref().unwrap().observed_generation, suspended.metadata.generation);
+    assert_eq!(
+        suspended.status.as_ref().unwrap().observed_generation,
+        suspended.metadata.generation
+    );
     // Also over a restart.
     operator.kill();
     operator.restart();
     operator.ready().await;
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } }))
+        .await;
     let resumed = bed.ready("hook").await;
-    assert_eq!(resumed.status.as_ref().unwrap().observed_generation, resumed.metadata.generation);
+    assert_eq!(
+        resumed.status.as_ref().unwrap().observed_generation,
+        resumed.metadata.generation
+    );
     assert_eq!(condition(&resumed).0, "Ready");
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered(
+        "replicas",
+        &[("Created", Some("1")), ("Updated", Some("2"))],
+    )
+    .await;
     operator.kill();
     operator.restart();
     operator.ready().await;
     bed.scale("web", 3).await;
-    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))];
+    let mut wanted = vec![
+        ("Created", Some("1")),
+        ("Updated", Some("2")),
+        ("Updated", Some("3")),
+    ];
     bed.delivered("replicas", &wanted).await;
     assert_eq!(tests(), 1);
 
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } })).await;
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } }),
+    )
+    .await;
     receiver.wait_for(SOON, |_| tests() == 2).await.unwrap();
-    bed.patch::<k8s_openapi::api::core::v1::Secret>("token", json!({ "stringData": { "token": "second-token" } }))
-        .await;
+    bed.patch::<k8s_openapi::api::core::v1::Secret>(
+        "token",
+        json!({ "stringData": { "token": "second-token" } }),
+    )
+    .await;
     receiver.wait_for(SOON, |_| tests() == 3).await.unwrap();
-    assert_eq!(taken(&receiver).last().unwrap().header("x-token"), Some("second-token"));
+    assert_eq!(
+        taken(&receiver).last().unwrap().header("x-token"),
+        Some("second-token")
+    );
     bed.scale("web", 4).await;
     wanted.push(("Updated", Some("4")));
     bed.delivered("replicas", &wanted).await;
@@ -84,14 +116,32 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
         "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
         "apiToken": { "secretName": "token", "key": "token" },
     });
-    bed.create::<ContactPoint>("hook", json!({ "spec": spec })).await;
-    assert_eq!(bed.ready("hook").await.status.unwrap().tested.unwrap().secrets.len(), 1);
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "apiToken": null, "webhookSpec": { "headerName": null } } }))
+    bed.create::<ContactPoint>("hook", json!({ "spec": spec }))
         .await;
-    receiver.wait_for(SOON, |requests| requests.len() == 2).await.unwrap();
+    assert_eq!(
+        bed.ready("hook")
+            .await
+            .status
+            .unwrap()
+            .tested
+            .unwrap()
+            .secrets
+            .len(),
+        1
+    );
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "apiToken": null, "webhookSpec": { "headerName": null } } }),
+    )
+    .await;
+    receiver
+        .wait_for(SOON, |requests| requests.len() == 2)
+        .await
+        .unwrap();
     let point = bed.until("hook", "no Secret", |point: &ContactPoint| {
         let status = point.status.as_ref().unwrap();
-        status.observed_generation == point.metadata.generation && status.tested.as_ref().unwrap().secrets.is_empty()
+        status.observed_generation == point.metadata.generation
+            && status.tested.as_ref().unwrap().secrets.is_empty()
     });
     let point = point.await;
 
@@ -100,9 +150,13 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     operator.restart();
     operator.ready().await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
-    assert_eq!(bed.ready("hook").await.metadata.resource_version, point.metadata.resource_version);
+    assert_eq!(
+        bed.ready("hook").await.metadata.resource_version,
+        point.metadata.resource_version
+    );
     assert_eq!(taken(&receiver).len(), 3);
 }
 
@@ -115,7 +169,10 @@ async fn a_webhook_to_the_operator_itself_is_refused() {
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     let (_, words) = condition(&bed.not_ready("hook", "AddressRefused").await);
-    assert!(words.contains("the address 127.0.0.1 is refused: the operator's own address always is"), "{words}");
+    assert!(
+        words.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
+        "{words}"
+    );
     assert_eq!(receiver.requests().len(), 0);
 }
 
@@ -138,16 +195,30 @@ async fn both_status_fields_stand_in_the_first_status() {
         .unwrap()
     };
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "none", "key": "token" } });
-    bed.create::<ContactPoint>("no-secret", json!({ "spec": spec })).await;
+    bed.create::<ContactPoint>("no-secret", json!({ "spec": spec }))
+        .await;
     let unreachable = status("away").await;
-    assert_eq!((&unreachable["initialized"], &unreachable["ready"]), (&json!(true), &json!(false)));
+    assert_eq!(
+        (&unreachable["initialized"], &unreachable["ready"]),
+        (&json!(true), &json!(false))
+    );
     assert_eq!(unreachable["conditions"][0]["reason"], "Unreachable");
     let none = status("no-secret").await;
-    assert_eq!((&none["initialized"], &none["ready"]), (&json!(false), &json!(false)), "no Secret, no attempt");
+    assert_eq!(
+        (&none["initialized"], &none["ready"]),
+        (&json!(false), &json!(false)),
+        "no Secret, no attempt"
+    );
     receiver.accept().await.unwrap();
     let ready = bed.ready("away").await;
     assert_eq!(ready.status.unwrap().observed_generation, Some(1));
-    bed.kubectl(&["wait", "--for=condition=Ready", "contactpoint/away", "--timeout=10s"]).await;
+    bed.kubectl(&[
+        "wait",
+        "--for=condition=Ready",
+        "contactpoint/away",
+        "--timeout=10s",
+    ])
+    .await;
 }
 
 #[tokio::test]
@@ -162,12 +233,21 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     let point = bed.not_ready("token", "Unauthorized").await;
     assert!(point.status.as_ref().unwrap().initialized);
     let (_, words) = condition(&point);
-    assert!(words.contains("401") && words.contains("BotFather") && !words.contains(wrong), "{words}");
+    assert!(
+        words.contains("401") && words.contains("BotFather") && !words.contains(wrong),
+        "{words}"
+    );
     let attempts = telegram.rejected().len();
-    until("it is tried now and then", SOON, async || Ok((telegram.rejected().len() >= attempts + 2).then_some(())))
-        .await
-        .unwrap();
-    bed.patch::<k8s_openapi::api::core::v1::Secret>("token-token", json!({ "stringData": { "token": TOKEN } })).await;
+    until("it is tried now and then", SOON, async || {
+        Ok((telegram.rejected().len() >= attempts + 2).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.patch::<k8s_openapi::api::core::v1::Secret>(
+        "token-token",
+        json!({ "stringData": { "token": TOKEN } }),
+    )
+    .await;
     bed.ready("token").await;
 
     // A chat that does not exist, then does.
@@ -182,17 +262,28 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     bed.ready("blocked").await;
     telegram.add_chat(Chat::new(Kind::Private, 888).unwrap().closed());
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "blocked").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "blocked")
+        .await;
     let (_, words) = condition(&bed.not_ready("blocked", "Forbidden").await);
     assert!(words.contains("bot was blocked by the user"), "{words}");
-    let waiting = bed.waiting("replicas", "ContactPointNotReady: \"blocked\": Forbidden: ").await;
+    let waiting = bed
+        .waiting("replicas", "ContactPointNotReady: \"blocked\": Forbidden: ")
+        .await;
     assert!(waiting.contains("blocked by the user"), "{waiting}");
     telegram.add_chat(Chat::new(Kind::Private, 888).unwrap());
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     bed.ready("blocked").await;
     bed.waiting("replicas", "").await;
-    let texts: Vec<_> = telegram.messages().iter().filter(|m| m.chat_id == 888).map(|m| m.text.clone()).collect();
-    assert!((2..=3).contains(&texts.len()), "its message or a test message showed that it is fixed: {texts:?}");
+    let texts: Vec<_> = telegram
+        .messages()
+        .iter()
+        .filter(|m| m.chat_id == 888)
+        .map(|m| m.text.clone())
+        .collect();
+    assert!(
+        (2..=3).contains(&texts.len()),
+        "its message or a test message showed that it is fixed: {texts:?}"
+    );
     bed.event("blocked", "Forbidden").await;
 }
 
@@ -209,13 +300,20 @@ async fn a_group_that_moved_is_followed_and_told() {
     bed.ready("group").await;
     telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap().upgraded_to(NEW));
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "group").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "group")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let point = bed.until("group", "the new chat", |point: &ContactPoint| {
-        point.status.as_ref().is_some_and(|status| status.migrated_to_chat_id == Some(NEW))
+        point
+            .status
+            .as_ref()
+            .is_some_and(|status| status.migrated_to_chat_id == Some(NEW))
     });
     let (reason, words) = condition(&point.await);
-    assert!(reason == "Ready" && words.contains(&NEW.to_string()), "{reason}: {words}");
+    assert!(
+        reason == "Ready" && words.contains(&NEW.to_string()),
+        "{reason}: {words}"
+    );
     assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
 
     // It is not asked at the old address again, after a restart neither.
@@ -229,16 +327,32 @@ async fn a_group_that_moved_is_followed_and_told() {
     wanted.push(("Updated", Some("3")));
     bed.delivered("replicas", &wanted).await;
     assert_eq!(telegram.rejected().len(), refused);
-    let chats = || telegram.messages().iter().map(|message| message.chat_id).collect::<Vec<_>>();
+    let chats = || {
+        telegram
+            .messages()
+            .iter()
+            .map(|message| message.chat_id)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
     let (_, words) = condition(&bed.ready("group").await);
-    assert!(words.contains(&NEW.to_string()), "a restart does not forget it: {words}");
+    assert!(
+        words.contains(&NEW.to_string()),
+        "a restart does not forget it: {words}"
+    );
 
     // Another chat is another chat.
     telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
-    bed.patch::<ContactPoint>("group", json!({ "spec": { "telegramSpec": { "chatId": CHAT } } })).await;
+    bed.patch::<ContactPoint>(
+        "group",
+        json!({ "spec": { "telegramSpec": { "chatId": CHAT } } }),
+    )
+    .await;
     let forgotten = bed.until("group", "the chat of its spec", |point: &ContactPoint| {
-        point.status.as_ref().is_some_and(|status| status.observed_generation == point.metadata.generation)
+        point
+            .status
+            .as_ref()
+            .is_some_and(|status| status.observed_generation == point.metadata.generation)
     });
     assert_eq!(forgotten.await.status.unwrap().migrated_to_chat_id, None);
     bed.scale("web", 4).await;
@@ -258,16 +372,32 @@ async fn retry_after_is_kept_to_the_second() {
     let later = testbed::bot_api::Reply::status(http::StatusCode::TOO_MANY_REQUESTS).json(&body);
     telegram.fault_next(1, testbed::bot_api::Fault::Instead(later));
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
-    let refused = until("the 429", SOON, async || Ok(telegram.rejected().first().cloned())).await.unwrap();
+    bed.track("replicas", "Deployment", "web", "replicas", "chat")
+        .await;
+    let refused = until("the 429", SOON, async || {
+        Ok(telegram.rejected().first().cloned())
+    })
+    .await
+    .unwrap();
     // Another chat is not held up.
     telegram.add_chat(Chat::new(Kind::Private, 999).unwrap());
     bed.telegram("other", TOKEN, 999).await;
     bed.ready("other").await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let messages = telegram.messages();
-    let at = |chat: i64, nth: usize| messages.iter().filter(|message| message.chat_id == chat).nth(nth).unwrap().at;
-    assert!(at(CHAT, 1) - refused.at >= Duration::from_secs(15), "{:?}", at(CHAT, 1) - refused.at);
+    let at = |chat: i64, nth: usize| {
+        messages
+            .iter()
+            .filter(|message| message.chat_id == chat)
+            .nth(nth)
+            .unwrap()
+            .at
+    };
+    assert!(
+        at(CHAT, 1) - refused.at >= Duration::from_secs(15),
+        "{:?}",
+        at(CHAT, 1) - refused.at
+    );
     assert!(at(999, 0) < at(CHAT, 1));
     assert_eq!(telegram.rejected().len(), 1);
     bed.ready("chat").await;
@@ -278,15 +408,23 @@ async fn acting_within_a_second_of_the_secret() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
     // The product's own waits.
-    let settings = Settings::default().telegram(&telegram.url()).flag("--waiting-min=1s").flag("--waiting-max=30s");
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag("--waiting-min=1s")
+        .flag("--waiting-max=30s");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
-    bed.create::<ContactPoint>("late", json!({ "spec": spec })).await;
+    bed.create::<ContactPoint>("late", json!({ "spec": spec }))
+        .await;
     bed.not_ready("late", "SecretNotFound").await;
     bed.secret("late", TOKEN).await;
     let since = Instant::now();
     bed.ready("late").await;
     // One to two seconds by the rule; the rest is for a slow machine, and less than the longest wait.
-    assert!(since.elapsed() < Duration::from_secs(25), "{:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        since.elapsed()
+    );
     assert_eq!(telegram.messages().len(), 1);
 }

@@ -27,7 +27,8 @@ fn words(point: &ContactPoint) -> String {
 /// Base64, because not all of them are text.
 async fn secret_of(bed: &Bed, name: &str, bytes: &[u8]) {
     let data = k8s_openapi::ByteString(bytes.to_vec());
-    bed.create::<Secret>(name, json!({ "data": { "token": data } })).await;
+    bed.create::<Secret>(name, json!({ "data": { "token": data } }))
+        .await;
 }
 
 #[tokio::test]
@@ -36,7 +37,11 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
     let cases: [(&str, &[u8], &str); 5] = [
-        ("newline", b"12345678:SECRETSECRETSECRET\n", "ends with a space or a newline"),
+        (
+            "newline",
+            b"12345678:SECRETSECRETSECRET\n",
+            "ends with a space or a newline",
+        ),
         ("bytes", b"12345678:SECRET\xff\xfe", "not UTF-8"),
         ("shape", b"SECRETSECRETSECRET", "digits, a colon"),
         ("inner", b"12345678:SECRET\r\nSECRET", "digits, a colon"),
@@ -44,14 +49,24 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
     ];
     for (name, bytes, said) in cases {
         secret_of(&bed, name, bytes).await;
-        bed.create::<ContactPoint>(name, telegram_spec(name, "token")).await;
+        bed.create::<ContactPoint>(name, telegram_spec(name, "token"))
+            .await;
         let point = bed.not_ready(name, "SecretInvalid").await;
-        assert!(!point.status.as_ref().unwrap().initialized, "no attempt was made");
+        assert!(
+            !point.status.as_ref().unwrap().initialized,
+            "no attempt was made"
+        );
         let words = words(&point);
-        assert!(words.contains(said) && words.contains(&format!("{name:?}")) && !words.contains("SECRET"), "{words}");
+        assert!(
+            words.contains(said)
+                && words.contains(&format!("{name:?}"))
+                && !words.contains("SECRET"),
+            "{words}"
+        );
     }
     assert!(telegram.rejected().is_empty());
-    bed.patch::<Secret>("newline", json!({ "stringData": { "token": TOKEN } })).await;
+    bed.patch::<Secret>("newline", json!({ "stringData": { "token": TOKEN } }))
+        .await;
     bed.ready("newline").await;
 
     // A header's value has rules of its own.
@@ -62,9 +77,13 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
         "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
         "apiToken": { "secretName": "header", "key": "token" },
     });
-    bed.create::<ContactPoint>("header", json!({ "spec": spec })).await;
+    bed.create::<ContactPoint>("header", json!({ "spec": spec }))
+        .await;
     let words = words(&bed.not_ready("header", "SecretInvalid").await);
-    assert!(words.contains("newline") && !words.contains("SECRET"), "{words}");
+    assert!(
+        words.contains("newline") && !words.contains("SECRET"),
+        "{words}"
+    );
     assert!(receiver.requests().is_empty());
 }
 
@@ -73,16 +92,22 @@ async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
     let bed = Bed::shared("missing").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
-    bed.create::<ContactPoint>("cp", telegram_spec("bot", "token")).await;
+    bed.create::<ContactPoint>("cp", telegram_spec("bot", "token"))
+        .await;
     let point = bed.not_ready("cp", "SecretNotFound").await;
     assert!(!point.status.as_ref().unwrap().initialized);
     let said = words(&point);
-    assert!(said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")), "{said}");
-    bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } })).await;
+    assert!(
+        said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")),
+        "{said}"
+    );
+    bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } }))
+        .await;
     let said = words(&bed.not_ready("cp", "SecretKeyMissing").await);
     assert!(said.contains("no key \"token\"; it has tokem"), "{said}");
     assert_eq!(bed.event("cp", "SecretKeyMissing").await, said);
-    bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } })).await;
+    bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } }))
+        .await;
     bed.ready("cp").await;
     assert_eq!(telegram.messages().len(), 1);
 }
@@ -92,7 +117,10 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     let bed = Bed::shared("unreadable").await;
     let telegram = bot_api();
     let (proxy, file) = bed.through_proxy().await;
-    let settings = Settings::default().telegram(&telegram.url()).flag("--secret-reread=200ms").kubeconfig(file);
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag("--secret-reread=200ms")
+        .kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("good", TOKEN, CHAT).await;
     let good = bed.ready("good").await;
@@ -103,14 +131,24 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
         Times::Always,
         Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
     );
-    proxy.inject(secrets.name("new-token"), Times::Always, Fault::status(StatusCode::INTERNAL_SERVER_ERROR));
+    proxy.inject(
+        secrets.name("new-token"),
+        Times::Always,
+        Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
     bed.telegram("new", TOKEN, CHAT).await;
     let new = bed.not_ready("new", "SecretUnreadable").await;
-    assert!(!new.status.as_ref().unwrap().initialized, "no attempt was made");
+    assert!(
+        !new.status.as_ref().unwrap().initialized,
+        "no attempt was made"
+    );
     assert_eq!(bed.event("new", "SecretUnreadable").await, words(&new));
     assert!(words(&new).contains("could not be read"), "{}", words(&new));
     refused.wait_for_hits(3, SOON).await.unwrap();
-    assert_eq!(bed.ready("good").await.metadata.resource_version, good.metadata.resource_version);
+    assert_eq!(
+        bed.ready("good").await.metadata.resource_version,
+        good.metadata.resource_version
+    );
     proxy.behave();
     bed.ready("new").await;
 }
@@ -130,7 +168,8 @@ async fn a_status_that_was_written_has_no_secret_read() {
     });
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
-    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from })).await;
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from }))
+        .await;
     bed.ready("hook").await;
     bed.event("hook", "Ready").await;
     let frozen = frozen.get().unwrap();
@@ -139,7 +178,10 @@ async fn a_status_that_was_written_has_no_secret_read() {
     // By the time that the next one is ready, what was shown of the first has been acted on.
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
-    assert_eq!(proxy.count(&Match::verb(Verb::Get).resource("secrets").name("url")), 2);
+    assert_eq!(
+        proxy.count(&Match::verb(Verb::Get).resource("secrets").name("url")),
+        2
+    );
 }
 
 /// An answer of the apiserver that is no Secret may still hold what one holds.
@@ -148,16 +190,24 @@ async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
     let bed = Bed::shared("malformed").await;
     let telegram = bot_api();
     let (proxy, file) = bed.through_proxy().await;
-    let settings = Settings::default().telegram(&telegram.url()).flag("--log-level=trace").kubeconfig(file);
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag("--log-level=trace")
+        .kubeconfig(file);
     let operator = Operator::start(&bed, settings).await;
     let metadata = json!({ "name": "bot-token", "namespace": bed.namespace });
     // Of the right shape but for one place, and that one is named in words that quote what stands there.
-    let malformed = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
+    let malformed =
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
     let secret = Match::verb(Verb::Get).resource("secrets").name("bot-token");
     let said = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
-    assert!(words(&point).contains("the answer is no Secret"), "{}", words(&point));
+    assert!(
+        words(&point).contains("the answer is no Secret"),
+        "{}",
+        words(&point)
+    );
     said.wait_for_hits(3, SOON).await.unwrap();
     let event = bed.event("bot", "SecretUnreadable").await;
     for (place, text) in [
@@ -176,7 +226,12 @@ async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
 async fn shared_secret(bed: &Bed, name: &str, labels: Value, data: Value) -> Api<Secret> {
     let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
     let secret = json!({ "metadata": { "name": name, "labels": labels }, "stringData": data });
-    api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
+    api.create(
+        &PostParams::default(),
+        &serde_json::from_value(secret).unwrap(),
+    )
+    .await
+    .unwrap();
     api
 }
 
@@ -186,17 +241,26 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     let bed = Bed::shared("allowed").await;
     let telegram = bot_api();
     let receiver = Receiver::start().unwrap();
-    let settings = Settings::default().telegram(&telegram.url()).flag("--shared-secrets=labelled");
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag("--shared-secrets=labelled");
     let _operator = Operator::start(&bed, settings).await;
     let name = |what: &str| format!("{}-{what}", bed.namespace);
-    let (namespaces, chats) = ("quartermaster.dev/allowed-namespaces", "quartermaster.dev/allowed-chats");
+    let (namespaces, chats) = (
+        "quartermaster.dev/allowed-namespaces",
+        "quartermaster.dev/allowed-chats",
+    );
     let both = format!("elsewhere, {}", bed.namespace);
     let cases = [
         ("namespace", json!({ namespaces: both }), true),
         ("chat", json!({ chats: format!("@news,{CHAT}") }), true),
         ("other-namespace", json!({ namespaces: "elsewhere" }), false),
         ("no-namespace", json!({ namespaces: "" }), false),
-        ("other-chat", json!({ namespaces: both, chats: "-4242" }), false),
+        (
+            "other-chat",
+            json!({ namespaces: both, chats: "-4242" }),
+            false,
+        ),
         ("no-chat", json!({ chats: "" }), false),
     ];
     let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
@@ -204,15 +268,27 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     for (what, annotations, _) in &cases {
         let metadata = json!({ "name": name(what), "labels": labels, "annotations": annotations });
         let secret = json!({ "metadata": metadata, "stringData": { "token": TOKEN } });
-        api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
-        bed.create::<ContactPoint>(what, telegram_spec(&name(what), "token")).await;
+        api.create(
+            &PostParams::default(),
+            &serde_json::from_value(secret).unwrap(),
+        )
+        .await
+        .unwrap();
+        bed.create::<ContactPoint>(what, telegram_spec(&name(what), "token"))
+            .await;
     }
     // A webhook is no chat.
     let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
     let token = json!({ "secretName": name("chat"), "key": "token" });
-    bed.point("webhook", json!({ "type": "Webhook", "webhookSpec": webhook, "apiToken": token })).await;
-    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token")).await;
-    let missing = words(&bed.not_ready("nowhere", "SecretNotFound").await).replace(&name("nowhere"), "SECRET");
+    bed.point(
+        "webhook",
+        json!({ "type": "Webhook", "webhookSpec": webhook, "apiToken": token }),
+    )
+    .await;
+    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token"))
+        .await;
+    let missing = words(&bed.not_ready("nowhere", "SecretNotFound").await)
+        .replace(&name("nowhere"), "SECRET");
     for (what, _, allowed) in &cases {
         if *allowed {
             bed.ready(what).await;
@@ -222,10 +298,15 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
         }
     }
     bed.not_ready("webhook", "SecretNotFound").await;
-    assert_eq!((telegram.messages().len(), receiver.requests().len()), (2, 0));
+    assert_eq!(
+        (telegram.messages().len(), receiver.requests().len()),
+        (2, 0)
+    );
     assert!(telegram.rejected().is_empty());
     for (what, ..) in cases {
-        api.delete(&name(what), &DeleteParams::default()).await.unwrap();
+        api.delete(&name(what), &DeleteParams::default())
+            .await
+            .unwrap();
     }
 }
 
@@ -243,26 +324,49 @@ async fn allowed_chat_that_telegram_moved_stays_allowed() {
     let metadata = json!({ "name": secret, "annotations": { "quartermaster.dev/allowed-chats": OLD.to_string() } });
     let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
     let shared = json!({ "metadata": metadata, "stringData": { "token": TOKEN } });
-    api.create(&PostParams::default(), &serde_json::from_value(shared).unwrap()).await.unwrap();
+    api.create(
+        &PostParams::default(),
+        &serde_json::from_value(shared).unwrap(),
+    )
+    .await
+    .unwrap();
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": OLD }, "apiToken": { "secretName": secret, "key": "token" } });
     bed.point("group", spec).await;
     bed.ready("group").await;
     telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap().upgraded_to(NEW));
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "group").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "group")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
-    let moved =
-        |id| move |point: &ContactPoint| point.status.as_ref().is_some_and(|it| it.migrated_to_chat_id == Some(id));
+    let moved = |id| {
+        move |point: &ContactPoint| {
+            point
+                .status
+                .as_ref()
+                .is_some_and(|it| it.migrated_to_chat_id == Some(id))
+        }
+    };
     bed.until("group", "the new chat", moved(NEW)).await;
     operator.kill();
     // Somebody with rights on the status would have the bot write into another chat.
     let points: Api<ContactPoint> = Api::namespaced(bed.client.clone(), &bed.namespace);
     let forged = json!({ "status": { "migratedToChatId": CHAT } });
-    points.patch_status("group", &PatchParams::default(), &Patch::Merge(forged)).await.unwrap();
+    points
+        .patch_status("group", &PatchParams::default(), &Patch::Merge(forged))
+        .await
+        .unwrap();
     operator.restart();
     bed.scale("web", 2).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
+    bed.delivered(
+        "replicas",
+        &[("Created", Some("1")), ("Updated", Some("2"))],
+    )
+    .await;
+    let chats: Vec<_> = telegram
+        .messages()
+        .iter()
+        .map(|message| message.chat_id)
+        .collect();
     assert_eq!(chats, [OLD, NEW, NEW]);
     api.delete(&secret, &DeleteParams::default()).await.unwrap();
 }
@@ -276,27 +380,55 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
     let bed = Bed::shared("shared").await;
     let telegram = bot_api();
     let receiver = Receiver::start().unwrap();
-    let settings = Settings::default().telegram(&telegram.url()).flag(&format!("--shared-secrets={mode}"));
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .flag(&format!("--shared-secrets={mode}"));
     let _operator = Operator::start(&bed, settings).await;
     let name = |what: &str| format!("{}-{what}", bed.namespace);
     let both = json!({ "token": TOKEN });
     let secrets = shared_secret(&bed, &name("plain"), json!({}), both.clone()).await;
-    shared_secret(&bed, &name("marked"), json!({ "quartermaster.dev/shared": "true" }), both).await;
-    shared_secret(&bed, &name("bad"), json!({ "quartermaster.dev/shared": "true" }), json!({ "token": "no token" }))
-        .await;
+    shared_secret(
+        &bed,
+        &name("marked"),
+        json!({ "quartermaster.dev/shared": "true" }),
+        both,
+    )
+    .await;
+    shared_secret(
+        &bed,
+        &name("bad"),
+        json!({ "quartermaster.dev/shared": "true" }),
+        json!({ "token": "no token" }),
+    )
+    .await;
     let webhook = |secret: String| {
         let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
         json!({ "spec": { "type": "Webhook", "webhookSpec": webhook, "apiToken": { "secretName": secret, "key": "token" } } })
     };
-    bed.create::<ContactPoint>("telegram", telegram_spec(&name("plain"), "token")).await;
-    bed.create::<ContactPoint>("webhook-plain", webhook(name("plain"))).await;
-    bed.create::<ContactPoint>("webhook-marked", webhook(name("marked"))).await;
-    for (point, ready) in ["telegram", "webhook-plain", "webhook-marked"].into_iter().zip(ready) {
+    bed.create::<ContactPoint>("telegram", telegram_spec(&name("plain"), "token"))
+        .await;
+    bed.create::<ContactPoint>("webhook-plain", webhook(name("plain")))
+        .await;
+    bed.create::<ContactPoint>("webhook-marked", webhook(name("marked")))
+        .await;
+    for (point, ready) in ["telegram", "webhook-plain", "webhook-marked"]
+        .into_iter()
+        .zip(ready)
+    {
         if ready {
             let status = json!(bed.ready(point).await.status).to_string();
             for what in ["plain", "marked"] {
-                let uid = secrets.get(&name(what)).await.unwrap().metadata.uid.unwrap();
-                assert!(!status.contains(&uid), "{point} tells of what is not its own: {status}");
+                let uid = secrets
+                    .get(&name(what))
+                    .await
+                    .unwrap()
+                    .metadata
+                    .uid
+                    .unwrap();
+                assert!(
+                    !status.contains(&uid),
+                    "{point} tells of what is not its own: {status}"
+                );
             }
         } else {
             bed.not_ready(point, "SecretNotFound").await;
@@ -304,16 +436,26 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
     }
 
     // There, without the key, without a token in it: all of it reads as if it were not there.
-    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token")).await;
-    bed.create::<ContactPoint>("no-key", telegram_spec(&name("plain"), "other")).await;
-    bed.create::<ContactPoint>("no-token", telegram_spec(&name("bad"), "token")).await;
+    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token"))
+        .await;
+    bed.create::<ContactPoint>("no-key", telegram_spec(&name("plain"), "other"))
+        .await;
+    bed.create::<ContactPoint>("no-token", telegram_spec(&name("bad"), "token"))
+        .await;
     let mut said = Vec::new();
-    for (point, secret) in [("nowhere", "nowhere"), ("no-key", "plain"), ("no-token", "bad")] {
+    for (point, secret) in [
+        ("nowhere", "nowhere"),
+        ("no-key", "plain"),
+        ("no-token", "bad"),
+    ] {
         let words = words(&bed.not_ready(point, "SecretNotFound").await);
         said.push(words.replace(&name(secret), "SECRET"));
     }
     assert!(said.iter().all(|words| *words == said[0]), "{said:#?}");
     for what in ["plain", "marked", "bad"] {
-        secrets.delete(&name(what), &DeleteParams::default()).await.unwrap();
+        secrets
+            .delete(&name(what), &DeleteParams::default())
+            .await
+            .unwrap();
     }
 }

@@ -20,36 +20,58 @@ const READER: &str = "quartermaster-metrics-reader";
 
 /// What is remembered is so for no longer than a test can wait.
 fn forgetful() -> Settings {
-    let settings = Settings::default().flag("--metrics-secure").flag("--metrics-known-for=200ms");
-    settings.flag("--metrics-allowed-for=200ms").flag("--metrics-refused-for=100ms")
+    let settings = Settings::default()
+        .flag("--metrics-secure")
+        .flag("--metrics-known-for=200ms");
+    settings
+        .flag("--metrics-allowed-for=200ms")
+        .flag("--metrics-refused-for=100ms")
 }
 
 fn client() -> ClientBuilder {
-    Client::builder().no_proxy().timeout(SOON).pool_max_idle_per_host(0)
+    Client::builder()
+        .no_proxy()
+        .timeout(SOON)
+        .pool_max_idle_per_host(0)
 }
 
 /// One who takes any certificate.
 fn trusting() -> Client {
-    client().tls_danger_accept_invalid_certs(true).build().unwrap()
+    client()
+        .tls_danger_accept_invalid_certs(true)
+        .build()
+        .unwrap()
 }
 
 /// One who takes those of an authority alone.
 fn strict(authority: &Authority) -> Client {
-    client().tls_certs_only([Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap()]).build().unwrap()
+    client()
+        .tls_certs_only([Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap()])
+        .build()
+        .unwrap()
 }
 
 /// Status, `WWW-Authenticate` and text.
 type Answer = (u16, Option<String>, String);
 
-async fn scrape(client: &Client, operator: &Operator, token: Option<&str>) -> anyhow::Result<Answer> {
+async fn scrape(
+    client: &Client,
+    operator: &Operator,
+    token: Option<&str>,
+) -> anyhow::Result<Answer> {
     // The certificates of these tests are for this name.
-    let address = operator.address("--metrics-bind-address")?.replace("127.0.0.1", "localhost");
+    let address = operator
+        .address("--metrics-bind-address")?
+        .replace("127.0.0.1", "localhost");
     let mut request = client.get(format!("https://{address}/metrics"));
     if let Some(token) = token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let answer = request.send().await?;
-    let asks = answer.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned());
+    let asks = answer
+        .headers()
+        .get(WWW_AUTHENTICATE)
+        .map(|value| value.to_str().unwrap().to_owned());
     Ok((answer.status().as_u16(), asks, answer.text().await?))
 }
 
@@ -60,22 +82,37 @@ async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &st
         anyhow::ensure!(answer.0 == code && answer.2.contains(words), "{answer:?}");
         Ok(Some(answer))
     });
-    found.await.unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
+    found
+        .await
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
 }
 
 /// A `ServiceAccount` of the test's own, and a token of it.
 async fn reader(bed: &Bed, name: &str) -> String {
     bed.create::<ServiceAccount>(name, json!({})).await;
-    bed.kubectl(&["create", "token", name]).await.trim().to_owned()
+    bed.kubectl(&["create", "token", name])
+        .await
+        .trim()
+        .to_owned()
 }
 
 /// Binds the role to an account of the bed, by kubectl as the pages have it, and waits until the apiserver knows.
 async fn bind(bed: &Bed, name: &str) {
     let account = format!("--serviceaccount={}:{name}", bed.namespace);
-    bed.kubectl(&["create", "clusterrolebinding", &binding(bed, name), "--clusterrole", READER, &account]).await;
+    bed.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        &binding(bed, name),
+        "--clusterrole",
+        READER,
+        &account,
+    ])
+    .await;
     let user = format!("system:serviceaccount:{}:{name}", bed.namespace);
     let asked = ["auth", "can-i", "get", "/metrics", "--as", &user];
-    let may = until("the binding counts", SOON, async || bed.plane.run_kubectl(&asked, "").await.map(Some));
+    let may = until("the binding counts", SOON, async || {
+        bed.plane.run_kubectl(&asked, "").await.map(Some)
+    });
     assert_eq!(may.await.unwrap().trim(), "yes");
 }
 
@@ -86,7 +123,10 @@ fn binding(bed: &Bed, name: &str) -> String {
 /// None of the tokens stands in a log, whole or by its most telling part.
 fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
-    assert!(logs.contains("somebody may not read the metrics"), "the log is not as wordy as it is to be");
+    assert!(
+        logs.contains("somebody may not read the metrics"),
+        "the log is not as wordy as it is to be"
+    );
     for token in tokens {
         for part in token.split('.').chain([*token]) {
             assert!(!logs.contains(part), "{part} stands in the log");
@@ -98,7 +138,10 @@ fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
 async fn those_alone_who_may_read_them_do() {
     let bed = Bed::shared("metrics").await;
     let operator = Operator::start(&bed, forgetful().flag("--log-level=trace")).await;
-    let (allowed, other) = (reader(&bed, "prometheus").await, reader(&bed, "somebody").await);
+    let (allowed, other) = (
+        reader(&bed, "prometheus").await,
+        reader(&bed, "somebody").await,
+    );
     bind(&bed, "prometheus").await;
     let wrong = format!("{}-and-more", &allowed[..allowed.len() - 4]);
 
@@ -106,27 +149,49 @@ async fn those_alone_who_may_read_them_do() {
     assert_eq!(asks.as_deref(), Some("Bearer"));
     let (_, asks, _) = answers(&operator, Some(&wrong), 401, "kubectl create token").await;
     assert_eq!(asks.as_deref(), Some("Bearer"));
-    let user = format!("user \"system:serviceaccount:{}:somebody\" may not get /metrics", bed.namespace);
+    let user = format!(
+        "user \"system:serviceaccount:{}:somebody\" may not get /metrics",
+        bed.namespace
+    );
     let (_, _, said) = answers(&operator, Some(&other), 403, &user).await;
     assert!(said.contains(READER), "it says what to bind: {said}");
-    answers(&operator, Some(&allowed), 200, "quartermaster_build_info{version=").await;
+    answers(
+        &operator,
+        Some(&allowed),
+        200,
+        "quartermaster_build_info{version=",
+    )
+    .await;
 
     // Nothing else is there, for anybody.
     let address = operator.address("--metrics-bind-address").unwrap();
-    let elsewhere = trusting().get(format!("https://{address}/")).bearer_auth(&allowed).send().await.unwrap();
+    let elsewhere = trusting()
+        .get(format!("https://{address}/"))
+        .bearer_auth(&allowed)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(elsewhere.status(), 404);
     // Whoever does not speak TLS gets nothing, and does no harm.
-    let plain = client().build().unwrap().get(format!("http://{address}/metrics")).bearer_auth(&allowed).send().await;
+    let plain = client()
+        .build()
+        .unwrap()
+        .get(format!("http://{address}/metrics"))
+        .bearer_auth(&allowed)
+        .send()
+        .await;
     assert!(plain.is_err(), "{plain:?}");
 
     // A right that goes, and comes back; an account that goes.
-    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")]).await;
+    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
+        .await;
     answers(&operator, Some(&allowed), 403, "may not get /metrics").await;
     bind(&bed, "prometheus").await;
     answers(&operator, Some(&allowed), 200, "quartermaster_build_info").await;
     bed.delete::<ServiceAccount>("prometheus").await;
     answers(&operator, Some(&allowed), 401, "kubectl create token").await;
-    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")]).await;
+    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
+        .await;
     no_token_stands_there(&operator, &[&allowed, &other, &wrong]);
 }
 
@@ -135,26 +200,65 @@ async fn those_alone_who_may_read_them_do() {
 async fn the_apiserver_is_asked_now_and_then() {
     let bed = Bed::shared("metrics-cache").await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
-    let settings = Settings::default().flag("--metrics-secure").kubeconfig(kubeconfig);
+    let settings = Settings::default()
+        .flag("--metrics-secure")
+        .kubeconfig(kubeconfig);
     let operator = Operator::start(&bed, settings).await;
-    let (allowed, other) = (reader(&bed, "prometheus").await, reader(&bed, "somebody").await);
+    let (allowed, other) = (
+        reader(&bed, "prometheus").await,
+        reader(&bed, "somebody").await,
+    );
     bind(&bed, "prometheus").await;
     for _ in 0..5 {
-        assert_eq!(scrape(&trusting(), &operator, Some(&allowed)).await.unwrap().0, 200);
-        assert_eq!(scrape(&trusting(), &operator, Some(&other)).await.unwrap().0, 403);
-        assert_eq!(scrape(&trusting(), &operator, Some("wrong")).await.unwrap().0, 401);
+        assert_eq!(
+            scrape(&trusting(), &operator, Some(&allowed))
+                .await
+                .unwrap()
+                .0,
+            200
+        );
+        assert_eq!(
+            scrape(&trusting(), &operator, Some(&other))
+                .await
+                .unwrap()
+                .0,
+            403
+        );
+        assert_eq!(
+            scrape(&trusting(), &operator, Some("wrong"))
+                .await
+                .unwrap()
+                .0,
+            401
+        );
     }
     let asked = |resource: &str| proxy.count(&Match::verb(Verb::Create).resource(resource));
-    assert_eq!((asked("tokenreviews"), asked("subjectaccessreviews")), (3, 2));
-    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")]).await;
+    assert_eq!(
+        (asked("tokenreviews"), asked("subjectaccessreviews")),
+        (3, 2)
+    );
+    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
+        .await;
 
     // While it cannot be asked, who is known is let in, and nobody else.
     proxy.refuse().await.unwrap();
-    assert_eq!(scrape(&trusting(), &operator, Some(&allowed)).await.unwrap().0, 200);
+    assert_eq!(
+        scrape(&trusting(), &operator, Some(&allowed))
+            .await
+            .unwrap()
+            .0,
+        200
+    );
     for token in ["another", "a third one"] {
         answers(&operator, Some(token), 503, "the apiserver cannot be asked").await;
     }
-    assert_eq!(operator.logs().matches("the apiserver cannot be asked who may read the metrics").count(), 1);
+    assert_eq!(
+        operator
+            .logs()
+            .matches("the apiserver cannot be asked who may read the metrics")
+            .count(),
+        1
+    );
     proxy.accept().await.unwrap();
     answers(&operator, Some("another"), 401, "kubectl create token").await;
 }
@@ -164,23 +268,33 @@ async fn a_replica_that_stands_by_is_read_too() {
     let bed = Bed::shared("metrics-standby").await;
     let id = format!("--leader-election-id={}", bed.namespace);
     let settings = || forgetful().flag("--leader-elect").flag(&id);
-    let (first, second) = (Operator::start(&bed, settings()).await, Operator::start(&bed, settings()).await);
+    let (first, second) = (
+        Operator::start(&bed, settings()).await,
+        Operator::start(&bed, settings()).await,
+    );
     let token = reader(&bed, "prometheus").await;
     bind(&bed, "prometheus").await;
-    until("one leads and the other one says that it does not", SOON, async || {
-        let mut leads = Vec::new();
-        for operator in [&first, &second] {
-            let (code, _, text) = scrape(&trusting(), operator, Some(&token)).await?;
-            anyhow::ensure!(code == 200, "{code}: {text}");
-            let line = text.lines().find(|line| line.starts_with("leader_election_master_status{"));
-            leads.push(line.is_some_and(|line| line.ends_with(" 1")));
-        }
-        leads.sort_unstable();
-        Ok((leads == [false, true]).then_some(()))
-    })
+    until(
+        "one leads and the other one says that it does not",
+        SOON,
+        async || {
+            let mut leads = Vec::new();
+            for operator in [&first, &second] {
+                let (code, _, text) = scrape(&trusting(), operator, Some(&token)).await?;
+                anyhow::ensure!(code == 200, "{code}: {text}");
+                let line = text
+                    .lines()
+                    .find(|line| line.starts_with("leader_election_master_status{"));
+                leads.push(line.is_some_and(|line| line.ends_with(" 1")));
+            }
+            leads.sort_unstable();
+            Ok((leads == [false, true]).then_some(()))
+        },
+    )
     .await
     .unwrap();
-    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")]).await;
+    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
+        .await;
 }
 
 /// Writes a pair as the kubelet does: a new folder, and a link that is put in the other's place.
@@ -202,15 +316,22 @@ fn mount(folder: &Path, version: &str, certificate: &str, key: &str) {
 async fn a_mounted_certificate_is_taken_up_anew() {
     let bed = Bed::shared("metrics-cert").await;
     let folder = Folder::new().unwrap();
-    let (old, new) = (Authority::new("old").unwrap(), Authority::new("new").unwrap());
-    let (first, second) = (old.server(&["localhost"]).unwrap(), new.server(&["localhost"]).unwrap());
+    let (old, new) = (
+        Authority::new("old").unwrap(),
+        Authority::new("new").unwrap(),
+    );
+    let (first, second) = (
+        old.server(&["localhost"]).unwrap(),
+        new.server(&["localhost"]).unwrap(),
+    );
     mount(folder.path(), "1", &first.cert_pem, &first.key_pem);
     let path = format!("--metrics-cert-path={}", folder.path().display());
     let operator = Operator::start(&bed, forgetful().flag(&path)).await;
-    let shows = async |authority: &Authority| match scrape(&strict(authority), &operator, None).await {
-        Ok((code, ..)) => code == 401,
-        Err(_) => false,
-    };
+    let shows =
+        async |authority: &Authority| match scrape(&strict(authority), &operator, None).await {
+            Ok((code, ..)) => code == 401,
+            Err(_) => false,
+        };
     assert!(shows(&old).await && !shows(&new).await);
 
     // One that does not fit changes nothing, and is told of once.
@@ -218,11 +339,23 @@ async fn a_mounted_certificate_is_taken_up_anew() {
     for _ in 0..3 {
         assert!(shows(&old).await && !shows(&new).await);
     }
-    let told = operator.logs().matches("the certificate of /metrics was not replaced").count();
-    assert!(told == 1 && operator.logs().contains("tls.key does not belong to tls.crt"), "{told}");
+    let told = operator
+        .logs()
+        .matches("the certificate of /metrics was not replaced")
+        .count();
+    assert!(
+        told == 1
+            && operator
+                .logs()
+                .contains("tls.key does not belong to tls.crt"),
+        "{told}"
+    );
     mount(folder.path(), "3", &second.cert_pem, &second.key_pem);
     assert!(shows(&new).await && !shows(&old).await);
-    for line in [&first, &second].iter().flat_map(|identity| identity.key_pem.lines()).filter(|it| !it.starts_with('-'))
+    for line in [&first, &second]
+        .iter()
+        .flat_map(|identity| identity.key_pem.lines())
+        .filter(|it| !it.starts_with('-'))
     {
         assert!(!operator.logs().contains(line), "a key stands in the log");
     }
@@ -232,16 +365,32 @@ async fn a_mounted_certificate_is_taken_up_anew() {
 async fn without_the_mounted_certificate_it_does_not_start() {
     let bed = Bed::shared("metrics-no-cert").await;
     let folder = Folder::new().unwrap();
-    let kubeconfig = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let kubeconfig = bed
+        .plane
+        .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+        .await
+        .unwrap();
     let path = format!("--metrics-cert-path={}", folder.path().display());
-    let flags =
-        ["run", "--metrics-secure", &path, "--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=0"];
-    let program = Program::new(env!("CARGO_BIN_EXE_quartermaster")).args(flags).env("KUBECONFIG", kubeconfig);
+    let flags = [
+        "run",
+        "--metrics-secure",
+        &path,
+        "--metrics-bind-address=127.0.0.1:0",
+        "--health-probe-bind-address=0",
+    ];
+    let program = Program::new(env!("CARGO_BIN_EXE_quartermaster"))
+        .args(flags)
+        .env("KUBECONFIG", kubeconfig);
     let mut child = program.spawn(folder.path().join("log")).unwrap();
-    let ended = until("it ends", SOON, async || Ok(child.ended()?)).await.unwrap();
+    let ended = until("it ends", SOON, async || Ok(child.ended()?))
+        .await
+        .unwrap();
     assert_eq!(ended.code(), Some(1));
     let said = child.log_text().unwrap();
-    for words in ["--metrics-cert-path: write a folder with tls.crt and tls.key (PEM)", "tls.crt: No such file"] {
+    for words in [
+        "--metrics-cert-path: write a folder with tls.crt and tls.key (PEM)",
+        "tls.crt: No such file",
+    ] {
         assert!(said.contains(words), "{said}");
     }
 }
@@ -250,21 +399,37 @@ async fn without_the_mounted_certificate_it_does_not_start() {
 #[tokio::test]
 async fn the_monitor_knows_how_to_read_them() {
     let bed = Bed::shared("metrics-monitor").await;
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/config/prometheus/monitor.yaml");
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/config/prometheus/monitor.yaml"
+    );
     let monitor: Value = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let endpoint = &monitor["spec"]["endpoints"][0];
-    assert_eq!(endpoint["bearerTokenFile"], "/var/run/secrets/kubernetes.io/serviceaccount/token");
-    let any = endpoint["tlsConfig"]["insecureSkipVerify"].as_bool().unwrap();
+    assert_eq!(
+        endpoint["bearerTokenFile"],
+        "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    );
+    let any = endpoint["tlsConfig"]["insecureSkipVerify"]
+        .as_bool()
+        .unwrap();
     let operator = Operator::start(&bed, forgetful()).await;
     let token = reader(&bed, "prometheus").await;
     bind(&bed, "prometheus").await;
-    let prometheus = client().tls_danger_accept_invalid_certs(any).build().unwrap();
+    let prometheus = client()
+        .tls_danger_accept_invalid_certs(any)
+        .build()
+        .unwrap();
     let address = operator.address("--metrics-bind-address").unwrap();
     let [scheme, path] = ["scheme", "path"].map(|field| endpoint[field].as_str().unwrap());
     let text = until("the role's binding is known", SOON, async || {
-        let answer = prometheus.get(format!("{scheme}://{address}{path}")).bearer_auth(&token).send().await?;
+        let answer = prometheus
+            .get(format!("{scheme}://{address}{path}"))
+            .bearer_auth(&token)
+            .send()
+            .await?;
         Ok(Some(answer.error_for_status()?.text().await?))
     });
     assert!(text.await.unwrap().contains("quartermaster_build_info"));
-    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")]).await;
+    bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
+        .await;
 }

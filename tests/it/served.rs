@@ -12,15 +12,25 @@ use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 /// The value of the series that begins so.
 fn series(metrics: &str, start: &str) -> Option<f64> {
-    metrics.lines().find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
 }
 
 /// What `/readyz` says when all is well, and the kinds are switched off that this is said of.
 fn ready(off: impl Fn(&str) -> bool) -> String {
     let mut kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
     kinds.sort_unstable();
-    let state = |kind: &str| if off(kind) { "absent: switched off by --controllers" } else { "synced" };
-    let lines = kinds.iter().map(|kind| format!("[+]{kind} {}\n", state(kind)));
+    let state = |kind: &str| {
+        if off(kind) {
+            "absent: switched off by --controllers"
+        } else {
+            "synced"
+        }
+    };
+    let lines = kinds
+        .iter()
+        .map(|kind| format!("[+]{kind} {}\n", state(kind)));
     lines.collect::<String>() + "ready\n"
 }
 
@@ -31,8 +41,10 @@ async fn probes_metrics_and_logs() {
     let operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
-    bed.track("none", "Deployment", "nothing", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.track("none", "Deployment", "nothing", "replicas", "hook")
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("none", "TargetNotFound").await;
 
@@ -40,16 +52,25 @@ async fn probes_metrics_and_logs() {
         let (code, text) = operator.probe(path).await.unwrap();
         assert_eq!(code, 200, "{text}");
         for name in ["contactpoint", "trackedfield"] {
-            assert!(text.lines().any(|line| line.starts_with(&format!("[+]{name} "))), "{text}");
+            assert!(
+                text.lines()
+                    .any(|line| line.starts_with(&format!("[+]{name} "))),
+                "{text}"
+            );
         }
         assert!(text.ends_with("\nlive\n"), "{text}");
     }
-    assert_eq!(operator.probe("readyz").await.unwrap(), (200, ready(|_| false)));
+    assert_eq!(
+        operator.probe("readyz").await.unwrap(),
+        (200, ready(|_| false))
+    );
     assert_eq!(operator.probe("nothing").await.unwrap().0, 404);
 
     let metrics = operator.metrics().await;
-    let names: BTreeSet<&str> =
-        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let names: BTreeSet<&str> = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
     for name in [
         "controller_runtime_reconcile",
         "controller_runtime_reconcile_errors",
@@ -62,32 +83,70 @@ async fn probes_metrics_and_logs() {
         "quartermaster_notifications_pending",
         "process_resident_memory_bytes",
     ] {
-        assert!(names.iter().any(|found| found.trim_end_matches("_total") == name), "{name} is not among {names:?}");
+        assert!(
+            names
+                .iter()
+                .any(|found| found.trim_end_matches("_total") == name),
+            "{name} is not among {names:?}"
+        );
     }
     for (start, least) in [
-        ("controller_runtime_reconcile_total{controller=\"contactpoint\",result=\"requeue_after\"}", 1.0),
-        ("controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue_after\"}", 2.0),
-        ("quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"}", 2.0),
+        (
+            "controller_runtime_reconcile_total{controller=\"contactpoint\",result=\"requeue_after\"}",
+            1.0,
+        ),
+        (
+            "controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue_after\"}",
+            2.0,
+        ),
+        (
+            "quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"}",
+            2.0,
+        ),
         ("quartermaster_notification_latency_seconds_count", 1.0),
     ] {
-        assert!(series(&metrics, start).is_some_and(|value| value >= least), "{start}\n{metrics}");
+        assert!(
+            series(&metrics, start).is_some_and(|value| value >= least),
+            "{start}\n{metrics}"
+        );
     }
-    assert_eq!(series(&metrics, "quartermaster_notifications_pending"), Some(0.0));
+    assert_eq!(
+        series(&metrics, "quartermaster_notifications_pending"),
+        Some(0.0)
+    );
     let leads = "leader_election_master_status{name=\"quartermaster\"}";
-    assert_eq!(series(&metrics, leads), Some(1.0), "there is no election, so it acts");
+    assert_eq!(
+        series(&metrics, leads),
+        Some(1.0),
+        "there is no election, so it acts"
+    );
     for controller in ["contactpoint", "trackedfield"] {
-        let of = |metric: &str| format!("workqueue_{metric}{{name=\"{controller}\",controller=\"{controller}\"}}");
-        let value = |metric: &str| series(&metrics, &of(metric)).unwrap_or_else(|| panic!("no {metric}\n{metrics}"));
-        assert!(value("adds_total") >= 1.0 && value("queue_duration_seconds_count") >= 1.0, "{metrics}");
+        let of = |metric: &str| {
+            format!("workqueue_{metric}{{name=\"{controller}\",controller=\"{controller}\"}}")
+        };
+        let value = |metric: &str| {
+            series(&metrics, &of(metric)).unwrap_or_else(|| panic!("no {metric}\n{metrics}"))
+        };
+        assert!(
+            value("adds_total") >= 1.0 && value("queue_duration_seconds_count") >= 1.0,
+            "{metrics}"
+        );
         assert!(value("depth") >= 0.0 && value("unfinished_work_seconds") >= 0.0);
     }
-    assert!(!metrics.contains(&bed.namespace), "no label names an object");
+    assert!(
+        !metrics.contains(&bed.namespace),
+        "no label names an object"
+    );
 
     let mut passes = 0;
     for line in operator.logs().lines() {
-        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let line: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         for key in ["ts", "level", "logger", "msg"] {
-            assert!(line[key].is_string() || line[key].is_number(), "no {key}: {line}");
+            assert!(
+                line[key].is_string() || line[key].is_number(),
+                "no {key}: {line}"
+            );
         }
         if line["controller"].is_string() {
             passes += 1;
@@ -95,8 +154,12 @@ async fn probes_metrics_and_logs() {
                 assert!(line[key].is_string(), "no {key}: {line}");
             }
             // A read of a target belongs to no reconcile.
-            let is_read = line["method"] == "GET" && line["path"].as_str().unwrap().contains("/deployments/");
-            assert!(is_read || line["reconcileID"].is_string(), "no reconcileID: {line}");
+            let is_read =
+                line["method"] == "GET" && line["path"].as_str().unwrap().contains("/deployments/");
+            assert!(
+                is_read || line["reconcileID"].is_string(),
+                "no reconcileID: {line}"
+            );
         }
     }
     assert!(passes > 3);
@@ -106,11 +169,19 @@ async fn probes_metrics_and_logs() {
 async fn a_kind_that_is_switched_off_is_left_alone() {
     let bed = Bed::shared("subset").await;
     let receiver = Receiver::start().unwrap();
-    let operator = Operator::start(&bed, Settings::default().flag("--controllers=*,-trackedfield")).await;
-    assert_eq!(operator.probe("readyz").await.unwrap(), (200, ready(|kind| kind == "trackedfield")));
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--controllers=*,-trackedfield"),
+    )
+    .await;
+    assert_eq!(
+        operator.probe("readyz").await.unwrap(),
+        (200, ready(|kind| kind == "trackedfield"))
+    );
     let since = bed.plane.audit().mark().await.unwrap();
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -128,10 +199,21 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
 
     // The other way round: what is recorded waits for somebody who sends.
     drop(operator);
-    let fields = Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;
-    assert_eq!(fields.probe("readyz").await.unwrap(), (200, ready(|kind| kind != "trackedfield")));
-    bed.until("it", "is recorded", |field: &TrackedField| field.history().unwrap().len() == 1).await;
-    bed.waiting("it", "ContactPointNotReady: \"hook\": this operator does not serve contact points: ").await;
+    let fields =
+        Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;
+    assert_eq!(
+        fields.probe("readyz").await.unwrap(),
+        (200, ready(|kind| kind != "trackedfield"))
+    );
+    bed.until("it", "is recorded", |field: &TrackedField| {
+        field.history().unwrap().len() == 1
+    })
+    .await;
+    bed.waiting(
+        "it",
+        "ContactPointNotReady: \"hook\": this operator does not serve contact points: ",
+    )
+    .await;
     drop(fields);
     let _both = Operator::start(&bed, Settings::default()).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
@@ -144,7 +226,10 @@ async fn a_proxy_of_the_environment_is_not_the_apiservers() {
     let bed = Bed::shared("proxied").await;
     let receiver = Receiver::start().unwrap();
     let nowhere = "http://127.0.0.1:9";
-    let settings = Settings::default().env("HTTPS_PROXY", nowhere).env("https_proxy", nowhere).env("NO_PROXY", "");
+    let settings = Settings::default()
+        .env("HTTPS_PROXY", nowhere)
+        .env("https_proxy", nowhere)
+        .env("NO_PROXY", "");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -160,22 +245,42 @@ async fn other_namespaces_are_left_alone() {
     for bed in [&bed, &other, &third] {
         bed.webhook("hook", &receiver.url()).await;
         bed.deployment("web", 1).await;
-        bed.track("it", "Deployment", "web", "replicas", "hook").await;
+        bed.track("it", "Deployment", "web", "replicas", "hook")
+            .await;
     }
     // Two installs, each with its own; the flag given twice and with a comma.
     let since = bed.plane.audit().mark().await.unwrap();
-    let both = Settings::default().flag(&format!("--watch-namespace={},{}", bed.namespace, third.namespace));
+    let both = Settings::default().flag(&format!(
+        "--watch-namespace={},{}",
+        bed.namespace, third.namespace
+    ));
     let _mine = Operator::start(&bed, both).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     third.delivered("it", &[("Created", Some("1"))]).await;
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed.plane.audit().requests(since).await.unwrap();
-    let of =
-        |namespace: &str| requests.iter().filter(|r| r.subject.user == me && r.subject.namespace == namespace).count();
+    let of = |namespace: &str| {
+        requests
+            .iter()
+            .filter(|r| r.subject.user == me && r.subject.namespace == namespace)
+            .count()
+    };
     assert!(of(&bed.namespace) > 0 && of(&other.namespace) == 0);
-    assert!(other.api::<ContactPoint>().get("hook").await.unwrap().status.is_none());
+    assert!(
+        other
+            .api::<ContactPoint>()
+            .get("hook")
+            .await
+            .unwrap()
+            .status
+            .is_none()
+    );
     let _theirs = Operator::start(&other, Settings::default()).await;
     other.delivered("it", &[("Created", Some("1"))]).await;
-    let delivered = receiver.requests().iter().filter(|request| request.json().unwrap()["action"] == "Created").count();
+    let delivered = receiver
+        .requests()
+        .iter()
+        .filter(|request| request.json().unwrap()["action"] == "Created")
+        .count();
     assert_eq!(delivered, 3, "each told once");
 }

@@ -52,7 +52,11 @@ impl Unbound {
             crds.push(bounded);
             resources.push(resource);
         }
-        let unbound = Self { api, crds, kinds: resources };
+        let unbound = Self {
+            api,
+            crds,
+            kinds: resources,
+        };
         for kind in &unbound.kinds {
             accepts(bed, kind, true).await;
         }
@@ -61,7 +65,12 @@ impl Unbound {
 
     async fn bind(self, bed: &Bed) {
         for crd in &self.crds {
-            replace_versions(&self.api, crd, serde_json::to_value(&crd.spec.versions).unwrap()).await;
+            replace_versions(
+                &self.api,
+                crd,
+                serde_json::to_value(&crd.spec.versions).unwrap(),
+            )
+            .await;
         }
         for kind in &self.kinds {
             accepts(bed, kind, false).await;
@@ -69,20 +78,38 @@ impl Unbound {
     }
 }
 
-async fn replace_versions(api: &Api<CustomResourceDefinition>, crd: &CustomResourceDefinition, versions: Value) {
+async fn replace_versions(
+    api: &Api<CustomResourceDefinition>,
+    crd: &CustomResourceDefinition,
+    versions: Value,
+) {
     let patch = json!({ "spec": { "versions": versions } });
-    api.patch(&crd.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    api.patch(
+        &crd.name_any(),
+        &PatchParams::default(),
+        &Patch::Merge(patch),
+    )
+    .await
+    .unwrap();
 }
 
 /// Waits until the apiserver lets in a spec with an unknown field of the wrong type for every kind, or does not.
 async fn accepts(bed: &Bed, kind: &ApiResource, expected: bool) {
-    let object = DynamicObject::new("tried", kind).data(json!({ "spec": { "suspend": "no bool" } }));
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let object =
+        DynamicObject::new("tried", kind).data(json!({ "spec": { "suspend": "no bool" } }));
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     let api = objects(bed, kind);
-    let accepted = until(format!("{} are bound: {}", kind.plural, !expected), SOON, async || {
-        let accepted = api.create(&dry_run, &object).await.is_ok();
-        Ok((accepted == expected).then_some(()))
-    });
+    let accepted = until(
+        format!("{} are bound: {}", kind.plural, !expected),
+        SOON,
+        async || {
+            let accepted = api.create(&dry_run, &object).await.is_ok();
+            Ok((accepted == expected).then_some(()))
+        },
+    );
     accepted.await.unwrap();
 }
 
@@ -90,7 +117,8 @@ fn objects(bed: &Bed, kind: &ApiResource) -> Api<DynamicObject> {
     Api::namespaced_with(bed.client.clone(), &bed.namespace, kind)
 }
 
-fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>() -> (CustomResourceDefinition, ApiResource) {
+fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>()
+-> (CustomResourceDefinition, ApiResource) {
     (K::crd(), K::api_resource())
 }
 
@@ -131,7 +159,11 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     let (proxy, file) = bed.through_proxy().await;
     if !streamed {
         let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
-        proxy.inject(streams, Times::Always, Fault::status(StatusCode::UNPROCESSABLE_ENTITY));
+        proxy.inject(
+            streams,
+            Times::Always,
+            Fault::status(StatusCode::UNPROCESSABLE_ENTITY),
+        );
     }
     let apps = objects(&bed, &AppService::api_resource());
     let unbound = Unbound::new(&bed, vec![kind::<AppService>()]).await;
@@ -141,7 +173,11 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
         let (apps, app) = (&apps, app.data(json!({ "spec": spec })));
         async move { apps.create(&PostParams::default(), &app).await.map(drop) }
     }));
-    stored.buffer_unordered(4).try_collect::<()>().await.unwrap();
+    stored
+        .buffer_unordered(4)
+        .try_collect::<()>()
+        .await
+        .unwrap();
     unbound.bind(&bed).await;
 
     let settings = Settings::default().kubeconfig(file).flag("--leader-elect");
@@ -150,7 +186,10 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     for _ in 0..2 {
         replicas.push(Operator::launch(&bed, settings.clone()).await);
     }
-    let peaks: Vec<_> = replicas.iter_mut().map(|replica| Peak::watch(replica.child().id())).collect();
+    let peaks: Vec<_> = replicas
+        .iter_mut()
+        .map(|replica| Peak::watch(replica.child().id()))
+        .collect();
     for replica in &replicas {
         replica.ready().await;
     }
@@ -161,8 +200,13 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
             let app = bed.api::<AppService>().get_status(&app.name_any()).await?;
             let status = app.status.unwrap_or_default();
             let ready = status.condition("Ready").cloned().unwrap_or_default();
-            let (reason, message) = (ready.reason.unwrap_or_default(), ready.message.unwrap_or_default());
-            let told = reason == "SpecInvalid" && message.contains("spec is 1300") && message.contains("Shorten it");
+            let (reason, message) = (
+                ready.reason.unwrap_or_default(),
+                ready.message.unwrap_or_default(),
+            );
+            let told = reason == "SpecInvalid"
+                && message.contains("spec is 1300")
+                && message.contains("Shorten it");
             anyhow::ensure!(told, "{:?} says {reason}: {message}", app.metadata.name);
         }
         Ok(Some(()))
@@ -172,7 +216,9 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     for number in 0..APPS {
         let patch = json!({ "metadata": { "annotations": { "round": "2" } } });
         let name = format!("huge-{number}");
-        apps.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        apps.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
     }
     // The neighbour is served as ever,
     let plain = json!({ "spec": { "size": 1, "image": "nginx:1.29" } });
@@ -182,7 +228,11 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     let args = json!({ "spec": { "args": ["-v"] } });
     bed.patch::<AppService>("huge-0", args).await;
     bed.until("huge-0", "exists", |_: &Deployment| true).await;
-    let deployments = bed.api::<Deployment>().list_metadata(&Default::default()).await.unwrap();
+    let deployments = bed
+        .api::<Deployment>()
+        .list_metadata(&Default::default())
+        .await
+        .unwrap();
     assert_eq!(deployments.items.len(), 2, "no other spec was acted on");
 
     for peak in peaks {
@@ -192,10 +242,17 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     }
     let requests = proxy.requests();
     let lists = |resource: &str, query: &str| {
-        let of = |request: &ApiRequest| request.resource == resource && request.query.contains(query);
-        requests.iter().filter(|seen| seen.request.verb == Verb::List && of(&seen.request)).count()
+        let of =
+            |request: &ApiRequest| request.resource == resource && request.query.contains(query);
+        requests
+            .iter()
+            .filter(|seen| seen.request.verb == Verb::List && of(&seen.request))
+            .count()
     };
-    assert!(lists("appservices", "continue=") > 0, "our own kinds are listed in pages");
+    assert!(
+        lists("appservices", "continue=") > 0,
+        "our own kinds are listed in pages"
+    );
     assert_eq!(lists("deployments", "limit=") > 0, !streamed);
 }
 
@@ -206,67 +263,127 @@ async fn huge_objects_of_others_fit_into_the_memory_of_both_replicas() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let deployment = async |name: &str, labels: Value, container: Value, volumes: Value| {
         let pods = json!({ "app": name });
-        let template =
-            json!({ "metadata": { "labels": pods }, "spec": { "containers": [container], "volumes": volumes } });
-        let spec = json!({ "replicas": 0, "selector": { "matchLabels": pods }, "template": template });
+        let template = json!({ "metadata": { "labels": pods }, "spec": { "containers": [container], "volumes": volumes } });
+        let spec =
+            json!({ "replicas": 0, "selector": { "matchLabels": pods }, "template": template });
         let object = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name, "labels": labels }, "spec": spec,
         });
-        let made = bed.plane.run_kubectl(&["-n", &bed.namespace, "create", "-f", "-"], &object.to_string()).await;
+        let made = bed
+            .plane
+            .run_kubectl(
+                &["-n", &bed.namespace, "create", "-f", "-"],
+                &object.to_string(),
+            )
+            .await;
         made.unwrap();
     };
-    let container = |more: &str, value: Value| json!({ "name": "web", "image": "nginx:1", more: value });
+    let container =
+        |more: &str, value: Value| json!({ "name": "web", "image": "nginx:1", more: value });
     let variables = || json!(vec![json!({ "name": "a" }); 140_000]);
-    deployment("variables", json!({}), container("env", variables()), json!([])).await;
-    deployment("arguments", json!({}), container("args", json!(vec![""; 700_000])), json!([])).await;
+    deployment(
+        "variables",
+        json!({}),
+        container("env", variables()),
+        json!([]),
+    )
+    .await;
+    deployment(
+        "arguments",
+        json!({}),
+        container("args", json!(vec![""; 700_000])),
+        json!([]),
+    )
+    .await;
     // The operator watches by this label for the children of an app.
-    bed.create::<AppService>("app", json!({ "spec": { "size": 1, "image": "nginx:1" } })).await;
+    bed.create::<AppService>("app", json!({ "spec": { "size": 1, "image": "nginx:1" } }))
+        .await;
     let owned = json!({ "quartermaster.dev/owner-uid": "none" });
-    let volumes: Vec<_> = (0..60_000).map(|number| json!({ "name": format!("v{number}"), "emptyDir": {} })).collect();
-    deployment("volumes", owned, container("args", json!([])), json!(volumes)).await;
+    let volumes: Vec<_> = (0..60_000)
+        .map(|number| json!({ "name": format!("v{number}"), "emptyDir": {} }))
+        .collect();
+    deployment(
+        "volumes",
+        owned,
+        container("args", json!([])),
+        json!(volumes),
+    )
+    .await;
     for name in ["variables", "arguments", "volumes"] {
         bed.track(name, "Deployment", name, "image", "hook").await;
     }
 
-    let settings = Settings::default().flag("--leader-elect").flag(&format!("--leader-election-id={LEASE}"));
+    let settings = Settings::default()
+        .flag("--leader-elect")
+        .flag(&format!("--leader-election-id={LEASE}"));
     let mut replicas = Vec::new();
     for _ in 0..2 {
         replicas.push(Operator::launch(&bed, settings.clone()).await);
     }
-    let peaks: Vec<_> = replicas.iter_mut().map(|replica| Peak::watch(replica.child().id())).collect();
+    let peaks: Vec<_> = replicas
+        .iter_mut()
+        .map(|replica| Peak::watch(replica.child().id()))
+        .collect();
     for replica in &replicas {
         replica.ready().await;
     }
     bed.until("app", "exists", |_: &Deployment| true).await;
-    bed.delivered("arguments", &[("Created", Some("nginx:1"))]).await;
+    bed.delivered("arguments", &[("Created", Some("nginx:1"))])
+        .await;
     for name in ["variables", "volumes"] {
         let said = bed.waiting(name, "TargetUnreadable: ").await;
-        assert!(said.contains("takes more than 24 MiB of memory once it is decoded: shorten it"), "{said}");
+        assert!(
+            said.contains("takes more than 24 MiB of memory once it is decoded: shorten it"),
+            "{said}"
+        );
     }
     // Through the watches and by reads, several at once.
     for (round, replicas) in (2..6).enumerate() {
         for name in ["variables", "arguments", "volumes"] {
             let patch = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
             let api = bed.api::<Deployment>();
-            api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
-            bed.track(&format!("{name}-{round}"), "Deployment", name, "{.metadata.annotations.round}", "hook").await;
+            api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await
+                .unwrap();
+            bed.track(
+                &format!("{name}-{round}"),
+                "Deployment",
+                name,
+                "{.metadata.annotations.round}",
+                "hook",
+            )
+            .await;
         }
         bed.scale("web", replicas).await;
     }
     for round in 0..4 {
-        bed.until(&format!("arguments-{round}"), "has the newest value", |field: &TrackedField| {
-            field.history().unwrap().last().is_some_and(|entry| entry.value.as_deref() == Some("3"))
-        })
+        bed.until(
+            &format!("arguments-{round}"),
+            "has the newest value",
+            |field: &TrackedField| {
+                field
+                    .history()
+                    .unwrap()
+                    .last()
+                    .is_some_and(|entry| entry.value.as_deref() == Some("3"))
+            },
+        )
         .await;
         for name in ["variables", "volumes"] {
-            bed.waiting(&format!("{name}-{round}"), "TargetUnreadable: ").await;
+            bed.waiting(&format!("{name}-{round}"), "TargetUnreadable: ")
+                .await;
         }
     }
     bed.until("web", "has the newest value", |field: &TrackedField| {
-        field.history().unwrap().last().is_some_and(|entry| entry.value.as_deref() == Some("5"))
+        field
+            .history()
+            .unwrap()
+            .last()
+            .is_some_and(|entry| entry.value.as_deref() == Some("5"))
     })
     .await;
     for peak in peaks {
@@ -294,14 +411,18 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
         kind::<TrackedField>(),
     ];
     let of_kind: Vec<_> = kinds.iter().map(|(_, kind)| kind.clone()).collect();
-    bed.create::<ConfigMap>("source", json!({ "data": { "key": "value" } })).await;
+    bed.create::<ConfigMap>("source", json!({ "data": { "key": "value" } }))
+        .await;
     let _operator = Operator::start(&bed, Settings::default().aws(&aws)).await;
     let sync = json!({
         "configMapName": "source", "sourceNamespace": bed.namespace, "destinationNamespace": bed.namespace,
         "destinationName": "copy",
     });
-    bed.create::<ConfigMapSync>("copied", json!({ "spec": sync })).await;
-    let copy = bed.until("copy", "is a copy", |copy: &ConfigMap| copy.data.is_some()).await;
+    bed.create::<ConfigMapSync>("copied", json!({ "spec": sync }))
+        .await;
+    let copy = bed
+        .until("copy", "is a copy", |copy: &ConfigMap| copy.data.is_some())
+        .await;
     assert!(!copy.labels().is_empty(), "{copy:?}");
 
     let unbound = Unbound::new(&bed, kinds).await;
@@ -310,22 +431,37 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
     let specs = [
         ("image", json!({ "size": 1, "image": "nginx:1.29" })),
         ("configMapName", sync),
-        ("type", json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:9/" } })),
-        ("banner", json!({ "image": "nginx:1.29", "banner": "hello" })),
+        (
+            "type",
+            json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:9/" } }),
+        ),
+        (
+            "banner",
+            json!({ "image": "nginx:1.29", "banner": "hello" }),
+        ),
         ("ipAddressType", json!({ "scheme": "internal" })),
-        ("field", json!({ "target": target, "contactPoint": "web", "field": "replicas" })),
+        (
+            "field",
+            json!({ "target": target, "contactPoint": "web", "field": "replicas" }),
+        ),
     ];
     for (kind, (field, spec)) in of_kind.iter().zip(&specs) {
         let mut oversized = spec.clone();
         oversized[field] = large().into();
         for name in ["shortened", "deleted"] {
             let object = DynamicObject::new(name, kind).data(json!({ "spec": oversized }));
-            objects(&bed, kind).create(&PostParams::default(), &object).await.unwrap();
+            objects(&bed, kind)
+                .create(&PostParams::default(), &object)
+                .await
+                .unwrap();
         }
     }
     let syncs = &of_kind[1];
     let patch = Patch::Merge(json!({ "spec": { "configMapName": large() } }));
-    objects(&bed, syncs).patch("copied", &PatchParams::default(), &patch).await.unwrap();
+    objects(&bed, syncs)
+        .patch("copied", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
     unbound.bind(&bed).await;
 
     let reads = async |kind: &ApiResource, name: &str, invalid: bool| {
@@ -333,13 +469,28 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
         let what = format!("{} {name} reads SpecInvalid: {invalid}", kind.kind);
         let read = until(what, SOON, async || {
             let object = api.get(name).await?;
-            let waiting = object.annotations().get("quartermaster.dev/waiting").cloned();
-            let conditions = object.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
-            let ready = ready.map(|ready| format!("{}: {}", ready["reason"].as_str().unwrap(), ready["message"]));
+            let waiting = object
+                .annotations()
+                .get("quartermaster.dev/waiting")
+                .cloned();
+            let conditions = object.data["status"]["conditions"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            let ready = conditions
+                .iter()
+                .find(|condition| condition["type"] == "Ready");
+            let ready = ready.map(|ready| {
+                format!(
+                    "{}: {}",
+                    ready["reason"].as_str().unwrap(),
+                    ready["message"]
+                )
+            });
             let said = waiting.or(ready).unwrap_or_default();
-            let is_invalid =
-                said.starts_with("SpecInvalid") && said.contains("spec is 300") && said.contains("Shorten it");
+            let is_invalid = said.starts_with("SpecInvalid")
+                && said.contains("spec is 300")
+                && said.contains("Shorten it");
             anyhow::ensure!(is_invalid == invalid, "it says {said:?}");
             Ok(Some(()))
         });
@@ -353,10 +504,17 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
     reads(syncs, "copied", true).await;
     for (kind, (field, spec)) in of_kind.iter().zip(&specs) {
         let patch = Patch::Merge(json!({ "spec": { *field: spec[field] } }));
-        objects(&bed, kind).patch("shortened", &PatchParams::default(), &patch).await.unwrap();
+        objects(&bed, kind)
+            .patch("shortened", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
         reads(kind, "shortened", false).await;
     }
-    for (kind, name) in of_kind.iter().map(|kind| (kind, "deleted")).chain([(syncs, "copied")]) {
+    for (kind, name) in of_kind
+        .iter()
+        .map(|kind| (kind, "deleted"))
+        .chain([(syncs, "copied")])
+    {
         let api = objects(&bed, kind);
         api.delete(name, &DeleteParams::default()).await.unwrap();
         let gone = until(format!("{} {name} is gone", kind.kind), SOON, async || {

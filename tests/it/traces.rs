@@ -32,29 +32,46 @@ impl Collector {
     /// Sends to it twenty times a second.
     fn settings(&self) -> Settings {
         let settings = Settings::default().env("OTEL_EXPORTER_OTLP_ENDPOINT", &self.0.url());
-        settings.env("OTEL_BSP_SCHEDULE_DELAY", "50").env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=it")
+        settings
+            .env("OTEL_BSP_SCHEDULE_DELAY", "50")
+            .env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=it")
     }
 
     fn taken(&self) -> Vec<ExportTraceServiceRequest> {
         let requests = self.0.requests();
-        let taken = requests.iter().filter(|request| request.answered == Some(StatusCode::OK));
+        let taken = requests
+            .iter()
+            .filter(|request| request.answered == Some(StatusCode::OK));
         taken
             .map(|request| {
                 assert_eq!(request.path, "/v1/traces");
-                assert_eq!(request.header("content-type"), Some("application/x-protobuf"));
+                assert_eq!(
+                    request.header("content-type"),
+                    Some("application/x-protobuf")
+                );
                 ExportTraceServiceRequest::decode(request.body.clone()).unwrap()
             })
             .collect()
     }
 
     fn spans(&self) -> Vec<Span> {
-        let resources = self.taken().into_iter().flat_map(|request| request.resource_spans);
-        resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans).collect()
+        let resources = self
+            .taken()
+            .into_iter()
+            .flat_map(|request| request.resource_spans);
+        resources
+            .flat_map(|resource| resource.scope_spans)
+            .flat_map(|scope| scope.spans)
+            .collect()
     }
 
     /// Waits for a span like this.
     async fn span(&self, what: &str, is: impl Fn(&Span) -> bool) -> Span {
-        until(what, SOON, async || Ok(self.spans().into_iter().find(|span| is(span)))).await.unwrap()
+        until(what, SOON, async || {
+            Ok(self.spans().into_iter().find(|span| is(span)))
+        })
+        .await
+        .unwrap()
     }
 }
 
@@ -67,11 +84,15 @@ fn text(value: Option<AnyValue>) -> String {
 }
 
 fn attributes(of: &[KeyValue]) -> BTreeMap<String, String> {
-    of.iter().map(|attribute| (attribute.key.clone(), text(attribute.value.clone()))).collect()
+    of.iter()
+        .map(|attribute| (attribute.key.clone(), text(attribute.value.clone())))
+        .collect()
 }
 
 fn is(span: &Span, key: &str, value: &str) -> bool {
-    attributes(&span.attributes).get(key).is_some_and(|it| it == value)
+    attributes(&span.attributes)
+        .get(key)
+        .is_some_and(|it| it == value)
 }
 
 /// The pass of a controller over the object of this name.
@@ -88,49 +109,103 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
 
     // What is sent stands beneath a pass that offered it, with its requests.
-    let is_beneath = |span: &Span, pass: &Span| span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id;
-    let sent = collector.span("the message", |span| span.name == "send" && !span.parent_span_id.is_empty()).await;
-    assert!(is(&sent, "quartermaster.messages", "1") && is(&sent, "name", "chat"), "{sent:?}");
-    let pass = collector.span("the pass", |pass| is_beneath(&sent, pass)).await;
-    assert!(pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace), "{pass:?}");
+    let is_beneath = |span: &Span, pass: &Span| {
+        span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id
+    };
+    let sent = collector
+        .span("the message", |span| {
+            span.name == "send" && !span.parent_span_id.is_empty()
+        })
+        .await;
+    assert!(
+        is(&sent, "quartermaster.messages", "1") && is(&sent, "name", "chat"),
+        "{sent:?}"
+    );
+    let pass = collector
+        .span("the pass", |pass| is_beneath(&sent, pass))
+        .await;
+    assert!(
+        pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace),
+        "{pass:?}"
+    );
     assert!(pass.parent_span_id.is_empty());
     let template = "/apis/tg.azamaton.ru/v1/namespaces/{namespace}/trackedfields/{name}/status";
-    let written = collector.span("its status", |span| is(span, "url.template", template)).await;
+    let written = collector
+        .span("its status", |span| is(span, "url.template", template))
+        .await;
     assert_eq!(written.kind(), SpanKind::Client);
-    let method = attributes(&written.attributes).remove("http.request.method").unwrap();
+    let method = attributes(&written.attributes)
+        .remove("http.request.method")
+        .unwrap();
     assert_eq!(written.name, format!("{method} {template}"));
-    assert!(is(&written, "http.response.status_code", "200"), "{written:?}");
+    assert!(
+        is(&written, "http.response.status_code", "200"),
+        "{written:?}"
+    );
     let asked = attributes(&written.attributes);
-    let at = format!("https://{}:{}/apis/tg.azamaton.ru/", asked["server.address"], asked["server.port"]);
+    let at = format!(
+        "https://{}:{}/apis/tg.azamaton.ru/",
+        asked["server.address"], asked["server.port"]
+    );
     assert!(asked["url.full"].starts_with(&at), "{asked:?}");
-    let writer = collector.span("whose it is", |pass| is_beneath(&written, pass)).await;
+    let writer = collector
+        .span("whose it is", |pass| is_beneath(&written, pass))
+        .await;
     assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
 
     // What fails says so: the subnets are unknown to AWS.
     let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
-    bed.create::<quartermaster::api::MyIngress>("web", json!({ "spec": subnets })).await;
+    bed.create::<quartermaster::api::MyIngress>("web", json!({ "spec": subnets }))
+        .await;
     let call = "Elastic Load Balancing v2/CreateLoadBalancer";
-    let refused = collector.span("what AWS refused", |span| span.name == call).await;
+    let refused = collector
+        .span("what AWS refused", |span| span.name == call)
+        .await;
     assert!(is(&refused, "error.type", "SubnetNotFound"), "{refused:?}");
     assert_eq!(refused.status.as_ref().unwrap().code(), Standing::Error);
-    let failed = collector.span("the pass that failed", |pass| is_beneath(&refused, pass)).await;
+    let failed = collector
+        .span("the pass that failed", |pass| is_beneath(&refused, pass))
+        .await;
     assert_eq!(failed.status.as_ref().unwrap().code(), Standing::Error);
-    assert!(failed.events.iter().any(|event| event.name.starts_with("the pass failed")), "{failed:?}");
+    assert!(
+        failed
+            .events
+            .iter()
+            .any(|event| event.name.starts_with("the pass failed")),
+        "{failed:?}"
+    );
 
     // A connection that breaks: the words of such an error have the URL, in which the token is.
     telegram.fault_next(1, Fault::Instead(Reply::reset()));
-    bed.patch::<Deployment>("web", json!({ "spec": { "replicas": 2 } })).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    let unsent =
-        |span: &Span| span.name == "send" && span.status.as_ref().is_some_and(|it| it.code() == Standing::Error);
+    bed.patch::<Deployment>("web", json!({ "spec": { "replicas": 2 } }))
+        .await;
+    bed.delivered(
+        "replicas",
+        &[("Created", Some("1")), ("Updated", Some("2"))],
+    )
+    .await;
+    let unsent = |span: &Span| {
+        span.name == "send"
+            && span
+                .status
+                .as_ref()
+                .is_some_and(|it| it.code() == Standing::Error)
+    };
     collector.span("what was not sent", unsent).await;
 
     // Who speaks; and no word of a secret.
-    let resource = attributes(&collector.taken().remove(0).resource_spans[0].resource.as_ref().unwrap().attributes);
+    let resource = attributes(
+        &collector.taken().remove(0).resource_spans[0]
+            .resource
+            .as_ref()
+            .unwrap()
+            .attributes,
+    );
     assert_eq!(resource["service.name"], "quartermaster");
     assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(resource["k8s.cluster.name"], "it");
@@ -146,19 +221,33 @@ fn sync(bed: &Bed, to: &str) -> Value {
 }
 
 fn is_ready(sync: &ConfigMapSync) -> bool {
-    sync.status.as_ref().is_some_and(|it| it.conditions.iter().any(|it| it.status == "True"))
+    sync.status
+        .as_ref()
+        .is_some_and(|it| it.conditions.iter().any(|it| it.status == "True"))
 }
 
 #[tokio::test]
 async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
     let bed = Bed::shared("busy").await;
     let collector = Collector::start();
-    collector.0.next(1, Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    collector
+        .0
+        .next(1, Reply::status(StatusCode::SERVICE_UNAVAILABLE));
     let operator = Operator::start(&bed, collector.settings()).await;
-    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
-    collector.span("what came second", pass_of("configmapsync", "first")).await;
-    assert_eq!(collector.0.requests()[0].answered, Some(StatusCode::SERVICE_UNAVAILABLE));
-    assert!(!operator.logs().contains("the collector takes"), "{}", operator.logs());
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
+        .await;
+    collector
+        .span("what came second", pass_of("configmapsync", "first"))
+        .await;
+    assert_eq!(
+        collector.0.requests()[0].answered,
+        Some(StatusCode::SERVICE_UNAVAILABLE)
+    );
+    assert!(
+        !operator.logs().contains("the collector takes"),
+        "{}",
+        operator.logs()
+    );
 }
 
 #[tokio::test]
@@ -167,23 +256,39 @@ async fn without_a_collector_all_goes_on() {
     let collector = Collector::start();
     collector.0.refuse().await.unwrap();
     let with_password = collector.0.url().replace("://", "://otel:hunter2@");
-    let settings = collector.settings().env("OTEL_EXPORTER_OTLP_ENDPOINT", &with_password);
+    let settings = collector
+        .settings()
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &with_password);
     let mut operator = Operator::start(&bed, settings).await;
     let says = async |words: &str| {
-        until(words, SOON, async || Ok(operator.logs().contains(words).then_some(()))).await.unwrap();
+        until(words, SOON, async || {
+            Ok(operator.logs().contains(words).then_some(()))
+        })
+        .await
+        .unwrap();
     };
-    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
-    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } }))
+        .await;
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
+        .await;
     bed.until("first", "Ready", is_ready).await;
     let lost = "the collector takes no traces: they are lost";
     says(lost).await;
     collector.0.always(Reply::status(StatusCode::UNAUTHORIZED));
     collector.0.accept().await.unwrap();
-    bed.create::<ConfigMapSync>("lost", sync(&bed, "lost")).await;
-    until("it is asked again", SOON, async || Ok(collector.0.requests().first().cloned())).await.unwrap();
+    bed.create::<ConfigMapSync>("lost", sync(&bed, "lost"))
+        .await;
+    until("it is asked again", SOON, async || {
+        Ok(collector.0.requests().first().cloned())
+    })
+    .await
+    .unwrap();
     collector.0.behave();
-    bed.create::<ConfigMapSync>("second", sync(&bed, "second")).await;
-    collector.span("what came later", pass_of("configmapsync", "second")).await;
+    bed.create::<ConfigMapSync>("second", sync(&bed, "second"))
+        .await;
+    collector
+        .span("what came later", pass_of("configmapsync", "second"))
+        .await;
     says("the collector takes traces again").await;
     let said = operator.logs();
     assert_eq!(said.matches(lost).count(), 1, "{said}");
@@ -191,7 +296,8 @@ async fn without_a_collector_all_goes_on() {
 
     // One that answers nothing holds up neither the work nor the end.
     collector.0.always(Reply::hang());
-    bed.create::<ConfigMapSync>("third", sync(&bed, "third")).await;
+    bed.create::<ConfigMapSync>("third", sync(&bed, "third"))
+        .await;
     bed.until("third", "Ready", is_ready).await;
     operator.child().terminate().unwrap();
     assert!(operator.child().wait(SOON).await.unwrap().success());
@@ -201,13 +307,20 @@ async fn without_a_collector_all_goes_on() {
 async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
     let bed = Bed::shared("untraced").await;
     let collector = Collector::start();
-    let settings = collector.settings().env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    let settings = collector
+        .settings()
+        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     let mut operator = Operator::start(&bed, settings).await;
-    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
-    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } }))
+        .await;
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
+        .await;
     bed.until("first", "Ready", is_ready).await;
     let said = operator.logs();
-    assert!(said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"), "{said}");
+    assert!(
+        said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
+        "{said}"
+    );
     // Whatever waits is sent at the end.
     operator.child().terminate().unwrap();
     assert!(operator.child().wait(SOON).await.unwrap().success());

@@ -30,7 +30,8 @@ async fn track(bed: &Bed, name: &str, change: Value) {
     for (key, value) in change.as_object().unwrap() {
         spec[key] = value.clone();
     }
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 #[tokio::test]
@@ -42,12 +43,16 @@ async fn every_reason_is_said_and_goes() {
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
     let since = bed.plane.audit().mark().await.unwrap();
-    let other: Namespace =
-        serde_json::from_value(json!({ "metadata": { "name": format!("{}-other", bed.namespace) } })).unwrap();
-    Api::all(bed.client.clone()).create(&PostParams::default(), &other).await.unwrap();
+    let other: Namespace = serde_json::from_value(
+        json!({ "metadata": { "name": format!("{}-other", bed.namespace) } }),
+    )
+    .unwrap();
+    Api::all(bed.client.clone())
+        .create(&PostParams::default(), &other)
+        .await
+        .unwrap();
 
-    let target =
-        |kind: &str, namespace: &str, name: &str| json!({ "kind": kind, "namespace": namespace, "name": name });
+    let target = |kind: &str, namespace: &str, name: &str| json!({ "kind": kind, "namespace": namespace, "name": name });
     let here = bed.namespace.as_str();
     let elsewhere = format!("{here}-other");
     // Name, what it says other than the usual, the reason, the words, and how its spec is mended.
@@ -98,7 +103,8 @@ async fn every_reason_is_said_and_goes() {
             "nowhere",
             json!({ "contactPoint": "zzz" }),
             "ContactPointNotFound",
-            "\"zzz\" not found; a ContactPoint is looked for in the TrackedField's own namespace".into(),
+            "\"zzz\" not found; a ContactPoint is looked for in the TrackedField's own namespace"
+                .into(),
             json!({ "contactPoint": "hook" }),
         ),
     ];
@@ -112,42 +118,64 @@ async fn every_reason_is_said_and_goes() {
         let event = bed.events(name, reason).await.remove(0);
         assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
         let column = bed.kubectl(&["get", "trackedfield", name]).await;
-        assert!(column.contains("WAITING") && column.contains(reason) && !column.contains(&said), "{column}");
+        assert!(
+            column.contains("WAITING") && column.contains(reason) && !column.contains(&said),
+            "{column}"
+        );
     }
     // Recorded and not sent without a contact point; neither without a target, a field or a right to look.
-    for (name, wanted) in [("nowhere", &[("Created", Some("1"))][..]), ("target", &[]), ("scope", &[])] {
+    for (name, wanted) in [
+        ("nowhere", &[("Created", Some("1"))][..]),
+        ("target", &[]),
+        ("scope", &[]),
+    ] {
         assert_eq!(told(&bed.history(name).await), wanted, "{name}");
     }
     bed.until("point", "pending", |field: &TrackedField| {
-        field.history().unwrap().iter().map(|entry| entry.delivery).collect::<Vec<_>>() == [Some(Delivery::Pending)]
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .map(|entry| entry.delivery)
+            .collect::<Vec<_>>()
+            == [Some(Delivery::Pending)]
     })
     .await;
     // A template that will not do costs no message.
     bed.delivered("template", &[("Created", Some("1"))]).await;
-    assert!(texts(&receiver).iter().any(|text| text.starts_with("Resource kind: Deployment")));
+    assert!(
+        texts(&receiver)
+            .iter()
+            .any(|text| text.starts_with("Resource kind: Deployment"))
+    );
 
     let labels = json!({ "app": "db" });
-    let template =
-        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "db", "image": "db" }] } });
-    let spec =
-        json!({ "replicas": 1, "serviceName": "db", "selector": { "matchLabels": labels }, "template": template });
-    bed.create::<k8s_openapi::api::apps::v1::StatefulSet>("db", json!({ "spec": spec })).await;
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "db", "image": "db" }] } });
+    let spec = json!({ "replicas": 1, "serviceName": "db", "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<k8s_openapi::api::apps::v1::StatefulSet>("db", json!({ "spec": spec }))
+        .await;
     for (name, _, _, _, mend) in &cases {
         if mend.as_object().is_some_and(|mend| !mend.is_empty()) {
-            bed.patch::<TrackedField>(name, json!({ "spec": mend })).await;
+            bed.patch::<TrackedField>(name, json!({ "spec": mend }))
+                .await;
         }
     }
     for (name, ..) in &cases {
         bed.waiting(name, "").await;
         let delivered = |field: &TrackedField| {
             let all = field.history().unwrap();
-            !all.is_empty() && all.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+            !all.is_empty()
+                && all
+                    .iter()
+                    .all(|entry| entry.delivery == Some(Delivery::Delivered))
         };
         bed.until(name, "all delivered", delivered).await;
     }
     bed.scale("web", 2).await;
-    bed.until("template", "its template is used", |_: &TrackedField| texts(&receiver).iter().any(|text| text == "2!"))
-        .await;
+    bed.until("template", "its template is used", |_: &TrackedField| {
+        texts(&receiver).iter().any(|text| text == "2!")
+    })
+    .await;
 
     // Said once when it came, once when it went.
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -157,7 +185,10 @@ async fn every_reason_is_said_and_goes() {
             writes.insert(subject.name, count);
         }
     }
-    let expected: BTreeMap<_, _> = cases.iter().map(|(name, ..)| ((*name).to_owned(), 2)).collect();
+    let expected: BTreeMap<_, _> = cases
+        .iter()
+        .map(|(name, ..)| ((*name).to_owned(), 2))
+        .collect();
     assert_eq!(writes, expected);
 }
 
@@ -169,10 +200,16 @@ async fn contact_points_that_come_and_go() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.deployment("web", 1).await;
     track(&bed, "it", json!({})).await;
-    bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
+    bed.waiting("it", "ContactPointNotFound: \"hook\" not found")
+        .await;
     let pending = async |count: usize| {
         bed.until("it", "all recorded, none sent", |field: &TrackedField| {
-            let pending = field.history().unwrap().iter().filter(|entry| entry.is_pending()).count();
+            let pending = field
+                .history()
+                .unwrap()
+                .iter()
+                .filter(|entry| entry.is_pending())
+                .count();
             pending == count
         })
         .await
@@ -187,28 +224,46 @@ async fn contact_points_that_come_and_go() {
 
     // Gone: what comes is kept for the next one of that name.
     bed.delete::<ContactPoint>("hook").await;
-    bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
+    bed.waiting("it", "ContactPointNotFound: \"hook\" not found")
+        .await;
     bed.scale("web", 3).await;
     pending(1).await;
     // The nearest name comes and goes, too.
     bed.webhook("hooks", &other.url()).await;
-    bed.waiting("it", "ContactPointNotFound: \"hook\" not found; there is \"hooks\"").await;
+    bed.waiting(
+        "it",
+        "ContactPointNotFound: \"hook\" not found; there is \"hooks\"",
+    )
+    .await;
     bed.delete::<ContactPoint>("hooks").await;
-    let names_none = |field: &TrackedField| field.annotations().values().any(|words| words.ends_with("own namespace"));
+    let names_none = |field: &TrackedField| {
+        field
+            .annotations()
+            .values()
+            .any(|words| words.ends_with("own namespace"))
+    };
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;
     wanted.push(("Updated", Some("3")));
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;
-    assert_eq!(changes(&other).iter().map(|change| change["value"].clone()).collect::<Vec<_>>(), ["3"]);
+    assert_eq!(
+        changes(&other)
+            .iter()
+            .map(|change| change["value"].clone())
+            .collect::<Vec<_>>(),
+        ["3"]
+    );
 
     // What waits goes to the contact point that the spec names now.
     bed.webhook("spare", &receiver.url()).await;
     bed.ready("spare").await;
     other.refuse().await.unwrap();
     bed.scale("web", 4).await;
-    bed.waiting("it", "DeliveryFailing: \"hook\": cannot connect").await;
-    bed.patch::<TrackedField>("it", json!({ "spec": { "contactPoint": "spare" } })).await;
+    bed.waiting("it", "DeliveryFailing: \"hook\": cannot connect")
+        .await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "contactPoint": "spare" } }))
+        .await;
     wanted.push(("Updated", Some("4")));
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;
@@ -228,56 +283,125 @@ async fn suspended_records_and_sends_later() {
     bed.delivered("marker", &[("Created", Some("1"))]).await;
 
     // One field.
-    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } }))
+        .await;
     bed.waiting("it", "Suspended: changes are recorded").await;
     bed.event("it", "Suspended").await;
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
-    bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
-    let held = |field: &TrackedField| field.history().unwrap().iter().filter(|e| e.held_since.is_some()).count() == 2;
+    bed.delivered(
+        "marker",
+        &[
+            ("Created", Some("1")),
+            ("Updated", Some("2")),
+            ("Updated", Some("3")),
+        ],
+    )
+    .await;
+    let held = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .filter(|e| e.held_since.is_some())
+            .count()
+            == 2
+    };
     bed.until("it", "recorded and held", held).await;
     let of = |name: &str| {
-        let all = changes(&receiver).into_iter().filter(|change| change["trackedField"] == name);
-        all.map(|change| change["value"].as_str().unwrap_or("gone").to_owned()).collect::<Vec<_>>()
+        let all = changes(&receiver)
+            .into_iter()
+            .filter(|change| change["trackedField"] == name);
+        all.map(|change| change["value"].as_str().unwrap_or("gone").to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(of("it"), ["1"]);
-    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": false } })).await;
-    let history = bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": false } }))
+        .await;
+    let history = bed
+        .delivered(
+            "it",
+            &[
+                ("Created", Some("1")),
+                ("Updated", Some("2")),
+                ("Updated", Some("3")),
+            ],
+        )
+        .await;
     assert_eq!(of("it"), ["1", "2", "3"]);
-    assert!(history.iter().all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none()));
+    assert!(
+        history
+            .iter()
+            .all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none())
+    );
 
     // The contact point.
     let other = Receiver::start().unwrap();
     bed.webhook("other", &other.url()).await;
-    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "other" } })).await;
+    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "other" } }))
+        .await;
     bed.ready("other").await;
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
-    bed.waiting("it", "ContactPointNotReady: \"hook\": it is suspended").await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
+        .await;
+    bed.waiting("it", "ContactPointNotReady: \"hook\": it is suspended")
+        .await;
     bed.event("it", "ContactPointNotReady").await;
     bed.scale("web", 4).await;
-    other.wait_for(SOON, |_| changes(&other).len() == 1).await.unwrap();
+    other
+        .wait_for(SOON, |_| changes(&other).len() == 1)
+        .await
+        .unwrap();
     bed.until("it", "held", |field: &TrackedField| {
-        field.history().unwrap().iter().filter(|entry| entry.held_since.is_some()).count() == 1
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .filter(|entry| entry.held_since.is_some())
+            .count()
+            == 1
     })
     .await;
     assert_eq!(of("it"), ["1", "2", "3"]);
     // Its end sends no test message.
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": null } })).await;
-    until("the rest", SOON, async || Ok((of("it") == ["1", "2", "3", "4"]).then_some(()))).await.unwrap();
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": null } }))
+        .await;
+    until("the rest", SOON, async || {
+        Ok((of("it") == ["1", "2", "3", "4"]).then_some(()))
+    })
+    .await
+    .unwrap();
     bed.waiting("it", "").await;
     let is_test = |request: &Arc<Request>| request.header("ce-type") == Some(READY);
-    assert_eq!(receiver.requests().iter().filter(|request| is_test(request)).count(), 1);
+    assert_eq!(
+        receiver
+            .requests()
+            .iter()
+            .filter(|request| is_test(request))
+            .count(),
+        1
+    );
 
     // Suspended from the start, and deleted: as ever.
-    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } }))
+        .await;
     bed.delete::<TrackedField>("it").await;
-    bed.point("never", json!({ "type": "Webhook", "suspend": true, "webhookSpec": { "url": other.url() } })).await;
-    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "never" } })).await;
-    bed.waiting("marker", "ContactPointNotReady: \"never\": it is suspended").await;
+    bed.point(
+        "never",
+        json!({ "type": "Webhook", "suspend": true, "webhookSpec": { "url": other.url() } }),
+    )
+    .await;
+    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "never" } }))
+        .await;
+    bed.waiting("marker", "ContactPointNotReady: \"never\": it is suspended")
+        .await;
     let before = other.requests().len();
     bed.webhook("after", &other.url()).await;
     bed.ready("after").await;
-    assert_eq!(other.requests().len(), before + 1, "nothing but the test message of the other one");
+    assert_eq!(
+        other.requests().len(),
+        before + 1,
+        "nothing but the test message of the other one"
+    );
     bed.delete::<ContactPoint>("never").await;
 }
 
@@ -292,31 +416,60 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     bed.ready("held").await;
     away.refuse().await.unwrap();
     bed.deployment("web", 1).await;
-    track(&bed, "suspended", json!({ "contactPoint": "held", "suspend": true })).await;
-    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } })).await;
+    track(
+        &bed,
+        "suspended",
+        json!({ "contactPoint": "held", "suspend": true }),
+    )
+    .await;
+    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } }))
+        .await;
     // The two kinds come by two watches.
     bed.not_ready("held", "Suspended").await;
     track(&bed, "by-point", json!({ "contactPoint": "held" })).await;
     for name in ["suspended", "by-point"] {
         bed.until(name, "held", |field: &TrackedField| {
-            field.history().unwrap().iter().any(|entry| entry.held_since.is_some())
+            field
+                .history()
+                .unwrap()
+                .iter()
+                .any(|entry| entry.held_since.is_some())
         })
         .await;
     }
     // Younger than those two, and given up before them.
     track(&bed, "it", json!({ "contactPoint": "away" })).await;
-    let failed = |field: &TrackedField| field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed));
+    let failed = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .any(|e| e.delivery == Some(Delivery::Failed))
+    };
     let field = bed.until("it", "given up", failed).await;
     let entry = field.history().unwrap()[0].clone();
     let reason = entry.reason.unwrap();
-    assert!(reason.starts_with("not delivered within 20 s; the last attempt: cannot connect: "), "{reason}");
-    assert_eq!(bed.event("it", "DeliveryFailed").await, format!("Created 1: not delivered: {reason}"));
+    assert!(
+        reason.starts_with("not delivered within 20 s; the last attempt: cannot connect: "),
+        "{reason}"
+    );
+    assert_eq!(
+        bed.event("it", "DeliveryFailed").await,
+        format!("Created 1: not delivered: {reason}")
+    );
     let metrics = operator.metrics().await;
-    assert!(metrics.lines().any(|line| line == "quartermaster_entries_expired_total 1"), "{metrics}");
+    assert!(
+        metrics
+            .lines()
+            .any(|line| line == "quartermaster_entries_expired_total 1"),
+        "{metrics}"
+    );
     bed.waiting("it", "").await;
 
-    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": false } })).await;
-    bed.patch::<TrackedField>("suspended", json!({ "spec": { "suspend": false } })).await;
+    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": false } }))
+        .await;
+    bed.patch::<TrackedField>("suspended", json!({ "spec": { "suspend": false } }))
+        .await;
     for name in ["suspended", "by-point"] {
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
@@ -324,11 +477,19 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     away.accept().await.unwrap();
     bed.scale("web", 2).await;
     bed.until("it", "the next one goes", |field: &TrackedField| {
-        let all: Vec<_> = field.history().unwrap().iter().map(|entry| entry.delivery).collect();
+        let all: Vec<_> = field
+            .history()
+            .unwrap()
+            .iter()
+            .map(|entry| entry.delivery)
+            .collect();
         all == [Some(Delivery::Failed), Some(Delivery::Delivered)]
     })
     .await;
-    assert!(changes(&away).iter().all(|change| change["value"] == "2"), "what was given up is not sent");
+    assert!(
+        changes(&away).iter().all(|change| change["value"] == "2"),
+        "what was given up is not sent"
+    );
 }
 
 #[tokio::test]
@@ -336,10 +497,15 @@ async fn a_request_for_a_pass_ends_every_wait() {
     let bed = Bed::shared("requested").await;
     let receiver = Receiver::start().unwrap();
     // Nobody waits this long: only the request can end it.
-    let settings =
-        ["--waiting-min=10m", "--waiting-max=10m", "--stopped-retry=10m", "--retry-min=10m", "--retry-max=10m"]
-            .into_iter()
-            .fold(Settings::default(), Settings::flag);
+    let settings = [
+        "--waiting-min=10m",
+        "--waiting-max=10m",
+        "--stopped-retry=10m",
+        "--retry-min=10m",
+        "--retry-max=10m",
+    ]
+    .into_iter()
+    .fold(Settings::default(), Settings::flag);
     let _operator = Operator::start(&bed, settings).await;
     let url_from = json!({ "type": "Webhook", "webhookSpec": { "urlFrom": { "secretName": "late", "key": "token" } } });
     bed.point("secret", url_from).await;
@@ -347,11 +513,16 @@ async fn a_request_for_a_pass_ends_every_wait() {
     bed.secret("late", &receiver.url()).await;
 
     for (path, code) in [("/stopped", 404), ("/down", 503), ("/late", 503)] {
-        receiver.at_path(path, testbed::receiver::Reply::status(http::StatusCode::from_u16(code).unwrap()));
+        receiver.at_path(
+            path,
+            testbed::receiver::Reply::status(http::StatusCode::from_u16(code).unwrap()),
+        );
     }
-    bed.webhook("stopped", &format!("{}/stopped", receiver.url())).await;
+    bed.webhook("stopped", &format!("{}/stopped", receiver.url()))
+        .await;
     bed.not_ready("stopped", "NotFound").await;
-    bed.webhook("down", &format!("{}/down", receiver.url())).await;
+    bed.webhook("down", &format!("{}/down", receiver.url()))
+        .await;
     bed.not_ready("down", "Unreachable").await;
     for path in ["/stopped", "/down"] {
         receiver.at_path(path, testbed::receiver::Reply::ok());
@@ -374,7 +545,11 @@ async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
         let events = bed.events("it", "TargetNotFound").await;
         events.len()
     };
-    until("three times", SOON, async || Ok((count().await >= 3).then_some(()))).await.unwrap();
+    until("three times", SOON, async || {
+        Ok((count().await >= 3).then_some(()))
+    })
+    .await
+    .unwrap();
     bed.deployment("web", 1).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
@@ -389,5 +564,6 @@ async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
     // One may have been on its way.
     assert!(count().await <= last + 1);
     bed.delete::<Deployment>("web").await;
-    bed.delivered("it", &[("Created", Some("1")), ("Deleted", None)]).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Deleted", None)])
+        .await;
 }

@@ -24,11 +24,16 @@ pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
     let (mut targets, mut floor) = (Sample::default(), Sample::default());
     for field in 0..TIMES {
         let name = name(field);
-        bed.track(&name, "Deployment", &name, "replicas", &point(field)).await;
+        bed.track(&name, "Deployment", &name, "replicas", &point(field))
+            .await;
         bed.waiting(&name, "TargetNotFound").await;
         let value = stage.new_value();
         bed.deployment(&name, value).await;
-        let change = [Change { field, value, acknowledged: Instant::now() }];
+        let change = [Change {
+            field,
+            value,
+            acknowledged: Instant::now(),
+        }];
         targets = targets.and(stage.latencies(&change, Sender::Operator).await?);
         floor = floor.and(stage.latencies(&change, Sender::Floor).await?);
     }
@@ -38,10 +43,15 @@ pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
         let (name, point) = (name(field), format!("late-{field}"));
         let value = stage.new_value();
         bed.deployment(&name, value).await;
-        bed.track(&name, "Deployment", &name, "replicas", &point).await;
+        bed.track(&name, "Deployment", &name, "replicas", &point)
+            .await;
         bed.waiting(&name, "ContactPointNotFound").await;
         bed.webhook(&point, &stage.receivers[0].url()).await;
-        let change = [Change { field, value, acknowledged: Instant::now() }];
+        let change = [Change {
+            field,
+            value,
+            acknowledged: Instant::now(),
+        }];
         points = points.and(stage.latencies(&change, Sender::Operator).await?);
     }
     let line = |what: &str, sample: &Sample| {

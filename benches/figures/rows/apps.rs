@@ -44,13 +44,16 @@ const APPS: Made = Made {
     children: |name| {
         let labels = json!({ "app": name });
         let container = json!({ "name": name, "image": "nginx:1.29", "imagePullPolicy": "IfNotPresent", "ports": [{ "containerPort": 80 }] });
-        let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
-        let deployment =
-            json!({ "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template } });
-        let service =
-            json!({ "spec": { "type": "ClusterIP", "selector": labels, "ports": [{ "port": 80, "targetPort": 80 }] } });
+        let template =
+            json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+        let deployment = json!({ "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template } });
+        let service = json!({ "spec": { "type": "ClusterIP", "selector": labels, "ports": [{ "port": 80, "targetPort": 80 }] } });
         vec![
-            (resource("apps/v1", "Deployment"), name.to_owned(), deployment),
+            (
+                resource("apps/v1", "Deployment"),
+                name.to_owned(),
+                deployment,
+            ),
             (resource("v1", "Service"), name.to_owned(), service),
         ]
     },
@@ -87,7 +90,11 @@ fn resource(api_version: &str, kind: &str) -> ApiResource {
 }
 
 fn of_ours(controller: &str) -> ApiResource {
-    registry::KINDS.iter().find(|kind| kind.controller == controller).unwrap().resource()
+    registry::KINDS
+        .iter()
+        .find(|kind| kind.controller == controller)
+        .unwrap()
+        .resource()
 }
 
 /// A control plane of its own, and what a bare watch of the children has seen.
@@ -109,16 +116,29 @@ impl Scene {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         // What the controller-manager, which does not run, makes in each namespace: Pods are refused without it.
         bed.kubectl(&["create", "serviceaccount", "default"]).await;
-        let (seen, last) = (Arc::<Mutex<HashSet<_>>>::default(), Arc::new(Mutex::new(Instant::now())));
-        let kinds = made.iter().flat_map(|made| (made.children)("x")).map(|(resource, ..)| resource);
+        let (seen, last) = (
+            Arc::<Mutex<HashSet<_>>>::default(),
+            Arc::new(Mutex::new(Instant::now())),
+        );
+        let kinds = made
+            .iter()
+            .flat_map(|made| (made.children)("x"))
+            .map(|(resource, ..)| resource);
         let watches = kinds.map(|resource| {
-            let api: Api<DynamicObject> = Api::namespaced_with(bed.client.clone(), &bed.namespace, &resource);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(bed.client.clone(), &bed.namespace, &resource);
             let (seen, last) = (Arc::clone(&seen), Arc::clone(&last));
             let watch = async move {
                 let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
                 while let Some(event) = events.next().await {
-                    let Ok(Event::Apply(object) | Event::InitApply(object)) = event else { continue };
-                    if seen.lock().unwrap().insert((resource.plural.clone(), object.name_any())) {
+                    let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
+                        continue;
+                    };
+                    if seen
+                        .lock()
+                        .unwrap()
+                        .insert((resource.plural.clone(), object.name_any()))
+                    {
                         *last.lock().unwrap() = Instant::now();
                     }
                 }
@@ -126,7 +146,12 @@ impl Scene {
             tokio::spawn(watch).abort_handle()
         });
         let watches = watches.collect();
-        Ok(Self { bed, seen, last, watches })
+        Ok(Self {
+            bed,
+            seen,
+            last,
+            watches,
+        })
     }
 
     async fn operator(&self, program: PathBuf) -> Result<Operator> {
@@ -137,17 +162,34 @@ impl Scene {
         Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, resource)
     }
 
-    async fn create(&self, resource: &ApiResource, name: &str, content: Value) -> Result<DynamicObject> {
+    async fn create(
+        &self,
+        resource: &ApiResource,
+        name: &str,
+        content: Value,
+    ) -> Result<DynamicObject> {
         let mut object = DynamicObject::new(name, resource);
         object.metadata.labels = serde_json::from_value(content["metadata"]["labels"].clone())?;
         object.data = content;
-        object.data.as_object_mut().context("an object")?.remove("metadata");
-        Ok(self.api(resource).create(&PostParams::default(), &object).await?)
+        object
+            .data
+            .as_object_mut()
+            .context("an object")?
+            .remove("metadata");
+        Ok(self
+            .api(resource)
+            .create(&PostParams::default(), &object)
+            .await?)
     }
 
     /// One of the kind.
     async fn make(&self, made: &Made, name: &str) -> Result<DynamicObject> {
-        self.create(&of_ours(made.controller), name, json!({ "spec": (made.spec)(name) })).await
+        self.create(
+            &of_ours(made.controller),
+            name,
+            json!({ "spec": (made.spec)(name) }),
+        )
+        .await
     }
 
     /// Several of the kind, `AT_ONCE` at a time.
@@ -176,7 +218,9 @@ impl Scene {
             self.create(&resource, &name, content).await?;
         }
         let patch = json!({ "status": (made.status)(name) });
-        self.api(&of_ours(made.controller)).patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        self.api(&of_ours(made.controller))
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
         Ok(())
     }
 }
@@ -198,7 +242,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// 500 `AppService`s and 500 `MyApp`s at once, each side on a control plane of its own, in turn.
 pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
-    for (made, what) in [(&APPS, "500 AppServices at once"), (&PODS, "500 MyApps at once")] {
+    for (made, what) in [
+        (&APPS, "500 AppServices at once"),
+        (&PODS, "500 MyApps at once"),
+    ] {
         let each = (made.children)("x").len();
         let (mut ours, mut bare) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -212,13 +259,19 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
             let scene = Scene::set(&[made]).await?;
             let names = names(BURST);
             let began = Instant::now();
-            let work = stream::iter(&names).map(|name| scene.bare(made, name)).buffer_unordered(AT_ONCE);
+            let work = stream::iter(&names)
+                .map(|name| scene.bare(made, name))
+                .buffer_unordered(AT_ONCE);
             work.try_for_each(async |()| Ok(())).await?;
             bare.push(rate(BURST, scene.children(BURST * each).await? - began));
         }
         let note = format!("{ours:.0?}/s beside {bare:.0?}/s of a bare program");
         let (ours, bare) = (median(ours), median(bare));
-        lines.push(Line::new(what, ours / bare * 100.0, "% of a bare program").at_least(70.0).note(note));
+        lines.push(
+            Line::new(what, ours / bare * 100.0, "% of a bare program")
+                .at_least(70.0)
+                .note(note),
+        );
     }
     Ok(lines)
 }
@@ -280,35 +333,61 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
         .try_for_each(async |()| Ok(()))
         .await?;
     delivered(&scene.bed, EACH).await?;
-    for kind in [of_ours("appservice"), of_ours("myapp"), of_ours("configmapsync")] {
-        until(format!("every {} is well", kind.kind), PATIENCE, async || {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            let all = scene.api(&kind).list(&kube::api::ListParams::default()).await?.items;
-            let well = |object: &&DynamicObject| {
-                object.data["status"]["conditions"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-            };
-            let count = all.iter().filter(well).count();
-            ensure!(count == EACH, "{count} are");
-            Ok(Some(()))
-        })
+    for kind in [
+        of_ours("appservice"),
+        of_ours("myapp"),
+        of_ours("configmapsync"),
+    ] {
+        until(
+            format!("every {} is well", kind.kind),
+            PATIENCE,
+            async || {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let all = scene
+                    .api(&kind)
+                    .list(&kube::api::ListParams::default())
+                    .await?
+                    .items;
+                let well = |object: &&DynamicObject| {
+                    object.data["status"]["conditions"]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .any(|condition| {
+                            condition["type"] == "Ready" && condition["status"] == "True"
+                        })
+                };
+                let count = all.iter().filter(well).count();
+                ensure!(count == EACH, "{count} are");
+                Ok(Some(()))
+            },
+        )
         .await?;
     }
     tokio::time::sleep(Duration::from_secs(10)).await;
     let process = operator.child().id();
-    let (since, before, began) = (scene.bed.plane.audit().mark().await?, cpu_seconds(process)?, Instant::now());
+    let (since, before, began) = (
+        scene.bed.plane.audit().mark().await?,
+        cpu_seconds(process)?,
+        Instant::now(),
+    );
     tokio::time::sleep(WINDOW).await;
     let share = (cpu_seconds(process)? - before) / began.elapsed().as_secs_f64() * 100.0;
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let asked = scene.bed.plane.audit().requests(since).await?;
-    let writes = asked.iter().filter(|request| request.subject.user == user && request.subject.is_write());
-    let others = writes.filter(|request| request.subject.resource != "leases").count();
+    let writes = asked
+        .iter()
+        .filter(|request| request.subject.user == user && request.subject.is_write());
+    let others = writes
+        .filter(|request| request.subject.resource != "leases")
+        .count();
     Ok(vec![
         Line::new("CPU at rest, 500 of each kind", share, "% of a core").below(0.5),
-        Line::new("writes at rest but the lease's, 500 of each kind, in 60 s", f64::from(u32::try_from(others)?), "")
-            .at_most(0.0),
+        Line::new(
+            "writes at rest but the lease's, 500 of each kind, in 60 s",
+            f64::from(u32::try_from(others)?),
+            "",
+        )
+        .at_most(0.0),
     ])
 }

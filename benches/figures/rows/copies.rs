@@ -56,13 +56,27 @@ impl Scene {
         let watch = tokio::spawn(async move {
             let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
             while let Some(event) = events.next().await {
-                let Ok(Event::Apply(map)) = event else { continue };
-                let value = map.data.as_ref().and_then(|data| data.get("v")).cloned().unwrap_or_default();
+                let Ok(Event::Apply(map)) = event else {
+                    continue;
+                };
+                let value = map
+                    .data
+                    .as_ref()
+                    .and_then(|data| data.get("v"))
+                    .cloned()
+                    .unwrap_or_default();
                 let place = (map.namespace().unwrap_or_default(), map.name_any(), value);
-                log.lock().unwrap().entry(place).or_insert_with(Instant::now);
+                log.lock()
+                    .unwrap()
+                    .entry(place)
+                    .or_insert_with(Instant::now);
             }
         });
-        Self { bed, seen, watch: watch.abort_handle() }
+        Self {
+            bed,
+            seen,
+            watch: watch.abort_handle(),
+        }
     }
 
     async fn operator(&self, program: PathBuf) -> Result<Operator> {
@@ -74,34 +88,50 @@ impl Scene {
     }
 
     async fn namespace(&self, name: &str, labels: Value) -> Result<()> {
-        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } }))?;
-        Api::all(self.bed.client.clone()).create(&PostParams::default(), &namespace).await?;
+        let namespace: Namespace =
+            serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } }))?;
+        Api::all(self.bed.client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await?;
         Ok(())
     }
 
     async fn source(&self, name: &str, value: &str) -> Result<()> {
-        let map: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "v": value } }))?;
-        self.maps(&self.bed.namespace).create(&PostParams::default(), &map).await?;
+        let map: ConfigMap = serde_json::from_value(
+            json!({ "metadata": { "name": name }, "data": { "v": value } }),
+        )?;
+        self.maps(&self.bed.namespace)
+            .create(&PostParams::default(), &map)
+            .await?;
         Ok(())
     }
 
     /// Sets a value; when the apiserver acknowledged it.
     async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let patch = Patch::Merge(json!({ "data": { "v": value } }));
-        self.maps(namespace).patch(name, &PatchParams::default(), &patch).await?;
+        self.maps(namespace)
+            .patch(name, &PatchParams::default(), &patch)
+            .await?;
         Ok(Instant::now())
     }
 
     async fn sync(&self, name: &str, to: Value) {
         let mut spec = json!({ "sourceNamespace": self.bed.namespace, "configMapName": name });
-        spec.as_object_mut().unwrap().extend(to.as_object().unwrap().clone());
-        self.bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        spec.as_object_mut()
+            .unwrap()
+            .extend(to.as_object().unwrap().clone());
+        self.bed
+            .create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     }
 
     /// When this value was first seen there.
     async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let place = (namespace.to_owned(), name.to_owned(), value.to_owned());
-        until(format!("{place:?}"), PATIENCE, async || Ok(self.seen.lock().unwrap().get(&place).copied())).await
+        until(format!("{place:?}"), PATIENCE, async || {
+            Ok(self.seen.lock().unwrap().get(&place).copied())
+        })
+        .await
     }
 
     /// `SYNCS` sources, each copied to namespace `far`.
@@ -112,11 +142,16 @@ impl Scene {
             let name = name.clone();
             async move {
                 self.source(&name, "first").await?;
-                self.sync(&name, json!({ "destinationNamespace": "far" })).await;
+                self.sync(&name, json!({ "destinationNamespace": "far" }))
+                    .await;
                 anyhow::Ok(())
             }
         };
-        stream::iter(&names).map(make).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        stream::iter(&names)
+            .map(make)
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<_>>()
+            .await?;
         Ok(names)
     }
 }
@@ -143,7 +178,11 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     let (mut right, mut floor) = (Sample::default(), Sample::default());
     for edit in edits {
         let (name, value, at) = edit.await??;
-        right = right.and([milliseconds(at, scene.arrival("far", &name, &value).await?)].into_iter().collect());
+        right = right.and(
+            [milliseconds(at, scene.arrival("far", &name, &value).await?)]
+                .into_iter()
+                .collect(),
+        );
         let source = scene.arrival(&scene.bed.namespace, &name, &value).await?;
         floor = floor.and([milliseconds(at, source)].into_iter().collect());
     }
@@ -160,7 +199,9 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
             } else {
                 scene.edit("far", name, &format!("wrong{number}")).await?
             };
-            let took = [milliseconds(at, scene.arrival("far", name, &is).await?)].into_iter().collect();
+            let took = [milliseconds(at, scene.arrival("far", name, &is).await?)]
+                .into_iter()
+                .collect();
             if delete {
                 deleted = deleted.and(took);
             } else {
@@ -173,8 +214,20 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
         Line::new(what, sample.max(), "ms").below(RIGHT).note(note)
     };
     let mut lines = vec![
-        Line::new("source edited -> copy right, p50, 100 syncs", right.p50(), "ms").below(50.0).floor(floor.p50()),
-        Line::new("source edited -> copy right, p99, 100 syncs", right.p99(), "ms").below(250.0).floor(floor.p99()),
+        Line::new(
+            "source edited -> copy right, p50, 100 syncs",
+            right.p50(),
+            "ms",
+        )
+        .below(50.0)
+        .floor(floor.p50()),
+        Line::new(
+            "source edited -> copy right, p99, 100 syncs",
+            right.p99(),
+            "ms",
+        )
+        .below(250.0)
+        .floor(floor.p99()),
         most("copy edited -> right again", &edited),
         most("copy deleted -> there again", &deleted),
     ];
@@ -190,8 +243,17 @@ async fn many(scene: &Scene) -> Result<Vec<Line>> {
         let name = name.clone();
         async move { scene.namespace(&name, json!({ "many": "x" })).await }
     };
-    stream::iter(&spaces).map(open).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-    scene.sync("many", json!({ "destinationNamespaceSelector": { "matchLabels": { "many": "x" } } })).await;
+    stream::iter(&spaces)
+        .map(open)
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<_>>()
+        .await?;
+    scene
+        .sync(
+            "many",
+            json!({ "destinationNamespaceSelector": { "matchLabels": { "many": "x" } } }),
+        )
+        .await;
     let last = async |value: &str, began: Instant| {
         let mut last = began;
         for space in &spaces {
@@ -212,11 +274,17 @@ async fn many(scene: &Scene) -> Result<Vec<Line>> {
             maps.replace("many", &PostParams::default(), &map).await
         }
     };
-    stream::iter(&spaces).map(replace).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    stream::iter(&spaces)
+        .map(replace)
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<_>>()
+        .await?;
     let floor = began.elapsed().as_secs_f64();
     Ok(vec![
         Line::new("source made -> 200 copies", made, "s").below(2.0),
-        Line::new("source edited -> 200 copies right", edited, "s").below(2.0).floor(floor),
+        Line::new("source edited -> 200 copies right", edited, "s")
+            .below(2.0)
+            .floor(floor),
     ])
 }
 
@@ -228,15 +296,25 @@ pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
     let content = "x".repeat(CROWD_BYTES);
     let maps = scene.maps("crowd");
     let make = |number: usize| {
-        let mut map = json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
+        let mut map =
+            json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
         if number.is_multiple_of(2) {
             map["metadata"]["annotations"] =
                 json!({ "kubectl.kubernetes.io/last-applied-configuration": map.to_string() });
         }
         let maps = maps.clone();
-        async move { anyhow::Ok(maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?) }
+        async move {
+            anyhow::Ok(
+                maps.create(&PostParams::default(), &serde_json::from_value(map)?)
+                    .await?,
+            )
+        }
     };
-    stream::iter(0..CROWD).map(make).buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())).await?;
+    stream::iter(0..CROWD)
+        .map(make)
+        .buffer_unordered(AT_ONCE)
+        .try_for_each(async |_| Ok(()))
+        .await?;
     let names = scene.syncs().await?;
     let mut operator = scene.operator(program).await?;
     for name in &names {
@@ -254,7 +332,17 @@ pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
     tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     Ok(vec![
-        Line::new("RssAnon, 100 syncs among 10,000 ConfigMaps", memory.anonymous, "MiB").below(24.0),
-        Line::new("VmRSS, 100 syncs among 10,000 ConfigMaps", memory.resident, "MiB").below(40.0),
+        Line::new(
+            "RssAnon, 100 syncs among 10,000 ConfigMaps",
+            memory.anonymous,
+            "MiB",
+        )
+        .below(24.0),
+        Line::new(
+            "VmRSS, 100 syncs among 10,000 ConfigMaps",
+            memory.resident,
+            "MiB",
+        )
+        .below(40.0),
     ])
 }

@@ -34,14 +34,32 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, ORDINARY).await?;
     hostile(&stage).await;
     let operator = stage.operator(ORDINARY).await?;
-    until("the operator refuses the expensive paths", PATIENCE, async || {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let fields = stage.bed.api::<TrackedField>().list(&ListParams::default()).await?.items;
-        let reason = |field: &TrackedField| field.annotations().get("quartermaster.dev/waiting-reason").cloned();
-        let refused = fields.iter().filter_map(reason).filter(|reason| reason == "PathTooExpensive").count();
-        ensure!(refused == HOSTILE, "it has refused {refused}");
-        Ok(Some(()))
-    })
+    until(
+        "the operator refuses the expensive paths",
+        PATIENCE,
+        async || {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let fields = stage
+                .bed
+                .api::<TrackedField>()
+                .list(&ListParams::default())
+                .await?
+                .items;
+            let reason = |field: &TrackedField| {
+                field
+                    .annotations()
+                    .get("quartermaster.dev/waiting-reason")
+                    .cloned()
+            };
+            let refused = fields
+                .iter()
+                .filter_map(reason)
+                .filter(|reason| reason == "PathTooExpensive")
+                .count();
+            ensure!(refused == HOSTILE, "it has refused {refused}");
+            Ok(Some(()))
+        },
+    )
     .await?;
     stage.forget();
     let before = leaders(&stage).await?;
@@ -51,11 +69,20 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     changing.abort();
     let alive = operator.probe("livez").await?.0 == 200;
     let kept = alive && leaders(&stage).await? == before;
-    let note = format!("{} changes, p50 {:.0} ms, the slowest {:.0} ms", sample.len(), sample.p50(), sample.max());
+    let note = format!(
+        "{} changes, p50 {:.0} ms, the slowest {:.0} ms",
+        sample.len(),
+        sample.p50(),
+        sample.max()
+    );
     Ok(vec![
-        Line::new("change -> receiver, p99, beside 100 expensive paths of a huge object", sample.p99(), "ms")
-            .below(P99)
-            .note(note),
+        Line::new(
+            "change -> receiver, p99, beside 100 expensive paths of a huge object",
+            sample.p99(),
+            "ms",
+        )
+        .below(P99)
+        .note(note),
         Line::new("leases lost meanwhile", if kept { 0.0 } else { 1.0 }, "").at_most(0.0),
     ])
 }
@@ -64,14 +91,28 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
 async fn hostile(stage: &Stage) {
     let labels = json!({ "app": HUGE });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; ARGUMENTS] });
-    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
-    let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
-    stage.bed.create::<Deployment>(HUGE, json!({ "spec": spec })).await;
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+    let spec =
+        json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+    stage
+        .bed
+        .create::<Deployment>(HUGE, json!({ "spec": spec }))
+        .await;
     stage
         .each(0..HOSTILE, async |number| {
             let names: Vec<_> = (0..16).map(|name| format!("'n{number}-{name}'")).collect();
             let path = format!("{{..[{}]}}", names.join(","));
-            stage.bed.track(&format!("hostile-{number}"), "Deployment", HUGE, &path, &point(number)).await;
+            stage
+                .bed
+                .track(
+                    &format!("hostile-{number}"),
+                    "Deployment",
+                    HUGE,
+                    &path,
+                    &point(number),
+                )
+                .await;
         })
         .await;
 }
@@ -81,14 +122,27 @@ async fn changing(stage: Arc<Stage>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     for round in 0.. {
         ticks.tick().await;
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": { "round": round.to_string() } } }));
-        stage.bed.api::<Deployment>().patch_metadata(HUGE, &PatchParams::default(), &patch).await.unwrap();
+        let patch =
+            Patch::Merge(json!({ "metadata": { "annotations": { "round": round.to_string() } } }));
+        stage
+            .bed
+            .api::<Deployment>()
+            .patch_metadata(HUGE, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
 }
 
 /// Who leads, and how often that has changed.
 async fn leaders(stage: &Stage) -> Result<Vec<(Option<String>, Option<i32>)>> {
     let leases: Api<Lease> = Api::namespaced(stage.bed.client.clone(), SYSTEM);
-    let leases = leases.list(&ListParams::default()).await?.items.into_iter().filter_map(|lease| lease.spec);
-    Ok(leases.map(|spec| (spec.holder_identity, spec.lease_transitions)).collect())
+    let leases = leases
+        .list(&ListParams::default())
+        .await?
+        .items
+        .into_iter()
+        .filter_map(|lease| lease.spec);
+    Ok(leases
+        .map(|spec| (spec.holder_identity, spec.lease_transitions))
+        .collect())
 }

@@ -26,7 +26,13 @@ pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     // All of them on one contact point: its requests are one after the other.
     stage
         .each(0..FIELDS, async |index| {
-            stage.bed.patch::<TrackedField>(&name(index), json!({ "spec": { "contactPoint": point(0) } })).await;
+            stage
+                .bed
+                .patch::<TrackedField>(
+                    &name(index),
+                    json!({ "spec": { "contactPoint": point(0) } }),
+                )
+                .await;
         })
         .await;
     measured(&stage, 100, Sender::Operator).await?;
@@ -35,19 +41,37 @@ pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     let floor = before.and(floor(&stage).await?);
 
     let lines = |points: &str, sample: &Sample| {
-        let note = format!("{} changes, the slowest {:.0} ms", sample.len(), sample.max());
+        let note = format!(
+            "{} changes, the slowest {:.0} ms",
+            sample.len(),
+            sample.max()
+        );
         [
-            Line::new(&format!("change -> receiver, p50, {points}"), sample.p50(), "ms")
-                .below(P50)
-                .floor(floor.p50())
-                .note("1,000 TrackedFields, 50 changes/s"),
-            Line::new(&format!("change -> receiver, p99, {points}"), sample.p99(), "ms")
-                .below(P99)
-                .floor(floor.p99())
-                .note(note),
+            Line::new(
+                &format!("change -> receiver, p50, {points}"),
+                sample.p50(),
+                "ms",
+            )
+            .below(P50)
+            .floor(floor.p50())
+            .note("1,000 TrackedFields, 50 changes/s"),
+            Line::new(
+                &format!("change -> receiver, p99, {points}"),
+                sample.p99(),
+                "ms",
+            )
+            .below(P99)
+            .floor(floor.p99())
+            .note(note),
         ]
     };
-    Ok([lines("5 ContactPoints", &spread), lines("1 ContactPoint", &one)].into_iter().flatten().collect())
+    Ok([
+        lines("5 ContactPoints", &spread),
+        lines("1 ContactPoint", &one),
+    ]
+    .into_iter()
+    .flatten()
+    .collect())
 }
 
 /// The same for the contact points whose receivers are well, while one hangs. In turn, so that noise meets both.
@@ -69,8 +93,15 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
         stage.forget();
     }
     let line = |what: &str, of: fn(&Sample) -> f64| {
-        let words = format!("{:.1} ms, without it {:.1} ms; {} changes each", of(&beside), of(&alone), alone.len());
-        Line::new(what, of(&beside) / of(&alone), "x").at_most(1.2).note(words)
+        let words = format!(
+            "{:.1} ms, without it {:.1} ms; {} changes each",
+            of(&beside),
+            of(&alone),
+            alone.len()
+        );
+        Line::new(what, of(&beside) / of(&alone), "x")
+            .at_most(1.2)
+            .note(words)
     };
     Ok(vec![
         line("p50 while another's receiver hangs / without", Sample::p50),

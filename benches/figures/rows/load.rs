@@ -33,8 +33,12 @@ type Held = [Memory; 2];
 
 fn lines(when: &str, [ours, floor]: Held, anonymous: f64, resident: f64) -> [Line; 2] {
     [
-        Line::new(&format!("RssAnon {when}"), ours.anonymous, "MiB").below(anonymous).floor(floor.anonymous),
-        Line::new(&format!("VmRSS {when}"), ours.resident, "MiB").below(resident).floor(floor.resident),
+        Line::new(&format!("RssAnon {when}"), ours.anonymous, "MiB")
+            .below(anonymous)
+            .floor(floor.anonymous),
+        Line::new(&format!("VmRSS {when}"), ours.resident, "MiB")
+            .below(resident)
+            .floor(floor.resident),
     ]
 }
 
@@ -61,7 +65,12 @@ async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held
     let made = began.elapsed();
     let mut told = Vec::new();
     for sender in [Sender::Operator, Sender::Floor] {
-        let last = stage.arrivals(&changes, sender).await?.into_iter().max().context("no change")?;
+        let last = stage
+            .arrivals(&changes, sender)
+            .await?
+            .into_iter()
+            .max()
+            .context("no change")?;
         told.push((last - began).as_secs_f64());
     }
     stage.delivered(FIELDS).await?;
@@ -83,18 +92,29 @@ pub async fn slow(program: PathBuf) -> Result<Vec<Line>> {
     let began = Instant::now();
     let mut changes = Vec::new();
     for _ in 0..ROUNDS {
-        let round = (0..TRACKED).step_by(POINTS).map(|field| stage.change(field));
+        let round = (0..TRACKED)
+            .step_by(POINTS)
+            .map(|field| stage.change(field));
         changes.extend(futures::future::join_all(round).await);
     }
     let made = began.elapsed().as_secs_f64();
-    let last = stage.arrivals(&changes, Sender::Operator).await?.into_iter().max().context("no change")?;
+    let last = stage
+        .arrivals(&changes, Sender::Operator)
+        .await?
+        .into_iter()
+        .max()
+        .context("no change")?;
     let (count, messages) = (changes.len(), receiver.requests().len());
     let one_by_one = f64::from(u32::try_from(count)?);
     let note = format!("in {messages} messages; making them took {made:.1} s; floor: one by one");
     Ok(vec![
-        Line::new("1,000 changes, receiver takes 1/s: all told", (last - began).as_secs_f64(), "s")
-            .below(60.0)
-            .floor(one_by_one)
-            .note(note),
+        Line::new(
+            "1,000 changes, receiver takes 1/s: all told",
+            (last - began).as_secs_f64(),
+            "s",
+        )
+        .below(60.0)
+        .floor(one_by_one)
+        .note(note),
     ])
 }

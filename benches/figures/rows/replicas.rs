@@ -57,13 +57,33 @@ pub async fn failover(program: PathBuf) -> Result<Vec<Line>> {
     }
     load.abort();
     let line = |what: &str, limit: f64, gaps: Vec<f64>, floor: Vec<f64>, floor_is: &str| {
-        let (gaps, floor): (Sample, Sample) = (gaps.into_iter().collect(), floor.into_iter().collect());
-        let note = format!("the longest of {}; floor: {floor_is} ({})", gaps.words(), floor.words());
-        Line::new(what, gaps.max(), "s").below(limit).floor(floor.max()).note(note)
+        let (gaps, floor): (Sample, Sample) =
+            (gaps.into_iter().collect(), floor.into_iter().collect());
+        let note = format!(
+            "the longest of {}; floor: {floor_is} ({})",
+            gaps.words(),
+            floor.words()
+        );
+        Line::new(what, gaps.max(), "s")
+            .below(limit)
+            .floor(floor.max())
+            .note(note)
     };
     Ok(vec![
-        line("failover: SIGKILL -> next message", 12.0, killed, lasted, "what was left of the lease"),
-        line("handover: SIGTERM -> next message", 2.0, stopped, ended, "the leader ends"),
+        line(
+            "failover: SIGKILL -> next message",
+            12.0,
+            killed,
+            lasted,
+            "what was left of the lease",
+        ),
+        line(
+            "handover: SIGTERM -> next message",
+            2.0,
+            stopped,
+            ended,
+            "the leader ends",
+        ),
     ])
 }
 
@@ -76,10 +96,14 @@ async fn standby(stage: &Stage) -> Result<Operator> {
 
 /// Seconds until the lease of a leader that is dead ends by itself.
 async fn lease_left(stage: &Stage) -> Result<f64> {
-    let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM).get("quartermaster").await?;
+    let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM)
+        .get("quartermaster")
+        .await?;
     let spec = lease.spec.context("a Lease without a spec")?;
     let renewed = spec.renew_time.context("a Lease that was never renewed")?.0;
-    let duration = spec.lease_duration_seconds.context("a Lease without a duration")?;
+    let duration = spec
+        .lease_duration_seconds
+        .context("a Lease without a duration")?;
     Ok(f64::from(duration) - Timestamp::now().duration_since(renewed).as_secs_f64())
 }
 
@@ -89,7 +113,10 @@ async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
     let leads_since = Instant::now();
     let first = until("a message", PATIENCE, async || {
         let requests = stage.receivers.iter().flat_map(Receiver::requests);
-        Ok(requests.map(|request| request.at).filter(|at| *at > leads_since).min())
+        Ok(requests
+            .map(|request| request.at)
+            .filter(|at| *at > leads_since)
+            .min())
     })
     .await?;
     stage.forget();

@@ -21,34 +21,66 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     let before = stage.bed.plane.audit().mark().await?;
     let mut operator = stage.operator(FIELDS).await?;
     let watches = requests(&stage, before).await?;
-    let watches = watches.iter().filter(|request| request.subject.verb == "watch");
-    let watches = watches.filter(|request| request.subject.resource == "deployments").count();
+    let watches = watches
+        .iter()
+        .filter(|request| request.subject.verb == "watch");
+    let watches = watches
+        .filter(|request| request.subject.resource == "deployments")
+        .count();
     let (floor, _) = Floor::start(&stage).await?;
     let scraped = scraped(&stage, &operator).await?;
     tokio::time::sleep(SETTLE).await;
 
     let processes = [operator.child().id(), floor.id()];
-    let used = || processes.iter().map(|process| cpu_seconds(*process)).collect::<Result<Vec<_>>>();
-    let (since, before, began) = (stage.bed.plane.audit().mark().await?, used()?, Instant::now());
+    let used = || {
+        processes
+            .iter()
+            .map(|process| cpu_seconds(*process))
+            .collect::<Result<Vec<_>>>()
+    };
+    let (since, before, began) = (
+        stage.bed.plane.audit().mark().await?,
+        used()?,
+        Instant::now(),
+    );
     tokio::time::sleep(WINDOW).await;
     let (after, took) = (used()?, began.elapsed().as_secs_f64());
     let share = |process: usize| (after[process] - before[process]) / took * 100.0;
     let asked = requests(&stage, since).await?;
     let writes = asked.iter().filter(|request| request.subject.is_write());
     let writes = writes.filter(|request| !request.subject.resource.ends_with("reviews"));
-    let (leases, others): (Vec<_>, Vec<_>) = writes.partition(|request| request.subject.resource == "leases");
+    let (leases, others): (Vec<_>, Vec<_>) =
+        writes.partition(|request| request.subject.resource == "leases");
     let memory = Memory::of(operator.child().id())?;
     scraped.abort();
     Ok(vec![
         Line::new("CPU at rest, 1,000 TrackedFields", share(0), "% of a core")
             .below(0.5)
             .floor(share(1))
-            .note(format!("{} requests in {took:.0} s, {} of them for the lease", asked.len(), leases.len())),
-        Line::new("VmRSS at rest, 1,000 TrackedFields, metrics read", memory.resident, "MiB").below(32.0),
-        Line::new("writes at rest but the lease's, in 60 s", f64::from(u32::try_from(others.len())?), "").at_most(0.0),
-        Line::new("watches of Deployments for 1,000 TrackedFields", f64::from(u32::try_from(watches)?), "")
-            .at_most(1.0)
-            .floor(1.0),
+            .note(format!(
+                "{} requests in {took:.0} s, {} of them for the lease",
+                asked.len(),
+                leases.len()
+            )),
+        Line::new(
+            "VmRSS at rest, 1,000 TrackedFields, metrics read",
+            memory.resident,
+            "MiB",
+        )
+        .below(32.0),
+        Line::new(
+            "writes at rest but the lease's, in 60 s",
+            f64::from(u32::try_from(others.len())?),
+            "",
+        )
+        .at_most(0.0),
+        Line::new(
+            "watches of Deployments for 1,000 TrackedFields",
+            f64::from(u32::try_from(watches)?),
+            "",
+        )
+        .at_most(1.0)
+        .floor(1.0),
     ])
 }
 
@@ -57,13 +89,32 @@ async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
     const EVERY: Duration = Duration::from_secs(15);
     let kubectl = async |arguments: &[&str]| stage.bed.plane.run_kubectl(arguments, "").await;
     kubectl(&["create", "serviceaccount", "prometheus", "-n", "default"]).await?;
-    let (role, account) = ("--clusterrole=quartermaster-metrics-reader", "--serviceaccount=default:prometheus");
+    let (role, account) = (
+        "--clusterrole=quartermaster-metrics-reader",
+        "--serviceaccount=default:prometheus",
+    );
     kubectl(&["create", "clusterrolebinding", "prometheus", role, account]).await?;
     let token = kubectl(&["create", "token", "prometheus", "-n", "default"]).await?;
-    let url = format!("https://{}/metrics", operator.address("--metrics-bind-address")?);
-    let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build()?;
-    let scrape = async move || client.get(&url).bearer_auth(token.trim()).send().await?.error_for_status();
-    until("the metrics are read", PATIENCE, async || Ok(Some(scrape().await?))).await?;
+    let url = format!(
+        "https://{}/metrics",
+        operator.address("--metrics-bind-address")?
+    );
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .tls_danger_accept_invalid_certs(true)
+        .build()?;
+    let scrape = async move || {
+        client
+            .get(&url)
+            .bearer_auth(token.trim())
+            .send()
+            .await?
+            .error_for_status()
+    };
+    until("the metrics are read", PATIENCE, async || {
+        Ok(Some(scrape().await?))
+    })
+    .await?;
     let scraping = tokio::spawn(async move {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -107,14 +158,27 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
         both.extend(is_ready.max(leads));
         ready.extend(is_ready);
     }
-    let sample = |times: Vec<Duration>| times.into_iter().map(|time| time.as_secs_f64()).collect::<Sample>();
+    let sample = |times: Vec<Duration>| {
+        times
+            .into_iter()
+            .map(|time| time.as_secs_f64())
+            .collect::<Sample>()
+    };
     let (both, ready, floor) = (sample(both), sample(ready), sample(floor));
-    let note = format!("the longest of {}; /readyz alone {}; floor: listed", both.words(), ready.words());
+    let note = format!(
+        "the longest of {}; /readyz alone {}; floor: listed",
+        both.words(),
+        ready.words()
+    );
     Ok(vec![
-        Line::new("start -> ready and leading, 1,000 TrackedFields", both.max(), "s")
-            .below(1.0)
-            .floor(floor.max())
-            .note(note),
+        Line::new(
+            "start -> ready and leading, 1,000 TrackedFields",
+            both.max(),
+            "s",
+        )
+        .below(1.0)
+        .floor(floor.max())
+        .note(note),
     ])
 }
 
@@ -122,17 +186,24 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
 async fn answers_ok(operator: &Operator) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let ask = async {
-        let mut socket = tokio::net::TcpStream::connect(operator.address("--health-probe-bind-address")?).await?;
-        socket.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+        let mut socket =
+            tokio::net::TcpStream::connect(operator.address("--health-probe-bind-address")?)
+                .await?;
+        socket
+            .write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await?;
         anyhow::Ok(answer)
     };
-    ask.await.is_ok_and(|answer: String| answer.starts_with("HTTP/1.1 200"))
+    ask.await
+        .is_ok_and(|answer: String| answer.starts_with("HTTP/1.1 200"))
 }
 
 /// The file's size.
 pub fn size(program: &Path) -> Result<Vec<Line>> {
     let kibibytes = u32::try_from(std::fs::metadata(program)?.len() >> 10)?;
-    Ok(vec![Line::new("release binary", f64::from(kibibytes) / 1024.0, "MiB").below(20.0)])
+    Ok(vec![
+        Line::new("release binary", f64::from(kibibytes) / 1024.0, "MiB").below(20.0),
+    ])
 }

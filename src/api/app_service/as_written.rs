@@ -55,7 +55,9 @@ impl<T: JsonSchema> JsonSchema for AsWritten<T> {
 /// Bounds what Kubernetes' own schemas leave unbounded: strings by the name of their field, lists by the most entries that
 /// are of use. Adds the rules over what Kubernetes' own validation refuses.
 fn bound_children(schema: &mut Schema) {
-    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
     for (name, property) in &mut *properties {
         let longest = match name.as_str() {
             "value" => bounds::MAX_TEXT,
@@ -83,7 +85,10 @@ fn bound_children(schema: &mut Schema) {
         if let Some(name) = properties.get_mut("name") {
             name["x-kubernetes-validations"] = json!([bounds::env_name()]);
         }
-        schema.insert("x-kubernetes-validations".into(), json!([bounds::one_value()]));
+        schema.insert(
+            "x-kubernetes-validations".into(),
+            json!([bounds::one_value()]),
+        );
     }
 }
 
@@ -109,7 +114,14 @@ mod tests {
         assert_eq!(serde_json::to_value(&probe).unwrap(), written);
         let words = probe.read().unwrap_err();
         assert!(words.contains("5000000000"), "{words}");
-        let probe: AsWritten<Probe> = serde_json::from_value(json!({ "periodSeconds": 3 })).unwrap();
-        assert_eq!(probe.read().unwrap(), Probe { period_seconds: Some(3), ..Probe::default() });
+        let probe: AsWritten<Probe> =
+            serde_json::from_value(json!({ "periodSeconds": 3 })).unwrap();
+        assert_eq!(
+            probe.read().unwrap(),
+            Probe {
+                period_seconds: Some(3),
+                ..Probe::default()
+            }
+        );
     }
 }

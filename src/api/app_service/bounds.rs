@@ -36,12 +36,22 @@ const REFERENCES: [(&str, &[&str]); 4] = [
 
 /// Rule over `command`.
 pub fn command() -> Rule {
-    texts("command", MAX_TEXTS, COMMAND_BYTES, "put a long script into a ConfigMap, or into the image")
+    texts(
+        "command",
+        MAX_TEXTS,
+        COMMAND_BYTES,
+        "put a long script into a ConfigMap, or into the image",
+    )
 }
 
 /// Rule over `args`.
 pub fn args() -> Rule {
-    texts("args", MAX_TEXTS, ARGS_BYTES, "put a long text into a ConfigMap, or into the image")
+    texts(
+        "args",
+        MAX_TEXTS,
+        ARGS_BYTES,
+        "put a long text into a ConfigMap, or into the image",
+    )
 }
 
 /// Rule over `env`.
@@ -51,7 +61,10 @@ pub fn env() -> Rule {
             format!("has(it.valueFrom.{reference}) && has(it.valueFrom.{reference}.{field}) ? size(it.valueFrom.{reference}.{field}) : 0")
         })
     });
-    let references = references.map(|size| format!("({size})")).collect::<Vec<_>>().join(" + ");
+    let references = references
+        .map(|size| format!("({size})"))
+        .collect::<Vec<_>>()
+        .join(" + ");
     let size = format!(
         "{ENV_ENTRY_BYTES} + size(it.name) + (has(it.value) ? size(bytes(it.value)) : 0) + (has(it.valueFrom) ? {references} : 0)"
     );
@@ -83,8 +96,9 @@ pub fn one_source() -> Rule {
 
 /// Rule over a probe.
 pub fn one_handler() -> Rule {
-    Rule::new(one_of(&["exec", "httpGet", "tcpSocket", "grpc"]))
-        .message("write one of exec, httpGet, tcpSocket and grpc, such as httpGet: {path: /, port: 80}")
+    Rule::new(one_of(&["exec", "httpGet", "tcpSocket", "grpc"])).message(
+        "write one of exec, httpGet, tcpSocket and grpc, such as httpGet: {path: /, port: 80}",
+    )
 }
 
 /// Rule over a liveness or startup probe.
@@ -96,7 +110,10 @@ pub fn one_success() -> Rule {
 
 /// Returns CEL for "exactly one of these fields is there".
 fn one_of(fields: &[&str]) -> String {
-    let there: Vec<_> = fields.iter().map(|field| format!("has(self.{field})")).collect();
+    let there: Vec<_> = fields
+        .iter()
+        .map(|field| format!("has(self.{field})"))
+        .collect();
     format!("[{}].exists_one(it, it)", there.join(", "))
 }
 
@@ -115,7 +132,9 @@ pub fn resource_names() -> Rule {
 /// Rule over `resources`.
 pub fn requests_within_limits() -> Rule {
     let quantity = |of: &str| {
-        format!("(type(self.{of}[name]) in [int] ? quantity('0').add(self.{of}[name]) : quantity(self.{of}[name]))")
+        format!(
+            "(type(self.{of}[name]) in [int] ? quantity('0').add(self.{of}[name]) : quantity(self.{of}[name]))"
+        )
     };
     Rule::new(format!(
         "!has(self.requests) || !has(self.limits) || size(self.requests) > {MAX_RESOURCES} \
@@ -130,13 +149,17 @@ pub fn requests_within_limits() -> Rule {
 pub fn of_part(field: &str) -> Option<Value> {
     let items = MAX_PARTS as usize;
     let rule = match field {
-        "command" => {
-            texts("a probe's command", items, PROBE_BYTES, "put a long script into a ConfigMap, or into the image")
-        }
+        "command" => texts(
+            "a probe's command",
+            items,
+            PROBE_BYTES,
+            "put a long script into a ConfigMap, or into the image",
+        ),
         "httpHeaders" => {
             let size = format!("{HEADER_BYTES} + size(it.name) + size(bytes(it.value))");
-            Rule::new(sum(items, &size, PROBE_BYTES))
-                .message(&*format!("a probe's headers may have {PROBE_BYTES} bytes in all: shorten them"))
+            Rule::new(sum(items, &size, PROBE_BYTES)).message(&*format!(
+                "a probe's headers may have {PROBE_BYTES} bytes in all: shorten them"
+            ))
         }
         _ => return None,
     };
@@ -169,7 +192,11 @@ pub fn probe_port(probe: &str) -> Rule {
             ports = super::port::MAX_PORTS,
         )
     };
-    let rule = format!("!has(self.{probe}) || ({} && {})", port_exists("httpGet"), port_exists("tcpSocket"));
+    let rule = format!(
+        "!has(self.{probe}) || ({} && {})",
+        port_exists("httpGet"),
+        port_exists("tcpSocket")
+    );
     let unchanged = format!("{} && {}", unchanged(probe), unchanged("ports"));
     Rule::new(format!("(oldSelf.hasValue() && {unchanged}) || {rule}"))
         .message(&*format!(

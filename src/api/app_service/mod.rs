@@ -16,7 +16,10 @@ mod status;
 
 pub use as_written::AsWritten;
 pub use parts::{Autoscaling, Ingress, IngressTls, LocalName, Resources};
-pub use port::{NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort};
+pub use port::{
+    NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP,
+    TargetPort,
+};
 pub use status::{AppCondition, AppServiceStatus, ServedPort};
 
 /// The API group.
@@ -176,15 +179,17 @@ pub struct AppServiceSpec {
 }
 
 /// Of an image: a CEL rule and its message.
-pub const IMAGE: (&str, &str) = (r"!self.matches(r'\s')", "write an image without spaces, such as nginx:1.27");
+pub const IMAGE: (&str, &str) = (
+    r"!self.matches(r'\s')",
+    "write an image without spaces, such as nginx:1.27",
+);
 /// What to write where the name cannot be that of a Service.
-pub const NAME: &str =
-    "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
+pub const NAME: &str = "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
 /// What to write where a Service of type `ClusterIP` is to have a port on the nodes.
-pub const NO_NODE_PORT: &str =
-    "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
+pub const NO_NODE_PORT: &str = "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// What to write where an Ingress has no Service to lead to.
-pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
+pub const INGRESS_NEEDS_A_PORT: &str =
+    "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
 /// What to write where the autoscaler would have no request to measure against.
 pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
      such as resources: {requests: {cpu: 100m}}";
@@ -194,9 +199,11 @@ pub const CPU_ABOVE_ZERO: &str = "autoscaling compares CPU usage with the CPU re
 
 /// At the root, so it binds on create only (RFC 1035).
 fn name_of_a_service() -> Rule {
-    Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message(NAME)
-        .optional_old_self(true)
+    Rule::new(
+        "oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
+    )
+    .message(NAME)
+    .optional_old_self(true)
 }
 
 fn cluster_ip_takes_no_node_port() -> Rule {

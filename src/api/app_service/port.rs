@@ -93,7 +93,11 @@ pub const TCP: &str = "TCP";
 impl Port {
     /// Its protocol.
     pub fn protocol(&self) -> &str {
-        if self.protocol.is_empty() { TCP } else { &self.protocol }
+        if self.protocol.is_empty() {
+            TCP
+        } else {
+            &self.protocol
+        }
     }
 
     /// Its target, where one is given.
@@ -125,19 +129,22 @@ pub const NAMED: &str = "several ports need a name each: add name, such as name:
 /// Message of [`names_differ`].
 pub const NAMES_DIFFER: &str = "two ports have the same name: give each one of its own";
 /// Message of [`ports_differ`].
-pub const PORTS_DIFFER: &str = "the same port stands there twice: remove one, or give it another protocol";
+pub const PORTS_DIFFER: &str =
+    "the same port stands there twice: remove one, or give it another protocol";
 /// Message of [`node_ports_differ`].
-pub const NODE_PORTS_DIFFER: &str = "the same nodePort stands there twice: change one, or remove it and one is chosen";
+pub const NODE_PORTS_DIFFER: &str =
+    "the same nodePort stands there twice: change one, or remove it and one is chosen";
 /// Message of [`one_protocol_a_name`].
-pub const ONE_PROTOCOL_A_NAME: &str =
-    "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number";
+pub const ONE_PROTOCOL_A_NAME: &str = "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number";
 
 /// Whether two ports speak one protocol, in CEL.
 const SAME_PROTOCOL: &str = "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')";
 
 /// Rule over all ports: with several, each has a name.
 pub fn named() -> Rule {
-    let rule = format!("self.size() < 2 || self.size() > {MAX_PORTS} || self.all(p, has(p.name) && p.name != '')");
+    let rule = format!(
+        "self.size() < 2 || self.size() > {MAX_PORTS} || self.all(p, has(p.name) && p.name != '')"
+    );
     Rule::new(rule).message(NAMED)
 }
 
@@ -151,8 +158,9 @@ pub fn names_differ() -> Rule {
 
 /// Rule over all ports: no two ports of one protocol are equal.
 pub fn ports_differ() -> Rule {
-    let rule =
-        format!("self.size() > {MAX_PORTS} || self.all(p, self.exists_one(q, q.port == p.port && {SAME_PROTOCOL}))");
+    let rule = format!(
+        "self.size() > {MAX_PORTS} || self.all(p, self.exists_one(q, q.port == p.port && {SAME_PROTOCOL}))"
+    );
     Rule::new(rule).message(PORTS_DIFFER)
 }
 

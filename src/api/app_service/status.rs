@@ -96,6 +96,8 @@ pub struct AppCondition {
 impl AppServiceStatus {
     /// The condition of that type.
     pub fn condition(&self, type_: &str) -> Option<&AppCondition> {
-        self.conditions.iter().find(|condition| condition.type_ == type_)
+        self.conditions
+            .iter()
+            .find(|condition| condition.type_ == type_)
     }
 }

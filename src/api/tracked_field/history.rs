@@ -37,7 +37,9 @@ impl StoredHistory {
 
 impl Serialize for StoredHistory {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serde_json::from_str::<History>(&self.0).map_err(S::Error::custom)?.serialize(serializer)
+        serde_json::from_str::<History>(&self.0)
+            .map_err(S::Error::custom)?
+            .serialize(serializer)
     }
 }
 
@@ -69,7 +71,10 @@ impl TrackedField {
     /// None is known: what is stored is what serialising a history gave. It must never pass for an empty one, which would
     /// be written over it.
     pub fn history(&self) -> serde_json::Result<History> {
-        self.status.as_ref().map_or_else(|| Ok(History::new()), |stored| serde_json::from_str(&stored.0))
+        self.status.as_ref().map_or_else(
+            || Ok(History::new()),
+            |stored| serde_json::from_str(&stored.0),
+        )
     }
 }
 
@@ -211,12 +216,18 @@ pub struct Subject(String);
 impl Subject {
     /// What a spec's target and field are called in an entry.
     pub fn new(target: &Target, field: &str) -> Self {
-        let group = target.api_version.as_deref().and_then(|api_version| api_version.split_once('/'));
+        let group = target
+            .api_version
+            .as_deref()
+            .and_then(|api_version| api_version.split_once('/'));
         let group = match group {
             Some((group, _)) if group != "apps" => format!(".{group}"),
             _ => String::new(),
         };
-        Self(format!("{}{group}/{}/{}/{field}", target.kind, target.namespace, target.name))
+        Self(format!(
+            "{}{group}/{}/{}/{field}",
+            target.kind, target.namespace, target.name
+        ))
     }
 
     /// As it is written in an entry.

@@ -17,7 +17,10 @@ pub(super) trait Call<V>: Sync {
     fn turn(&self) -> impl Future<Output = ()> + Send;
 
     /// Makes the call.
-    fn send(&self, names: Vec<String>) -> impl Future<Output = Result<BTreeMap<String, V>, Fault>> + Send;
+    fn send(
+        &self,
+        names: Vec<String>,
+    ) -> impl Future<Output = Result<BTreeMap<String, V>, Fault>> + Send;
 }
 
 /// What is waited for.
@@ -39,15 +42,25 @@ enum Told<V> {
 
 impl<V: Clone> Together<V> {
     pub(super) fn new() -> Self {
-        Self { waiting: Mutex::default() }
+        Self {
+            waiting: Mutex::default(),
+        }
     }
 
     /// What there is of these, no more than [`AT_ONCE`].
-    pub(super) async fn ask(&self, names: BTreeSet<String>, call: &impl Call<V>) -> Result<BTreeMap<String, V>, Fault> {
+    pub(super) async fn ask(
+        &self,
+        names: BTreeSet<String>,
+        call: &impl Call<V>,
+    ) -> Result<BTreeMap<String, V>, Fault> {
         loop {
             let (take, mut taken) = oneshot::channel();
             let (tell, mut told) = oneshot::channel();
-            self.waiting().push_back(Asked { names: names.clone(), take, tell });
+            self.waiting().push_back(Asked {
+                names: names.clone(),
+                take,
+                tell,
+            });
             let told = loop {
                 tokio::select! {
                     biased;
@@ -77,7 +90,9 @@ impl<V: Clone> Together<V> {
     fn take(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>)> {
         let mut waiting = self.waiting();
         let (mut taken, mut room) = (Vec::new(), AT_ONCE);
-        while let Some(asked) = waiting.pop_front_if(|asked| asked.tell.is_closed() || asked.names.len() <= room) {
+        while let Some(asked) =
+            waiting.pop_front_if(|asked| asked.tell.is_closed() || asked.names.len() <= room)
+        {
             // Who does not wait any more is not asked for.
             if asked.take.send(()).is_ok() {
                 room -= asked.names.len();
@@ -88,7 +103,10 @@ impl<V: Clone> Together<V> {
     }
 }
 
-async fn answer<V: Clone>(asked: Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>)>, call: &impl Call<V>) {
+async fn answer<V: Clone>(
+    asked: Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>)>,
+    call: &impl Call<V>,
+) {
     let names: BTreeSet<_> = asked.iter().flat_map(|(names, _)| names).cloned().collect();
     if names.is_empty() {
         // Another took them in this very moment.
@@ -100,7 +118,9 @@ async fn answer<V: Clone>(asked: Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>
         let told = match &came {
             Ok(found) => {
                 let found = found.iter().filter(|(name, _)| names.contains(*name));
-                Told::Answer(Ok(found.map(|(name, it)| (name.clone(), it.clone())).collect()))
+                Told::Answer(Ok(found
+                    .map(|(name, it)| (name.clone(), it.clone()))
+                    .collect()))
             }
             Err(fault) if several && fault.is_of_one() => Told::AskAlone,
             Err(fault) => Told::Answer(Err(fault.clone())),
@@ -130,11 +150,18 @@ mod tests {
 
     impl Cloud {
         fn new(turns: usize) -> Self {
-            Self { turns: Semaphore::new(turns), calls: Mutex::default(), together: Together::new() }
+            Self {
+                turns: Semaphore::new(turns),
+                calls: Mutex::default(),
+                together: Together::new(),
+            }
         }
 
         async fn ask(&self, name: &str) -> Result<Vec<String>, Fault> {
-            self.together.ask([name.to_owned()].into(), self).await.map(|found| found.into_keys().collect())
+            self.together
+                .ask([name.to_owned()].into(), self)
+                .await
+                .map(|found| found.into_keys().collect())
         }
 
         fn calls(&self) -> usize {
@@ -151,7 +178,11 @@ mod tests {
             self.calls.lock().unwrap().push(names.clone());
             tokio::task::yield_now().await;
             if names.contains(&"none".to_owned()) {
-                return Err(Fault::unsent(Class::Transient, "InProgress", "there is none"));
+                return Err(Fault::unsent(
+                    Class::Transient,
+                    "InProgress",
+                    "there is none",
+                ));
             }
             if names.contains(&"all".to_owned()) {
                 return Err(Fault::unsent(Class::Transient, "Throttled", "too many"));
@@ -207,7 +238,9 @@ mod tests {
         let cloud = Cloud::new(0);
         let mut first = Box::pin(cloud.ask("a"));
         let mut second = Box::pin(cloud.ask("b"));
-        assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+        assert!(
+            first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none()
+        );
         cloud.turns.add_permits(1);
         assert!(first.as_mut().now_or_never().is_none());
         assert_eq!(cloud.calls(), 1, "it asks for both");

@@ -18,19 +18,28 @@ fn answered(code: Option<&str>, status: u16) -> Fault {
         metadata = metadata.code(code);
     }
     let raw = HttpResponse::new(status.try_into().unwrap(), SdkBody::empty());
-    Fault::from(Sdk::service_error(CreateLoadBalancerError::generic(metadata.build()), raw))
+    Fault::from(Sdk::service_error(
+        CreateLoadBalancerError::generic(metadata.build()),
+        raw,
+    ))
 }
 
 #[test]
 fn each_code_stands_in_the_table_once() {
     let codes: BTreeSet<_> = CODES.iter().map(|(code, ..)| code).collect();
     assert_eq!(codes.len(), CODES.len());
-    assert!(CODES.iter().all(|(_, class, _)| *class != Class::Conflict), "that is our own");
+    assert!(
+        CODES.iter().all(|(_, class, _)| *class != Class::Conflict),
+        "that is our own"
+    );
 }
 
 #[test]
 fn the_table() {
-    let rows: Vec<_> = CODES.iter().map(|(code, class, reason)| format!("{code}: {class:?}, {reason}")).collect();
+    let rows: Vec<_> = CODES
+        .iter()
+        .map(|(code, class, reason)| format!("{code}: {class:?}, {reason}"))
+        .collect();
     insta::assert_snapshot!(rows.join("\n"));
 }
 
@@ -61,13 +70,22 @@ fn only_the_spec_is_terminal() {
 fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case] reason: &str) {
     let fault = answered(Some(code), status);
     assert_eq!((fault.class, fault.reason), (class, reason));
-    assert!(fault.is(code) && fault.message.starts_with(&format!("AWS says {code}: words")), "{fault}");
+    assert!(
+        fault.is(code)
+            && fault
+                .message
+                .starts_with(&format!("AWS says {code}: words")),
+        "{fault}"
+    );
 }
 
 #[test]
 fn an_answer_without_a_code_is_judged_by_its_status() {
     let fault = answered(None, 503);
-    assert_eq!((fault.class, fault.reason), (Class::Transient, "AWSUnavailable"));
+    assert_eq!(
+        (fault.class, fault.reason),
+        (Class::Transient, "AWSUnavailable")
+    );
     assert_eq!(fault.to_string(), "AWS says HTTP 503: words");
 }
 
@@ -75,9 +93,15 @@ fn an_answer_without_a_code_is_judged_by_its_status() {
 fn what_was_not_answered() {
     let refused = ConnectorError::io(std::io::Error::other("connection refused").into());
     let fault = Fault::from(Sdk::dispatch_failure(refused));
-    assert_eq!((fault.class, fault.reason), (Class::Transient, "AWSUnavailable"));
+    assert_eq!(
+        (fault.class, fault.reason),
+        (Class::Transient, "AWSUnavailable")
+    );
     assert!(fault.to_string().contains("connection refused"), "{fault}");
     let none = CredentialsError::not_loaded("no providers");
     let fault = Fault::from(Sdk::construction_failure(none));
-    assert_eq!((fault.class, fault.reason), (Class::Slow, "CredentialsMissing"));
+    assert_eq!(
+        (fault.class, fault.reason),
+        (Class::Slow, "CredentialsMissing")
+    );
 }

@@ -19,8 +19,14 @@ const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 const KOPF: (&str, &str) = ("ManagedBy", "kopf");
 /// What the keys of tags begin with by which other programs know what is theirs: `CloudFormation` and other services of AWS,
 /// the AWS Load Balancer Controller, Kubernetes' own cloud controller, and this one.
-const OTHERS: [&str; 6] =
-    ["aws:", "elbv2.k8s.aws/", "ingress.k8s.aws/", "service.k8s.aws/", "kubernetes.io/", "quartermaster.dev/"];
+const OTHERS: [&str; 6] = [
+    "aws:",
+    "elbv2.k8s.aws/",
+    "ingress.k8s.aws/",
+    "service.k8s.aws/",
+    "kubernetes.io/",
+    "quartermaster.dev/",
+];
 
 /// What something with the right name is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,13 +61,19 @@ pub fn copy(
         copy::step(source, spec, owner, &taken)
     };
     let offer = match source.as_ref().map(|source| source.as_ref().map(step)) {
-        Ok(None) => Verdict::Offer("its source does not exist: it stays as it is until there is one".into()),
-        Ok(Some(copy::Step::Nothing)) => Verdict::Offer("as its source".into()),
-        Ok(Some(copy::Step::Replace(_))) => Verdict::Replace("differs from its source, which then replaces it".into()),
-        Ok(Some(copy::Step::Recreate)) => {
-            Verdict::Replace("differs from its source, and is immutable: it is deleted, and made anew".into())
+        Ok(None) => {
+            Verdict::Offer("its source does not exist: it stays as it is until there is one".into())
         }
-        Err(why) => Verdict::Unsure(format!("its source could not be read, and may replace it: {why}")),
+        Ok(Some(copy::Step::Nothing)) => Verdict::Offer("as its source".into()),
+        Ok(Some(copy::Step::Replace(_))) => {
+            Verdict::Replace("differs from its source, which then replaces it".into())
+        }
+        Ok(Some(copy::Step::Recreate)) => Verdict::Replace(
+            "differs from its source, and is immutable: it is deleted, and made anew".into(),
+        ),
+        Err(why) => Verdict::Unsure(format!(
+            "its source could not be read, and may replace it: {why}"
+        )),
     };
     object(owner, &live.metadata, offer, lives)
 }
@@ -71,7 +83,9 @@ pub fn pod(owner: &Owner, live: &Pod, app: &MyApp, lives: impl Fn(&str) -> bool)
     let seen = Seen::of(live);
     let replaced = |why: &str| Verdict::Replace(format!("{why}: it is deleted, and made anew"));
     let offer = match build::validate(app) {
-        Err(invalid) => Verdict::Offer(format!("stays as it is until its MyApp is mended: {invalid}")),
+        Err(invalid) => Verdict::Offer(format!(
+            "stays as it is until its MyApp is mended: {invalid}"
+        )),
         Ok(wanted) => match seen.differs(&wanted) {
             Some(why) => replaced(&why),
             None if seen.life == Life::Ended => replaced("it has come to its end"),
@@ -81,27 +95,49 @@ pub fn pod(owner: &Owner, live: &Pod, app: &MyApp, lives: impl Fn(&str) -> bool)
     object(owner, &live.metadata, offer, lives)
 }
 
-fn object(owner: &Owner, metadata: &ObjectMeta, offer: Verdict, lives: impl Fn(&str) -> bool) -> Verdict {
+fn object(
+    owner: &Owner,
+    metadata: &ObjectMeta,
+    offer: Verdict,
+    lives: impl Fn(&str) -> bool,
+) -> Verdict {
     let foreign = match owner.claim(metadata, lives) {
         Claim::Ours | Claim::Restored | Claim::HandedOver => return Verdict::Settled,
         Claim::Foreign(foreign) => foreign,
     };
     match foreign {
         Foreign::Sibling(other) => return Verdict::Leave(format!("it belongs to {other}")),
-        Foreign::Promised(other) => return Verdict::Leave(format!("it is to be handed over to {other}")),
-        Foreign::Controlled(controller) => return Verdict::Leave(format!("it is controlled by {controller}")),
+        Foreign::Promised(other) => {
+            return Verdict::Leave(format!("it is to be handed over to {other}"));
+        }
+        Foreign::Controlled(controller) => {
+            return Verdict::Leave(format!("it is controlled by {controller}"));
+        }
         Foreign::Unmarked => {}
     }
-    if let Some(uid) = metadata.labels.as_ref().and_then(|labels| labels.get(OWNER_UID)) {
-        return Verdict::Leave(format!("its label says that it belongs to the resource with the UID {uid}"));
+    if let Some(uid) = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(OWNER_UID))
+    {
+        return Verdict::Leave(format!(
+            "its label says that it belongs to the resource with the UID {uid}"
+        ));
     }
     if metadata.deletion_timestamp.is_some() {
         return Verdict::Leave("it is being deleted".into());
     }
     if let Some(reference) = metadata.owner_references.iter().flatten().next() {
-        return Verdict::Leave(format!("it belongs to {} {}", reference.kind, reference.name));
+        return Verdict::Leave(format!(
+            "it belongs to {} {}",
+            reference.kind, reference.name
+        ));
     }
-    if let Some(manager) = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY)) {
+    if let Some(manager) = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(MANAGED_BY))
+    {
         return Verdict::Leave(format!("it is managed by {manager}"));
     }
     offer
@@ -121,7 +157,10 @@ pub fn balancer(
     if let Some(owner) = tags.get(OWNER) {
         return Verdict::Leave(format!("its tags say that it belongs to {owner}"));
     }
-    if let Some(key) = tags.keys().find(|key| OTHERS.iter().any(|prefix| key.starts_with(prefix))) {
+    if let Some(key) = tags
+        .keys()
+        .find(|key| OTHERS.iter().any(|prefix| key.starts_with(prefix)))
+    {
         return Verdict::Leave(format!("its tag {key} says that it is another program's"));
     }
     if let Some(manager) = tags.get(KOPF.0).filter(|manager| *manager != KOPF.1) {
@@ -144,13 +183,17 @@ mod tests {
     use crate::api::{ConfigMapSync, MyIngress};
 
     fn owner() -> Owner {
-        let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
+        let sync =
+            json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         Owner::of(&from_value::<ConfigMapSync>(sync).unwrap()).unwrap()
     }
 
     fn map(metadata: &Value, data: &Value) -> ConfigMap {
         let mut map = json!({ "metadata": { "namespace": "far", "name": "c" }, "data": data });
-        map["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        map["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .extend(metadata.as_object().unwrap().clone());
         from_value(map).unwrap()
     }
 
@@ -167,22 +210,46 @@ mod tests {
     #[case::going(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), Verdict::Leave("it is being deleted".into()))]
     fn whose_it_is(#[case] metadata: Value, #[case] verdict: Verdict) {
         let live = map(&metadata, &json!({ "k": "v" }));
-        assert_eq!(copied(&live, &Ok(Some(map(&json!({}), &json!({ "k": "v" })))), &json!({})), verdict);
+        assert_eq!(
+            copied(
+                &live,
+                &Ok(Some(map(&json!({}), &json!({ "k": "v" })))),
+                &json!({})
+            ),
+            verdict
+        );
     }
 
     fn copied(live: &ConfigMap, source: &Source, spec: &Value) -> Verdict {
-        copy(&owner(), &from_value(spec.clone()).unwrap(), live, source, |_| true)
+        copy(
+            &owner(),
+            &from_value(spec.clone()).unwrap(),
+            live,
+            source,
+            |_| true,
+        )
     }
 
     #[test]
     fn what_its_source_is_not_known_to_leave_as_it_is_is_not_offered() {
         let live = map(&json!({}), &json!({ "k": "v" }));
-        let Verdict::Offer(note) = copied(&live, &Ok(None), &json!({})) else { panic!() };
+        let Verdict::Offer(note) = copied(&live, &Ok(None), &json!({})) else {
+            panic!()
+        };
         assert!(note.contains("does not exist"), "{note}");
         let words = "its source could not be read, and may replace it: you may not";
-        assert_eq!(copied(&live, &Err("you may not".into()), &json!({})), Verdict::Unsure(words.into()));
-        let helm = map(&json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), &json!({}));
-        assert!(matches!(copied(&helm, &Err("you may not".into()), &json!({})), Verdict::Leave(_)));
+        assert_eq!(
+            copied(&live, &Err("you may not".into()), &json!({})),
+            Verdict::Unsure(words.into())
+        );
+        let helm = map(
+            &json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }),
+            &json!({}),
+        );
+        assert!(matches!(
+            copied(&helm, &Err("you may not".into()), &json!({})),
+            Verdict::Leave(_)
+        ));
     }
 
     /// The controller decides by the same step.
@@ -203,7 +270,9 @@ mod tests {
     ) {
         let map = |more: &Value| -> ConfigMap {
             let mut map = json!({ "data": { "a": "b" } });
-            map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            map.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
             from_value(map).unwrap()
         };
         let verdict = copied(&map(&live), &Ok(Some(map(&source))), &spec);
@@ -228,12 +297,18 @@ mod tests {
         #[case] spec: Value,
         #[case] replaced: Option<&str>,
     ) {
-        let app = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" }, "spec": spec });
+        let app =
+            json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" }, "spec": spec });
         let app: MyApp = from_value(app).unwrap();
         let container = json!({ "name": "web", "image": image, "env": [{ "name": "BANNER", "value": banner }] });
         let pod = json!({ "metadata": { "namespace": "shop", "name": "web-pod" }, "spec": { "containers": [container] },
             "status": { "phase": phase } });
-        let verdict = super::pod(&Owner::of(&app).unwrap(), &from_value(pod).unwrap(), &app, |_| true);
+        let verdict = super::pod(
+            &Owner::of(&app).unwrap(),
+            &from_value(pod).unwrap(),
+            &app,
+            |_| true,
+        );
         match (&verdict, replaced) {
             (Verdict::Offer(_), None) => {}
             (Verdict::Replace(note), Some(why)) => assert!(note.starts_with(why), "{note}"),
@@ -255,7 +330,10 @@ mod tests {
             "spec": { "subnets": ["subnet-a", "subnet-b"] } });
         let ingress: MyIngress = from_value(ingress).unwrap();
         let owner = Owner::of(&ingress).unwrap();
-        let mark = Mark { owner: &owner, cluster: "c" };
+        let mark = Mark {
+            owner: &owner,
+            cluster: "c",
+        };
         let wanted = my_ingress::build::wanted(&ingress, &mark);
         let live = Balancer {
             arn: "arn:1".into(),
@@ -263,11 +341,27 @@ mod tests {
             scheme: "internet-facing".into(),
             ..Balancer::default()
         };
-        let tags: Tags = tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let tags: Tags = tags
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
         let verdict = balancer(&mark, &live, &tags, &wanted, |_| true);
-        assert_eq!(verdict == Verdict::Offer("arn:1".into()), offered, "{verdict:?}");
-        let internal = Balancer { scheme: "internal".into(), ..live };
-        assert!(matches!(balancer(&mark, &internal, &tags, &wanted, |_| true), Verdict::Leave(_)));
-        assert_eq!(balancer(&mark, &internal, &mark.tags(), &wanted, |_| true), Verdict::Settled);
+        assert_eq!(
+            verdict == Verdict::Offer("arn:1".into()),
+            offered,
+            "{verdict:?}"
+        );
+        let internal = Balancer {
+            scheme: "internal".into(),
+            ..live
+        };
+        assert!(matches!(
+            balancer(&mark, &internal, &tags, &wanted, |_| true),
+            Verdict::Leave(_)
+        ));
+        assert_eq!(
+            balancer(&mark, &internal, &mark.tags(), &wanted, |_| true),
+            Verdict::Settled
+        );
     }
 }

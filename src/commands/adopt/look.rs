@@ -51,9 +51,16 @@ impl Adopt<'_> {
         keep: impl Fn(&K) -> Option<T>,
     ) -> anyhow::Result<(Vec<(T, Owner)>, BTreeSet<String>)>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
-        let named: Vec<_> = self.named.iter().filter(|it| it.kind == K::kind(&())).collect();
+        let named: Vec<_> = self
+            .named
+            .iter()
+            .filter(|it| it.kind == K::kind(&()))
+            .collect();
         if named.is_empty() && !self.named.is_empty() {
             return Ok(Default::default());
         }
@@ -75,29 +82,46 @@ impl Adopt<'_> {
             // Its CRD is absent.
             Err(error) if is(&error, 404) => Vec::new(),
             Err(error) => {
-                anyhow::bail!("the {} could not be listed: {}", K::plural(&()), words_of_list(&error, self.namespace))
+                anyhow::bail!(
+                    "the {} could not be listed: {}",
+                    K::plural(&()),
+                    words_of_list(&error, self.namespace)
+                )
             }
         };
         if let Some(named) = missing.first() {
-            let place = self.namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+            let place = self.namespace.map_or_else(String::new, |namespace| {
+                format!(" in namespace {namespace}")
+            });
             anyhow::bail!("there is no {named}{place}");
         }
         let (uids, kept): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        Ok((kept.into_iter().flatten().collect(), uids.into_iter().flatten().collect()))
+        Ok((
+            kept.into_iter().flatten().collect(),
+            uids.into_iter().flatten().collect(),
+        ))
     }
 
     /// What is where copies are to be.
     async fn copies(&self) -> anyhow::Result<Vec<Found>> {
         // Where Kubernetes itself lives nothing is offered.
-        let planned =
-            |sync: &ConfigMapSync| Some((Plan::of(&sync.spec, &Scope::Cluster, false, None).ok()?, sync.spec.clone()));
+        let planned = |sync: &ConfigMapSync| {
+            Some((
+                Plan::of(&sync.spec, &Scope::Cluster, false, None).ok()?,
+                sync.spec.clone(),
+            ))
+        };
         let (syncs, uids) = self.resources(planned).await?;
         let mut namespaces: Vec<(String, BTreeMap<String, String>)> = Vec::new();
         if syncs.iter().any(|((plan, _), _)| plan.selects()) {
             let all: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
-            let listed = pages(&all, |namespace| (namespace.name_any(), namespace.labels().clone())).await;
-            namespaces =
-                listed.map_err(|error| anyhow::anyhow!("the namespaces could not be listed: {}", words(&error)))?;
+            let listed = pages(&all, |namespace| {
+                (namespace.name_any(), namespace.labels().clone())
+            })
+            .await;
+            namespaces = listed.map_err(|error| {
+                anyhow::anyhow!("the namespaces could not be listed: {}", words(&error))
+            })?;
         }
         let mut places: BTreeMap<&Key, Vec<_>> = BTreeMap::new();
         for ((plan, spec), owner) in &syncs {
@@ -109,26 +133,53 @@ impl Adopt<'_> {
                     .map(|(name, _)| name.clone())
                     .collect(),
             };
-            let of = named.into_iter().map(|namespace| Place { plan, spec, owner, namespace });
+            let of = named.into_iter().map(|namespace| Place {
+                plan,
+                spec,
+                owner,
+                namespace,
+            });
             places.entry(&plan.source).or_default().extend(of);
         }
         let read = async |(key, places): (&Key, Vec<_>)| {
-            let source = api::<ConfigMap>(&self.client, &key.namespace).get_opt(&key.name).await;
-            (Rc::<Source>::new(source.map_err(|error| words(&error))), places)
+            let source = api::<ConfigMap>(&self.client, &key.namespace)
+                .get_opt(&key.name)
+                .await;
+            (
+                Rc::<Source>::new(source.map_err(|error| words(&error))),
+                places,
+            )
         };
         // Sources may be many and large: each is kept for as long as its copies are looked at.
         let sources = stream::iter(places).map(read).buffered(AT_ONCE);
         let places = sources.flat_map(|(source, places)| {
-            stream::iter(places.into_iter().map(move |place| (Rc::clone(&source), place)))
+            stream::iter(
+                places
+                    .into_iter()
+                    .map(move |place| (Rc::clone(&source), place)),
+            )
         });
         Ok(at_once(places, |(source, place)| self.copy(source, place, &uids)).await)
     }
 
     /// What is where this copy is to be.
-    async fn copy(&self, source: Rc<Source>, place: Place<'_>, uids: &BTreeSet<String>) -> Option<Found> {
-        let Place { plan, spec, owner, namespace } = place;
+    async fn copy(
+        &self,
+        source: Rc<Source>,
+        place: Place<'_>,
+        uids: &BTreeSet<String>,
+    ) -> Option<Found> {
+        let Place {
+            plan,
+            spec,
+            owner,
+            namespace,
+        } = place;
         let what = format!("configmap {namespace}/{}", plan.name);
-        let (thing, verdict) = match api::<ConfigMap>(&self.client, &namespace).get_opt(&plan.name).await {
+        let (thing, verdict) = match api::<ConfigMap>(&self.client, &namespace)
+            .get_opt(&plan.name)
+            .await
+        {
             Ok(None) => return None,
             Ok(Some(live)) => {
                 let verdict = find::copy(owner, spec, &live, &source, |uid| uids.contains(uid));
@@ -145,7 +196,10 @@ impl Adopt<'_> {
         let uids = &uids;
         let look = |(app, owner): (MyApp, Owner)| async move {
             let name = pod_name(owner.name());
-            let (thing, verdict) = match api::<Pod>(&self.client, owner.namespace()).get_opt(&name).await {
+            let (thing, verdict) = match api::<Pod>(&self.client, owner.namespace())
+                .get_opt(&name)
+                .await
+            {
                 Ok(None) => return None,
                 Ok(Some(live)) => {
                     let verdict = find::pod(&owner, &live, &app, |uid| uids.contains(uid));
@@ -162,20 +216,26 @@ impl Adopt<'_> {
     /// What has the names of balancers. AWS is asked only for a `MyIngress` that is not well.
     async fn balancers(&self) -> anyhow::Result<Vec<Found>> {
         let ill = |ingress: &MyIngress| !is_well(ingress) && build::check(ingress).is_ok();
-        let (ingresses, uids) = self.resources(|ingress| ill(ingress).then(|| ingress.clone())).await?;
+        let (ingresses, uids) = self
+            .resources(|ingress| ill(ingress).then(|| ingress.clone()))
+            .await?;
         if ingresses.is_empty() {
             return Ok(Vec::new());
         }
         let cluster = cluster_uid(&self.client).await?;
         let (cluster, uids) = (&cluster, &uids);
         let look = |(ingress, owner): (MyIngress, Owner)| async move {
-            let mark = Mark { owner: &owner, cluster };
+            let mark = Mark {
+                owner: &owner,
+                cluster,
+            };
             let wanted = build::wanted(&ingress, &mark);
             let what = format!("load balancer {}", wanted.name);
             let (thing, verdict) = match self.look_for(&wanted.name).await {
                 Ok(None) => return None,
                 Ok(Some((live, tags))) => {
-                    let verdict = find::balancer(&mark, &live, &tags, &wanted, |uid| uids.contains(uid));
+                    let verdict =
+                        find::balancer(&mark, &live, &tags, &wanted, |uid| uids.contains(uid));
                     (Thing::Balancer(live.arn), verdict)
                 }
                 Err(fault) => (Thing::Unknown, unseen(&fault.to_string())),
@@ -186,7 +246,9 @@ impl Adopt<'_> {
     }
 
     async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
-        let Some(live) = self.cloud.find(name).await? else { return Ok(None) };
+        let Some(live) = self.cloud.find(name).await? else {
+            return Ok(None);
+        };
         Ok(self.cloud.tags(&live.arn).await?.map(|tags| (live, tags)))
     }
 }
@@ -195,13 +257,21 @@ impl Adopt<'_> {
 async fn cluster_uid(client: &Client) -> anyhow::Result<String> {
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     let read = namespaces.get_metadata(OF_THE_CLUSTER).await;
-    let read =
-        read.map_err(|error| anyhow::anyhow!("namespace {OF_THE_CLUSTER} could not be read: {}", words(&error)))?;
-    read.metadata.uid.ok_or_else(|| anyhow::anyhow!("namespace {OF_THE_CLUSTER} has no UID"))
+    let read = read.map_err(|error| {
+        anyhow::anyhow!(
+            "namespace {OF_THE_CLUSTER} could not be read: {}",
+            words(&error)
+        )
+    })?;
+    read.metadata
+        .uid
+        .ok_or_else(|| anyhow::anyhow!("namespace {OF_THE_CLUSTER} has no UID"))
 }
 
 fn is_well(ingress: &MyIngress) -> bool {
-    let Some(status) = &ingress.status else { return false };
+    let Some(status) = &ingress.status else {
+        return false;
+    };
     conditions::get(&status.conditions, READY).is_some_and(|condition| condition.status == "True")
 }
 
@@ -211,7 +281,10 @@ where
     F: Future<Output = Option<Found>>,
 {
     let found = items.map(look).buffered(AT_ONCE);
-    found.filter_map(async |found| found.filter(|found| found.verdict != Verdict::Settled)).collect().await
+    found
+        .filter_map(async |found| found.filter(|found| found.verdict != Verdict::Settled))
+        .collect()
+        .await
 }
 
 fn unseen(why: &str) -> Verdict {

@@ -43,10 +43,25 @@ struct Found {
 
 impl Found {
     /// What the resource `owner` of kind `K` is to have.
-    fn of<K: Resource<DynamicType = ()>>(owner: &Owner, what: String, thing: Thing, verdict: Verdict) -> Self {
-        let resource = Named { kind: K::kind(&()).into_owned(), name: owner.name().to_owned() };
+    fn of<K: Resource<DynamicType = ()>>(
+        owner: &Owner,
+        what: String,
+        thing: Thing,
+        verdict: Verdict,
+    ) -> Self {
+        let resource = Named {
+            kind: K::kind(&()).into_owned(),
+            name: owner.name().to_owned(),
+        };
         let of = format!("{resource} in {}", owner.namespace());
-        Self { resource, of, what, owner: owner.clone(), thing, verdict }
+        Self {
+            resource,
+            of,
+            what,
+            owner: owner.clone(),
+            thing,
+            verdict,
+        }
     }
 }
 
@@ -82,7 +97,12 @@ impl Live {
 ///
 /// # Errors
 /// The resources themselves cannot be read.
-pub async fn run(client: Client, called: &str, args: &AdoptArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
+pub async fn run(
+    client: Client,
+    called: &str,
+    args: &AdoptArgs,
+    out: &mut Paper,
+) -> anyhow::Result<ExitCode> {
     let adopt = Adopt {
         namespace: args.scope.namespace(),
         named: &args.resources,
@@ -91,8 +111,12 @@ pub async fn run(client: Client, called: &str, args: &AdoptArgs, out: &mut Paper
         client,
     };
     let mut found = adopt.look().await?;
-    let mut failed =
-        found.iter().any(|it| matches!((&it.thing, &it.verdict), (Thing::Unknown, _) | (_, Verdict::Unsure(_))));
+    let mut failed = found.iter().any(|it| {
+        matches!(
+            (&it.thing, &it.verdict),
+            (Thing::Unknown, _) | (_, Verdict::Unsure(_))
+        )
+    });
     offers::contest(&mut found);
     offers::show(&found, called, args, out)?;
     let (now, later) = offers::sort(&found, args);
@@ -105,18 +129,29 @@ pub async fn run(client: Client, called: &str, args: &AdoptArgs, out: &mut Paper
             failed |= done.is_err();
             match done {
                 Ok(()) => out.line(format!("handed over to {}: {}", offer.of, offer.what))?,
-                Err(why) => out.line(format!("NOT handed over to {}: {}: {why}", offer.of, offer.what))?,
+                Err(why) => out.line(format!(
+                    "NOT handed over to {}: {}: {why}",
+                    offer.of, offer.what
+                ))?,
             }
         }
     } else if !now.is_empty() {
         let can = count(now.len(), "thing can", "things can");
-        let command = offers::command(args, adopt.namespace, args.resources.iter().map(Named::to_string));
+        let command = offers::command(
+            args,
+            adopt.namespace,
+            args.resources.iter().map(Named::to_string),
+        );
         out.line(format!("{can} be handed over; to do so: {command}"))?;
     }
     for line in offers::to_be_named(&later, args) {
         out.line(line)?;
     }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 struct Adopt<'a> {
@@ -147,7 +182,10 @@ impl Adopt<'_> {
             }
             Thing::Balancer(arn) => {
                 let tags: Tags = [(ADOPT_BY.to_owned(), path)].into();
-                self.cloud.add_tags(arn, &tags).await.map_err(|fault| fault.to_string())?;
+                self.cloud
+                    .add_tags(arn, &tags)
+                    .await
+                    .map_err(|fault| fault.to_string())?;
                 self.wake::<MyIngress>(&found.owner).await
             }
             Thing::Unknown => Err("it could not be looked at".into()),
@@ -156,7 +194,10 @@ impl Adopt<'_> {
 
     async fn mark<K>(&self, live: &Live, mut metadata: Value) -> Result<(), String>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         metadata["uid"] = live.uid.clone().into();
         metadata["resourceVersion"] = live.version.clone().into();
@@ -165,24 +206,45 @@ impl Adopt<'_> {
 
     async fn wake<K>(&self, owner: &Owner) -> Result<(), String>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         let now = jiff::Timestamp::now().to_string();
         let metadata = json!({ "uid": owner.uid(), "annotations": { REQUESTED_AT: now } });
         let woken = patch::<K>(&self.client, owner.namespace(), owner.name(), metadata).await;
-        woken.map_err(|why| format!("it is marked, but the operator is not told, and looks by itself later: {why}"))
+        woken.map_err(|why| {
+            format!("it is marked, but the operator is not told, and looks by itself later: {why}")
+        })
     }
 }
 
-async fn patch<K>(client: &Client, namespace: &str, name: &str, metadata: Value) -> Result<(), String>
+async fn patch<K>(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    metadata: Value,
+) -> Result<(), String>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
 {
-    let parameters = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+    let parameters = PatchParams {
+        field_manager: Some(MANAGER.into()),
+        ..PatchParams::default()
+    };
     let patch = Patch::Merge(json!({ "metadata": metadata }));
-    match api::<K>(client, namespace).patch_metadata(name, &parameters, &patch).await {
+    match api::<K>(client, namespace)
+        .patch_metadata(name, &parameters, &patch)
+        .await
+    {
         Ok(_) => Ok(()),
-        Err(error) if is(&error, 409) => Err("it has changed since it was looked at: run this again".into()),
+        Err(error) if is(&error, 409) => {
+            Err("it has changed since it was looked at: run this again".into())
+        }
         Err(error) => Err(words(&error)),
     }
 }

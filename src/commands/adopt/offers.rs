@@ -9,18 +9,27 @@ use crate::cli::commands::AdoptArgs;
 use crate::commands::paper::{Cell, Paper, count};
 
 fn is_offered(found: &Found) -> bool {
-    matches!(found.verdict, Verdict::Offer(_) | Verdict::Replace(_) | Verdict::Unsure(_))
+    matches!(
+        found.verdict,
+        Verdict::Offer(_) | Verdict::Replace(_) | Verdict::Unsure(_)
+    )
 }
 
 /// What several resources want is left alone: somebody has to say which of them has it. Pure.
 pub fn contest(found: &mut [Found]) {
     let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for it in found.iter().filter(|it| is_offered(it)) {
-        wanted.entry(it.what.clone()).or_default().push(it.of.clone());
+        wanted
+            .entry(it.what.clone())
+            .or_default()
+            .push(it.of.clone());
     }
     for it in found.iter_mut().filter(|it| is_offered(it)) {
         if let Some(all) = wanted.get(&it.what).filter(|all| all.len() > 1) {
-            it.verdict = Verdict::Leave(format!("{} want it: name the one that is to have it", all.join(" and ")));
+            it.verdict = Verdict::Leave(format!(
+                "{} want it: name the one that is to have it",
+                all.join(" and ")
+            ));
         }
     }
 }
@@ -32,9 +41,16 @@ pub fn sort<'a>(found: &'a [Found], args: &AdoptArgs) -> (Vec<&'a Found>, Vec<&'
 }
 
 /// The command that hands over what is named.
-pub fn command(args: &AdoptArgs, namespace: Option<&str>, names: impl Iterator<Item = String>) -> String {
+pub fn command(
+    args: &AdoptArgs,
+    namespace: Option<&str>,
+    names: impl Iterator<Item = String>,
+) -> String {
     let place = namespace.map(|namespace| format!("-n {namespace}"));
-    let words: Vec<_> = iter::once("quartermaster adopt --yes".to_owned()).chain(names).chain(place).collect();
+    let words: Vec<_> = iter::once("quartermaster adopt --yes".to_owned())
+        .chain(names)
+        .chain(place)
+        .collect();
     args.scope.cluster.command(&words.join(" "))
 }
 
@@ -47,8 +63,15 @@ pub fn to_be_named(later: &[&Found], args: &AdoptArgs) -> Vec<String> {
         names.insert(it.resource.to_string());
     }
     let line = |(namespace, (number, names)): (&str, (usize, BTreeSet<String>))| {
-        let what = count(number, "thing may not stay as it is, and has", "things may not stay as they are, and have");
-        format!("{what} to be named: {}", command(args, Some(namespace), names.into_iter()))
+        let what = count(
+            number,
+            "thing may not stay as it is, and has",
+            "things may not stay as they are, and have",
+        );
+        format!(
+            "{what} to be named: {}",
+            command(args, Some(namespace), names.into_iter())
+        )
     };
     places.into_iter().map(line).collect()
 }
@@ -68,7 +91,11 @@ pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) ->
             Verdict::Replace(why) | Verdict::Unsure(why) => why.clone(),
             Verdict::Settled | Verdict::Leave(_) => return None,
         };
-        Some(vec![Cell::from(&it.of), Cell::from(&it.what), Cell::from(note)])
+        Some(vec![
+            Cell::from(&it.of),
+            Cell::from(&it.what),
+            Cell::from(note),
+        ])
     };
     let rows: Vec<_> = found.iter().filter_map(row).collect();
     if rows.is_empty() {
@@ -103,7 +130,8 @@ mod tests {
     use crate::runtime::ownership::Owner;
 
     fn found(name: &str, what: &str, verdict: Verdict) -> Found {
-        let sync = json!({ "metadata": { "namespace": "sync", "name": name, "uid": name }, "spec": {} });
+        let sync =
+            json!({ "metadata": { "namespace": "sync", "name": name, "uid": name }, "spec": {} });
         let owner = Owner::of(&from_value::<ConfigMapSync>(sync).unwrap()).unwrap();
         Found::of::<ConfigMapSync>(&owner, what.into(), Thing::Unknown, verdict)
     }
@@ -121,7 +149,11 @@ mod tests {
             found("a", "configmap far/x", offer()),
             found("b", "configmap far/x", Verdict::Replace("differs".into())),
             found("c", "configmap far/y", offer()),
-            found("d", "configmap far/y", Verdict::Leave("it is managed by Helm".into())),
+            found(
+                "d",
+                "configmap far/y",
+                Verdict::Leave("it is managed by Helm".into()),
+            ),
         ];
         contest(&mut all);
         let words = "configmapsync/a in sync and configmapsync/b in sync want it: name the one that is to have it";
@@ -134,9 +166,17 @@ mod tests {
     #[test]
     fn what_does_not_stay_as_it_is_has_to_be_named() {
         let all = [
-            found("a", "configmap far/x", Verdict::Offer("as its source".into())),
+            found(
+                "a",
+                "configmap far/x",
+                Verdict::Offer("as its source".into()),
+            ),
             found("b", "configmap far/y", Verdict::Replace("differs".into())),
-            found("b", "configmap near/y", Verdict::Unsure("its source could not be read".into())),
+            found(
+                "b",
+                "configmap near/y",
+                Verdict::Unsure("its source could not be read".into()),
+            ),
         ];
         let plain = args(&["--context=prod"]);
         let (now, later) = sort(&all, &plain);

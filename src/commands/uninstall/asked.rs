@@ -38,7 +38,8 @@ impl Asked {
             let undo = format!(
                 "kubectl patch {resource} {name} -n {namespace} --type=merge -p '{{\"spec\":{{\"{field}\":null}}}}'"
             );
-            self.changed.insert(target.uid.clone(), (target.title(), undo));
+            self.changed
+                .insert(target.uid.clone(), (target.title(), undo));
         }
     }
 
@@ -56,7 +57,10 @@ impl Asked {
 
     /// What was changed in this cluster and is not deleted, each with the command that undoes it.
     pub fn undo(&self, cluster: &Cluster) -> Vec<String> {
-        self.changed.values().map(|(title, command)| format!("{title}: {}", cluster.command(command))).collect()
+        self.changed
+            .values()
+            .map(|(title, command)| format!("{title}: {}", cluster.command(command)))
+            .collect()
     }
 
     /// Whether the operator may still be about to take note that this object is suspended, at `now`. One that may well run is
@@ -80,13 +84,19 @@ mod tests {
     fn target(uid: &str, deleting: bool) -> Target {
         let object = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": uid,
             "deletionTimestamp": deleting.then_some("2026-01-01T00:00:00Z") } });
-        Target::of(objects::kind("myapp").unwrap(), &serde_json::from_value(object).unwrap())
+        Target::of(
+            objects::kind("myapp").unwrap(),
+            &serde_json::from_value(object).unwrap(),
+        )
     }
 
     #[test]
     fn what_was_changed_is_known_until_it_goes() {
         let mut asked = Asked::default();
-        let cluster = Cluster { context: Some("prod".into()), ..Cluster::default() };
+        let cluster = Cluster {
+            context: Some("prod".into()),
+            ..Cluster::default()
+        };
         let undo = |field| {
             format!(
                 "myapp/web in shop: kubectl patch myapps.demo.rtfm.co.ua web -n shop --type=merge -p \
@@ -97,7 +107,10 @@ mod tests {
         asked.does(&target("b", false), Step::KeepCopies);
         asked.does(&target("c", false), Step::Wait);
         asked.does(&target("d", true), Step::KeepCopies);
-        assert_eq!(asked.undo(&cluster), [undo("suspend"), undo("deletionPolicy")]);
+        assert_eq!(
+            asked.undo(&cluster),
+            [undo("suspend"), undo("deletionPolicy")]
+        );
         // What came after it was refused, it itself was not.
         asked.refused(&target("a", false), Step::LetGo);
         asked.refused(&target("b", false), Step::KeepCopies);
@@ -109,7 +122,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_object_has_its_own_time_and_who_runs_has_any() {
         let (unknown, runs) = (Operator::Unknown("why".into()), Operator::Runs("a".into()));
-        let (stopped, not_yet) = (Operator::Stopped("why".into()), Operator::NotYet("a".into()));
+        let (stopped, not_yet) = (
+            Operator::Stopped("why".into()),
+            Operator::NotYet("a".into()),
+        );
         let mut asked = Asked::default();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);

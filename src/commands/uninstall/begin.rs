@@ -42,7 +42,9 @@ impl Uninstall<'_> {
         let guarded = targets.iter().any(Target::needs_operator);
         if guarded && !self.how.without_operator {
             // Whoever is asked is to know it.
-            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease.key())).await {
+            if let Ok(said) =
+                timeout_at(deadline, lease::read(&self.client, &self.args.lease.key())).await
+            {
                 if let Some(words) = ways::unlikely(&lease::at_a_glance(&said, Timestamp::now())) {
                     out.line(words)?;
                     out.line("")?;
@@ -64,10 +66,16 @@ impl Uninstall<'_> {
                 Ok((operator, others))
             };
             let Ok(proof) = timeout_at(deadline, proof).await else {
-                anyhow::bail!("within {timeout:?} it could not be told whether the operator runs: give --timeout more");
+                anyhow::bail!(
+                    "within {timeout:?} it could not be told whether the operator runs: give --timeout more"
+                );
             };
             let (operator, others) = proof?;
-            let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
+            let why = if let Operator::Stopped(why) = operator {
+                why
+            } else {
+                "it has no Lease".into()
+            };
             out.line(format!("The operator counts as gone ({lease}): {why}."))?;
             if let Some(words) = ways::neighbours(&others) {
                 out.line(words)?;
@@ -94,7 +102,10 @@ impl Uninstall<'_> {
                 let (targets, crds) = (self.targets().await?, self.crds().await?);
                 if targets.is_empty() && crds.is_empty() {
                     let known = objects::is_kubernetes(&self.client).await;
-                    anyhow::ensure!(known.map_err(|error| told(&error, &words(&error)))?, objects::NO_KUBERNETES);
+                    anyhow::ensure!(
+                        known.map_err(|error| told(&error, &words(&error)))?,
+                        objects::NO_KUBERNETES
+                    );
                 }
                 anyhow::Ok((targets, crds))
             }
@@ -109,11 +120,22 @@ impl Uninstall<'_> {
     }
 
     /// What of it is ours; the rest is left alone from now on.
-    fn ours(&self, mut targets: Vec<Target>, mut crds: Vec<Crd>) -> anyhow::Result<(Vec<Target>, Vec<Crd>)> {
-        let foreign: BTreeSet<_> = crds.iter().filter(|crd| !crd.ours).map(|crd| crd.name.clone()).collect();
+    fn ours(
+        &self,
+        mut targets: Vec<Target>,
+        mut crds: Vec<Crd>,
+    ) -> anyhow::Result<(Vec<Target>, Vec<Crd>)> {
+        let foreign: BTreeSet<_> = crds
+            .iter()
+            .filter(|crd| !crd.ours)
+            .map(|crd| crd.name.clone())
+            .collect();
         let is_foreign = |target: &Target| foreign.contains(&target.kind.crd_name());
         // No operator serves such a CRD; once ours is gone nobody would ever let them go.
-        if let Some(target) = targets.iter().find(|target| is_foreign(target) && target.needs_operator()) {
+        if let Some(target) = targets
+            .iter()
+            .find(|target| is_foreign(target) && target.needs_operator())
+        {
             anyhow::bail!(
                 "CRD {} is not this program's (no annotation {SCHEMA}), but {} has a finalizer of this program's. Nothing was \
                  deleted. Install this program's CRDs over it, and run this again: {}",

@@ -54,8 +54,14 @@ impl Uninstall<'_> {
         }
         for crd in self.crds().await?.into_iter().filter(|crd| crd.ours) {
             if !crd.deleting && self.args.purge {
-                let preconditions = Some(Preconditions { uid: crd.uid.clone(), resource_version: None });
-                let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+                let preconditions = Some(Preconditions {
+                    uid: crd.uid.clone(),
+                    resource_version: None,
+                });
+                let parameters = DeleteParams {
+                    preconditions,
+                    ..DeleteParams::default()
+                };
                 match api.delete(&crd.name, &parameters).await {
                     Err(error) if is(&error, 404) || is(&error, 409) => {}
                     Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),

@@ -65,7 +65,11 @@ struct Standing {
 
 impl Default for Standing {
     fn default() -> Self {
-        Self { left: Left::default(), crds: Vec::new(), operator: Operator::Unknown("nobody looked".into()) }
+        Self {
+            left: Left::default(),
+            crds: Vec::new(),
+            operator: Operator::Unknown("nobody looked".into()),
+        }
     }
 }
 
@@ -83,8 +87,16 @@ struct Busy(String);
 ///
 /// # Errors
 /// The cluster cannot be asked, or does not let itself be.
-pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
-    let how = How { keep_children: args.keep_children, without_operator: args.without_operator };
+pub async fn run(
+    client: Client,
+    called: &str,
+    args: &UninstallArgs,
+    out: &mut Paper,
+) -> anyhow::Result<ExitCode> {
+    let how = How {
+        keep_children: args.keep_children,
+        without_operator: args.without_operator,
+    };
     let uninstall = Uninstall {
         client,
         args,
@@ -99,7 +111,9 @@ pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut P
         () = signals.next() => None,
     };
     match begun {
-        Some(ControlFlow::Continue((looks, deadline))) => uninstall.delete(looks, deadline, signals, out).await,
+        Some(ControlFlow::Continue((looks, deadline))) => {
+            uninstall.delete(looks, deadline, signals, out).await
+        }
         Some(ControlFlow::Break(code)) => Ok(code),
         None => {
             out.line("")?;
@@ -117,7 +131,11 @@ fn is_another(error: &kube::Error) -> bool {
 /// What was said, in these words, when something was asked for.
 fn told(error: &kube::Error, words: &str) -> anyhow::Error {
     let busy = [429, 503, 504].into_iter().any(|code| is(error, code));
-    if busy { Busy(words.into()).into() } else { anyhow::anyhow!(words.to_owned()) }
+    if busy {
+        Busy(words.into()).into()
+    } else {
+        anyhow::anyhow!(words.to_owned())
+    }
 }
 
 struct Uninstall<'a> {
@@ -141,7 +159,9 @@ impl Uninstall<'_> {
     }
 
     fn place(&self) -> String {
-        self.namespace().map_or_else(String::new, |namespace| format!(" in namespace {namespace}"))
+        self.namespace().map_or_else(String::new, |namespace| {
+            format!(" in namespace {namespace}")
+        })
     }
 
     /// All objects there are, in their order.
@@ -155,10 +175,17 @@ impl Uninstall<'_> {
 
     async fn targets_of(&self, controller: &str) -> anyhow::Result<Vec<Target>> {
         let ours = |kind: &&Kind| !self.foreign.borrow().contains(&kind.crd_name());
-        let Some(kind) = objects::kind(controller).filter(ours) else { return Ok(Vec::new()) };
-        let listed = objects::list(&self.client, kind, self.namespace(), |object| Target::of(kind, &object)).await;
+        let Some(kind) = objects::kind(controller).filter(ours) else {
+            return Ok(Vec::new());
+        };
+        let listed = objects::list(&self.client, kind, self.namespace(), |object| {
+            Target::of(kind, &object)
+        })
+        .await;
         let listed = listed.map_err(|error| told(&error, &words_of_list(&error, self.namespace())));
-        Ok(listed.with_context(|| format!("the {} could not be listed", kind.resource().plural))?.unwrap_or_default())
+        Ok(listed
+            .with_context(|| format!("the {} could not be listed", kind.resource().plural))?
+            .unwrap_or_default())
     }
 
     /// Deletes them, until all is gone, nothing moves any more, or somebody has it stop.
@@ -188,9 +215,14 @@ impl Uninstall<'_> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        let stuck = standing.left.targets.iter().filter(|target| target.needs_operator());
+        let stuck = standing
+            .left
+            .targets
+            .iter()
+            .filter(|target| target.needs_operator());
         let namespaces = stuck.map(|target| &*target.object.namespace).collect();
-        let ways = going::ways_out(&self.client, namespaces, &self.args.lease, self.cluster()).await;
+        let ways =
+            going::ways_out(&self.client, namespaces, &self.args.lease, self.cluster()).await;
         self.failed(&standing, ways, out)
     }
 
@@ -208,13 +240,26 @@ impl Uninstall<'_> {
         loop {
             let round = async {
                 // Before the objects: whoever is seen to act is waited for.
-                let operator = looks.look(lease::read(&self.client, &self.args.lease.key()).await, Instant::now());
+                let operator = looks.look(
+                    lease::read(&self.client, &self.args.lease.key()).await,
+                    Instant::now(),
+                );
                 let left = self.round(&operator).await?;
-                let crds = if left.seen == 0 { self.purge().await? } else { Vec::new() };
-                anyhow::Ok(Standing { left, crds, operator })
+                let crds = if left.seen == 0 {
+                    self.purge().await?
+                } else {
+                    Vec::new()
+                };
+                anyhow::Ok(Standing {
+                    left,
+                    crds,
+                    operator,
+                })
             };
             let began = Instant::now();
-            let Ok(came) = timeout_at(deadline, round).await else { return Ok(false) };
+            let Ok(came) = timeout_at(deadline, round).await else {
+                return Ok(false);
+            };
             *standing = match came {
                 Ok(came) => came,
                 Err(error) if error.is::<Refused>() => return Err(error),
@@ -226,12 +271,20 @@ impl Uninstall<'_> {
                 }
             };
             silent.clear();
-            let Standing { left, crds, operator } = &*standing;
+            let Standing {
+                left,
+                crds,
+                operator,
+            } = &*standing;
             let now = Instant::now();
             if left.seen == 0 && crds.is_empty() {
                 return Ok(true);
             }
-            let state: Vec<_> = left.targets.iter().map(|it| (it.uid.clone(), it.version.clone())).collect();
+            let state: Vec<_> = left
+                .targets
+                .iter()
+                .map(|it| (it.uid.clone(), it.version.clone()))
+                .collect();
             if state != last.0 {
                 last = (state, now);
             }
@@ -241,15 +294,22 @@ impl Uninstall<'_> {
                     .get(&target.uid)
                     .cloned()
                     .unwrap_or_else(|| target.held(self.how, self.cluster()).join("; "));
-                let (since, said) = told.entry(target.uid.clone()).or_insert_with(|| (now, String::new()));
+                let (since, said) = told
+                    .entry(target.uid.clone())
+                    .or_insert_with(|| (now, String::new()));
                 if now.duration_since(*since) > TELL_AFTER && *said != held && !held.is_empty() {
                     out.line(format!("waiting for {}: {held}", target.title()))?;
                     *said = held;
                 }
             }
-            let only_operator =
-                !left.targets.is_empty() && left.targets.iter().all(|it| it.deleting && it.needs_operator());
-            let stalled = only_operator && !operator.may_run() && now.duration_since(last.1) > self.args.stalled_after;
+            let only_operator = !left.targets.is_empty()
+                && left
+                    .targets
+                    .iter()
+                    .all(|it| it.deleting && it.needs_operator());
+            let stalled = only_operator
+                && !operator.may_run()
+                && now.duration_since(last.1) > self.args.stalled_after;
             let forbidden = left.forbidden > 0 && left.forbidden == left.targets.len();
             if stalled || forbidden {
                 return Ok(false);
@@ -267,7 +327,9 @@ impl Uninstall<'_> {
                 self.still_gone(operator)?;
             }
             left.seen += targets.len();
-            let done = stream::iter(targets).map(|target| self.act(target, operator)).buffered(AT_ONCE);
+            let done = stream::iter(targets)
+                .map(|target| self.act(target, operator))
+                .buffered(AT_ONCE);
             for (target, came) in done.collect::<Vec<_>>().await {
                 match came {
                     Ok(true) => continue,
@@ -291,7 +353,8 @@ impl Uninstall<'_> {
             // Its Lease may go after it.
             Operator::Stopped(_) | Operator::Absent(_) => Ok(()),
             Operator::Unread(why) => Err(Busy(why.clone()).into()),
-            back => ways::unproved(back, &self.args.lease).map_or(Ok(()), |why| Err(Refused(why).into())),
+            back => ways::unproved(back, &self.args.lease)
+                .map_or(Ok(()), |why| Err(Refused(why).into())),
         }
     }
 
@@ -299,16 +362,31 @@ impl Uninstall<'_> {
     async fn act(&self, mut target: Target, operator: &Operator) -> (Target, kube::Result<bool>) {
         // Suspended, let go, deleted.
         for _ in 0..3 {
-            let patient = target.suspended && self.asked.borrow_mut().patient(&target.uid, operator, Instant::now());
+            let patient = target.suspended
+                && self
+                    .asked
+                    .borrow_mut()
+                    .patient(&target.uid, operator, Instant::now());
             let step = target.step(self.how, patient);
             self.asked.borrow_mut().does(&target, step);
             let came = match step {
                 Step::Wait => return (target, Ok(false)),
-                Step::Suspend => self.patch(&target, json!({ "spec": { "suspend": true } })).await,
-                Step::KeepCopies => self.patch(&target, json!({ "spec": { "deletionPolicy": "Orphan" } })).await,
+                Step::Suspend => {
+                    self.patch(&target, json!({ "spec": { "suspend": true } }))
+                        .await
+                }
+                Step::KeepCopies => {
+                    self.patch(&target, json!({ "spec": { "deletionPolicy": "Orphan" } }))
+                        .await
+                }
                 Step::LetGo => {
-                    let left: Vec<_> = target.finalizers.iter().filter(|name| !is_ours(name)).collect();
-                    self.patch(&target, json!({ "metadata": { "finalizers": left } })).await
+                    let left: Vec<_> = target
+                        .finalizers
+                        .iter()
+                        .filter(|name| !is_ours(name))
+                        .collect();
+                    self.patch(&target, json!({ "metadata": { "finalizers": left } }))
+                        .await
                 }
                 Step::Delete(children) => {
                     let came = self.remove(&target, children).await;
@@ -346,8 +424,13 @@ impl Uninstall<'_> {
     async fn patch(&self, target: &Target, mut patch: Value) -> kube::Result<DynamicObject> {
         patch["metadata"]["uid"] = target.uid.clone().into();
         patch["metadata"]["resourceVersion"] = target.version.clone().into();
-        let parameters = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-        self.api(target).patch(&target.object.name, &parameters, &Patch::Merge(&patch)).await
+        let parameters = PatchParams {
+            field_manager: Some(MANAGER.into()),
+            ..PatchParams::default()
+        };
+        self.api(target)
+            .patch(&target.object.name, &parameters, &Patch::Merge(&patch))
+            .await
     }
 
     /// Deletes it; whether it is gone at once.
@@ -360,10 +443,17 @@ impl Uninstall<'_> {
                 Children::Foreground => PropagationPolicy::Foreground,
                 Children::Orphan => PropagationPolicy::Orphan,
             }),
-            preconditions: Some(Preconditions { uid: Some(target.uid.clone()), resource_version: version }),
+            preconditions: Some(Preconditions {
+                uid: Some(target.uid.clone()),
+                resource_version: version,
+            }),
             ..DeleteParams::default()
         };
-        match self.api(target).delete(&target.object.name, &parameters).await {
+        match self
+            .api(target)
+            .delete(&target.object.name, &parameters)
+            .await
+        {
             Ok(came) => Ok(came.right().is_some()),
             Err(error) if is(&error, 404) => Ok(true),
             Err(error) => Err(error),

@@ -17,10 +17,16 @@ impl Uninstall<'_> {
         out.line("")?;
         let mut rows = Vec::new();
         for controller in ORDER {
-            let of = || targets.iter().filter(|target| target.kind.controller == controller);
+            let of = || {
+                targets
+                    .iter()
+                    .filter(|target| target.kind.controller == controller)
+            };
             let Some(first) = of().next() else { continue };
-            let mut names: Vec<_> =
-                of().take(3).map(|it| format!("{}/{}", it.object.namespace, it.object.name)).collect();
+            let mut names: Vec<_> = of()
+                .take(3)
+                .map(|it| format!("{}/{}", it.object.namespace, it.object.name))
+                .collect();
             if of().count() > names.len() {
                 names.push("...".into());
             }
@@ -32,8 +38,17 @@ impl Uninstall<'_> {
             ]);
         }
         for crd in crds.iter().filter(|crd| self.args.purge || crd.deleting) {
-            let why = if crd.deleting { "is being deleted already" } else { "" };
-            rows.push(vec!["CRD".into(), "1".into(), Cell::from(&crd.name), why.into()]);
+            let why = if crd.deleting {
+                "is being deleted already"
+            } else {
+                ""
+            };
+            rows.push(vec![
+                "CRD".into(),
+                "1".into(),
+                Cell::from(&crd.name),
+                why.into(),
+            ]);
         }
         out.table(&["KIND", "COUNT", "NAMES", "WITH IT"], &rows)?;
         if self.how.without_operator {
@@ -56,7 +71,9 @@ impl Uninstall<'_> {
         }
         if let Some(why) = &*self.unseen.borrow() {
             out.line("")?;
-            out.line(format!("Some of this may be another program's: whose the CRDs are is not known: {why}"))?;
+            out.line(format!(
+                "Some of this may be another program's: whose the CRDs are is not known: {why}"
+            ))?;
         }
         out.line("")
     }
@@ -85,12 +102,16 @@ impl Uninstall<'_> {
             }
             config_map_sync::NAME if stays => "copies stay".into(),
             config_map_sync::NAME => "copies, unless deletionPolicy: Orphan".into(),
-            app_service::NAME | my_app::NAME if self.how.keep_children => "what they run stays".into(),
+            app_service::NAME | my_app::NAME if self.how.keep_children => {
+                "what they run stays".into()
+            }
             app_service::NAME => "Deployments, Services, autoscalers, Ingresses".into(),
             my_app::NAME => "Pods".into(),
-            _ if undelivered > 0 => {
-                count(usize::try_from(undelivered).unwrap_or(usize::MAX), "undelivered message", "undelivered messages")
-            }
+            _ if undelivered > 0 => count(
+                usize::try_from(undelivered).unwrap_or(usize::MAX),
+                "undelivered message",
+                "undelivered messages",
+            ),
             _ => String::new(),
         }
     }
@@ -124,12 +145,21 @@ impl Uninstall<'_> {
         ways: BTreeMap<String, String>,
         out: &mut Paper,
     ) -> anyhow::Result<ExitCode> {
-        let Standing { left, crds, operator } = standing;
+        let Standing {
+            left,
+            crds,
+            operator,
+        } = standing;
         let mut number = left.targets.len();
         out.line("")?;
         for target in left.targets.iter().take(NAMED) {
             out.line(format!("Left: {}", target.title()))?;
-            for line in left.troubles.get(&target.uid).cloned().into_iter().chain(target.held(self.how, self.cluster()))
+            for line in left
+                .troubles
+                .get(&target.uid)
+                .cloned()
+                .into_iter()
+                .chain(target.held(self.how, self.cluster()))
             {
                 out.line(format!("  {line}"))?;
             }
@@ -141,7 +171,10 @@ impl Uninstall<'_> {
             number += 1;
             out.line(format!("Left: CRD {}", crd.name))?;
         }
-        for way in ways.into_values().chain(ways::ways_out(&left.targets, operator, self.args)) {
+        for way in ways
+            .into_values()
+            .chain(ways::ways_out(&left.targets, operator, self.args))
+        {
             out.line("")?;
             out.line(way)?;
         }
@@ -151,7 +184,9 @@ impl Uninstall<'_> {
         }
         let words = count(number, "object is left", "objects are left");
         out.line("")?;
-        out.line(format!("{words}: run it again once that is mended; it goes on where it was."))?;
+        out.line(format!(
+            "{words}: run it again once that is mended; it goes on where it was."
+        ))?;
         Ok(ExitCode::FAILURE)
     }
 }

@@ -9,7 +9,9 @@ use crate::api::my_ingress as ingress;
 use crate::cli::commands::{Cluster, quoted};
 use crate::cloud;
 use crate::commands::objects::{self, Object};
-use crate::controllers::{app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field};
+use crate::controllers::{
+    app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field,
+};
 use crate::registry;
 use crate::runtime::ownership::OWNER_UID;
 
@@ -88,7 +90,9 @@ pub struct Target {
 
 /// Whether this finalizer is one of ours: only the operator takes away what it stands for.
 pub fn is_ours(finalizer: &str) -> bool {
-    registry::KINDS.iter().any(|kind| kind.finalizer == Some(finalizer))
+    registry::KINDS
+        .iter()
+        .any(|kind| kind.finalizer == Some(finalizer))
 }
 
 impl Target {
@@ -105,7 +109,8 @@ impl Target {
             suspended: spec["suspend"] == Value::Bool(true),
             keeps_copies: spec["deletionPolicy"] == "Orphan",
             noted: status["observedGeneration"].as_i64() == object.metadata.generation
-                && objects::condition(object).is_some_and(|condition| condition.reason == objects::SUSPENDED),
+                && objects::condition(object)
+                    .is_some_and(|condition| condition.reason == objects::SUSPENDED),
             balancer: status["alb"]["arn"].as_str().map(Into::into),
         }
     }
@@ -131,7 +136,11 @@ impl Target {
         }
         if how.keep_children && guarded && self.is(my_ingress::NAME) {
             // While it is not suspended, the operator would put the finalizer back.
-            return if self.deleting || self.suspended { Step::LetGo } else { Step::Suspend };
+            return if self.deleting || self.suspended {
+                Step::LetGo
+            } else {
+                Step::Suspend
+            };
         }
         if self.deleting {
             return Step::Wait;
@@ -162,9 +171,16 @@ impl Target {
 
     /// What holds it up in this cluster, and what gets out of that.
     pub fn held(&self, how: How, cluster: &Cluster) -> Vec<String> {
-        let Object { name, namespace, reason, message, .. } = &self.object;
+        let Object {
+            name,
+            namespace,
+            reason,
+            message,
+            ..
+        } = &self.object;
         let resource = self.kind.crd_name();
-        let words = |(place, finalizer): (usize, &String)| match finalizer.as_str() {
+        let words = |(place, finalizer): (usize, &String)| {
+            match finalizer.as_str() {
             FOREGROUND => format!(
                 "{finalizer}: what it made goes first, and is not gone: {}",
                 cluster.command(&format!(
@@ -198,6 +214,7 @@ impl Target {
                         .command(&format!("kubectl patch {resource} {name} -n {namespace} --type=json -p '{patch}'"))
                 )
             }
+        }
         };
         let mut held: Vec<_> = self.finalizers.iter().enumerate().map(words).collect();
         if self.step(how, true) == Step::Wait && !self.deleting {
@@ -210,8 +227,14 @@ impl Target {
     pub fn left_behind(&self, cluster: &Cluster) -> Option<String> {
         let title = self.title();
         if self.is(config_map_sync::NAME) {
-            let delete = format!("kubectl delete configmaps --all-namespaces -l {OWNER_UID}={}", self.uid);
-            return Some(format!("the copies of {title}: {}", cluster.command(&delete)));
+            let delete = format!(
+                "kubectl delete configmaps --all-namespaces -l {OWNER_UID}={}",
+                self.uid
+            );
+            return Some(format!(
+                "the copies of {title}: {}",
+                cluster.command(&delete)
+            ));
         }
         if !self.is(my_ingress::NAME) {
             return None;
@@ -242,15 +265,35 @@ pub(super) mod tests {
     use crate::api::config_map_sync as sync;
     use crate::cli::commands::Program;
 
-    const KEEP: How = How { keep_children: true, without_operator: false };
-    const WITHOUT: How = How { keep_children: false, without_operator: true };
-    const BOTH: How = How { keep_children: true, without_operator: true };
-    const PLAIN: How = How { keep_children: false, without_operator: false };
-    const HERE: Cluster = Cluster { kubeconfig: None, context: None, program: Program("quartermaster") };
+    const KEEP: How = How {
+        keep_children: true,
+        without_operator: false,
+    };
+    const WITHOUT: How = How {
+        keep_children: false,
+        without_operator: true,
+    };
+    const BOTH: How = How {
+        keep_children: true,
+        without_operator: true,
+    };
+    const PLAIN: How = How {
+        keep_children: false,
+        without_operator: false,
+    };
+    const HERE: Cluster = Cluster {
+        kubeconfig: None,
+        context: None,
+        program: Program("quartermaster"),
+    };
 
     /// `marks`: `g` guarded by our finalizer, `d` being deleted, `s` suspended, `n` and the operator has taken note, `o` orphans.
     pub fn target(controller: &str, marks: &str) -> Target {
-        let finalizer = if controller == my_ingress::NAME { ingress::FINALIZER } else { sync::FINALIZER };
+        let finalizer = if controller == my_ingress::NAME {
+            ingress::FINALIZER
+        } else {
+            sync::FINALIZER
+        };
         let has = |mark| marks.contains(mark);
         let object = json!({
             "metadata": {
@@ -262,7 +305,10 @@ pub(super) mod tests {
             "status": if has('n') { json!({ "observedGeneration": 2, "conditions": [{ "type": "Ready", "status": "False",
                 "reason": "Suspended", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" }] }) } else { json!(null) },
         });
-        Target::of(objects::kind(controller).unwrap(), &serde_json::from_value(object).unwrap())
+        Target::of(
+            objects::kind(controller).unwrap(),
+            &serde_json::from_value(object).unwrap(),
+        )
     }
 
     #[rstest]
@@ -288,15 +334,26 @@ pub(super) mod tests {
     #[case::alone_and_free("myingress", "", WITHOUT, Step::Delete(Children::Background))]
     #[case::alone_and_kept("configmapsync", "", BOTH, Step::Delete(Children::Orphan))]
     #[case::alone_app("myapp", "", BOTH, Step::Delete(Children::Orphan))]
-    fn what_is_done(#[case] controller: &str, #[case] marks: &str, #[case] how: How, #[case] step: Step) {
+    fn what_is_done(
+        #[case] controller: &str,
+        #[case] marks: &str,
+        #[case] how: How,
+        #[case] step: Step,
+    ) {
         assert_eq!(target(controller, marks).step(how, true), step);
     }
 
     #[test]
     fn nobody_waits_for_ever_until_it_is_noted() {
-        assert_eq!(target("myapp", "s").step(KEEP, false), Step::Delete(Children::Orphan));
+        assert_eq!(
+            target("myapp", "s").step(KEEP, false),
+            Step::Delete(Children::Orphan)
+        );
         let held = target("myapp", "s").held(KEEP, &HERE);
-        assert_eq!(held, ["it is suspended, and the operator has not taken note of that yet"]);
+        assert_eq!(
+            held,
+            ["it is suspended, and the operator has not taken note of that yet"]
+        );
         assert_eq!(target("myapp", "sn").held(KEEP, &HERE), [""; 0]);
     }
 
@@ -314,43 +371,82 @@ pub(super) mod tests {
         let mut declared = Vec::new();
         for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/api")).unwrap() {
             let path = file.unwrap().path();
-            let text = if path.is_file() { std::fs::read_to_string(path).unwrap() } else { String::new() };
-            let lines = text.lines().filter_map(|line| line.split_once("const FINALIZER: &str = "));
-            declared.extend(lines.map(|(_, value)| value.trim_end_matches(';').trim_matches('"').to_owned()));
+            let text = if path.is_file() {
+                std::fs::read_to_string(path).unwrap()
+            } else {
+                String::new()
+            };
+            let lines = text
+                .lines()
+                .filter_map(|line| line.split_once("const FINALIZER: &str = "));
+            declared.extend(
+                lines.map(|(_, value)| value.trim_end_matches(';').trim_matches('"').to_owned()),
+            );
         }
-        let guarded = || registry::KINDS.iter().filter(|kind| kind.finalizer.is_some());
+        let guarded = || {
+            registry::KINDS
+                .iter()
+                .filter(|kind| kind.finalizer.is_some())
+        };
         let mut known: Vec<_> = guarded().filter_map(|kind| kind.finalizer).collect();
         known.sort_unstable();
         declared.sort_unstable();
         assert_eq!(known, declared);
         assert!(known.iter().all(|name| is_ours(name)) && !is_ours("example.com/theirs"));
 
-        let script = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/hack/guarded.sh")).unwrap();
-        let list = script.lines().find_map(|line| line.strip_prefix("kinds=(")?.strip_suffix(')')).unwrap();
+        let script =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/hack/guarded.sh"))
+                .unwrap();
+        let list = script
+            .lines()
+            .find_map(|line| line.strip_prefix("kinds=(")?.strip_suffix(')'))
+            .unwrap();
         let mut named: Vec<_> = list.split_whitespace().map(str::to_owned).collect();
         let mut kinds: Vec<_> = guarded().map(Kind::crd_name).collect();
         named.sort_unstable();
         kinds.sort_unstable();
         assert_eq!(named, kinds);
         // It finds them by what their names begin with.
-        assert!(known.iter().all(|name| name.starts_with("quartermaster.dev/")));
+        assert!(
+            known
+                .iter()
+                .all(|name| name.starts_with("quartermaster.dev/"))
+        );
     }
 
     #[test]
     fn what_holds_one_up_is_named_with_the_way_out() {
         let mut held = target("myingress", "gd");
-        held.finalizers.extend(["kopf.zalando.org/x".into(), FOREGROUND.into()]);
+        held.finalizers
+            .extend(["kopf.zalando.org/x".into(), FOREGROUND.into()]);
         let words = held.held(PLAIN, &HERE);
-        assert!(words[0].contains("has not taken away the load balancer"), "{words:?}");
-        assert!(words[0].contains("(--controllers, --watch-namespace) never will"), "{words:?}");
+        assert!(
+            words[0].contains("has not taken away the load balancer"),
+            "{words:?}"
+        );
+        assert!(
+            words[0].contains("(--controllers, --watch-namespace) never will"),
+            "{words:?}"
+        );
         let patch = "kubectl patch myingresses.demo.rtfm.co.ua web -n shop --type=json -p \
              '[{\"op\":\"test\",\"path\":\"/metadata/finalizers/1\",\"value\":\"kopf.zalando.org/x\"},\
              {\"op\":\"remove\",\"path\":\"/metadata/finalizers/1\"}]'";
         assert!(words[1].ends_with(patch), "{words:?}");
-        assert!(words[2].ends_with("quartermaster.dev/owner-uid=u"), "{words:?}");
-        let prod = Cluster { context: Some("prod".into()), ..HERE };
-        assert!(held.held(PLAIN, &prod)[1..].iter().all(|words| words.ends_with(" --context=prod")));
-        (held.object.reason, held.object.message) = ("DeletionProtected".into(), "may not be deleted".into());
+        assert!(
+            words[2].ends_with("quartermaster.dev/owner-uid=u"),
+            "{words:?}"
+        );
+        let prod = Cluster {
+            context: Some("prod".into()),
+            ..HERE
+        };
+        assert!(
+            held.held(PLAIN, &prod)[1..]
+                .iter()
+                .all(|words| words.ends_with(" --context=prod"))
+        );
+        (held.object.reason, held.object.message) =
+            ("DeletionProtected".into(), "may not be deleted".into());
         assert!(held.held(PLAIN, &HERE)[0].ends_with(": DeletionProtected: may not be deleted"));
     }
 
@@ -358,20 +454,31 @@ pub(super) mod tests {
     fn what_is_left_behind_is_named_with_and_without_its_arn() {
         let mut web = target("myingress", "g");
         let words = web.left_behind(&HERE).unwrap();
-        assert!(words.contains("web-alb of myingress/web in shop, if there is one: aws elbv2 describe"), "{words}");
+        assert!(
+            words.contains("web-alb of myingress/web in shop, if there is one: aws elbv2 describe"),
+            "{words}"
+        );
         web.balancer = Some("arn:aws:elasticloadbalancing:eu-west-1:1:x".into());
         let words = web.left_behind(&HERE).unwrap();
         assert!(
-            words.contains("aws --region eu-west-1 elbv2 delete-load-balancer --load-balancer-arn arn:"),
+            words.contains(
+                "aws --region eu-west-1 elbv2 delete-load-balancer --load-balancer-arn arn:"
+            ),
             "{words}"
         );
         web.balancer = Some("a:b:c:$(x):d; rm -rf ~".into());
         let words = web.left_behind(&HERE).unwrap();
         let quoted = "aws --region '$(x)' elbv2 delete-load-balancer --load-balancer-arn 'a:b:c:$(x):d; rm -rf ~'";
         assert!(words.ends_with(quoted), "{words}");
-        let prod = Cluster { context: Some("prod".into()), ..HERE };
+        let prod = Cluster {
+            context: Some("prod".into()),
+            ..HERE
+        };
         let words = target("configmapsync", "g").left_behind(&prod).unwrap();
-        assert!(words.ends_with("-l quartermaster.dev/owner-uid=u --context=prod"), "{words}");
+        assert!(
+            words.ends_with("-l quartermaster.dev/owner-uid=u --context=prod"),
+            "{words}"
+        );
         assert_eq!(target("myapp", "").left_behind(&HERE), None);
     }
 }

@@ -7,21 +7,30 @@ use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
 use crate::runtime::Key;
 
-const UNKNOWN: &str =
-    "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
+const UNKNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
 
 /// The ways out for all that is left, each once.
 pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> Vec<String> {
     let UninstallArgs { scope, lease, .. } = args;
-    let place = scope.namespace().map_or_else(String::new, |namespace| format!(" -n {namespace}"));
-    let id = lease.said_name().map_or_else(String::new, |_| lease.name_flag());
-    let said = lease.said_namespace().map_or_else(String::new, |name| format!(" --operator-namespace={name}"));
+    let place = scope
+        .namespace()
+        .map_or_else(String::new, |namespace| format!(" -n {namespace}"));
+    let id = lease
+        .said_name()
+        .map_or_else(String::new, |_| lease.name_flag());
+    let said = lease
+        .said_namespace()
+        .map_or_else(String::new, |name| format!(" --operator-namespace={name}"));
     let mut ways = Vec::new();
     if !left.iter().any(Target::needs_operator) {
         return ways;
     }
     let again = "Start it and run this again";
-    let uninstall = |flags: String| scope.cluster.command(&format!("quartermaster uninstall {flags}"));
+    let uninstall = |flags: String| {
+        scope
+            .cluster
+            .command(&format!("quartermaster uninstall {flags}"))
+    };
     let alone = |said: &str| {
         let command = uninstall(format!("--without-operator{place}{said}"));
         format!("where it is gone for good, take its finalizers away: {command}")
@@ -46,7 +55,9 @@ pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> V
             alone(&format!("{said}{id}"))
         )),
     }
-    let balancers = left.iter().any(|target| target.needs_operator() && target.is(my_ingress::NAME));
+    let balancers = left
+        .iter()
+        .any(|target| target.needs_operator() && target.is(my_ingress::NAME));
     if balancers && !args.keep_children {
         ways.push(format!(
             "To leave load balancers in AWS as they are, and what everything else made too: {}",
@@ -61,13 +72,14 @@ pub fn unlikely(operator: &Operator) -> Option<String> {
     let waits = "What only it takes away waits for it";
     match operator {
         Operator::Runs(_) | Operator::NotYet(_) => None,
-        Operator::Late(holder, renewed) => {
-            Some(format!("The operator may have stopped: {}. {waits}.", lease::silent(holder, *renewed)))
-        }
+        Operator::Late(holder, renewed) => Some(format!(
+            "The operator may have stopped: {}. {waits}.",
+            lease::silent(holder, *renewed)
+        )),
         Operator::Stopped(why) => Some(format!("The operator does not run: {why}. {waits}.")),
-        Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => {
-            Some(format!("Whether the operator runs is not known: {why}. {waits}."))
-        }
+        Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => Some(format!(
+            "Whether the operator runs is not known: {why}. {waits}."
+        )),
     }
 }
 
@@ -76,13 +88,15 @@ pub fn unproved(operator: &Operator, lease: &LeaseOf) -> Option<String> {
     let path = lease.key();
     match operator {
         Operator::Stopped(_) => None,
-        Operator::NotYet(holder) if holder.is_empty() => {
-            Some(format!("{UNKNOWN}: Lease {path} was given back just now. Run it again"))
-        }
-        Operator::Runs(holder) | Operator::Late(holder, _) | Operator::NotYet(holder) => Some(format!(
-            "the operator runs ({holder} holds Lease {path}), and takes away what is its own: leave --without-operator out, or \
-             stop it first"
+        Operator::NotYet(holder) if holder.is_empty() => Some(format!(
+            "{UNKNOWN}: Lease {path} was given back just now. Run it again"
         )),
+        Operator::Runs(holder) | Operator::Late(holder, _) | Operator::NotYet(holder) => {
+            Some(format!(
+                "the operator runs ({holder} holds Lease {path}), and takes away what is its own: leave --without-operator out, or \
+             stop it first"
+            ))
+        }
         Operator::Absent(_) if lease.said_namespace().is_some() => None,
         Operator::Absent(_) => Some(format!(
             "{UNKNOWN}: there is no Lease {path}, but it may have run elsewhere. Say where it ran, and that there is no Lease counts \
@@ -95,7 +109,11 @@ pub fn unproved(operator: &Operator, lease: &LeaseOf) -> Option<String> {
 
 /// Why it is refused beside `others`, the Leases of other operators that run or why these are not known: one of them may be the
 /// one that is said to be gone, and nobody else's objects are to lose their finalizers.
-pub fn beside(operator: &Operator, others: &Result<Vec<Key>, String>, args: &UninstallArgs) -> Option<String> {
+pub fn beside(
+    operator: &Operator,
+    others: &Result<Vec<Key>, String>,
+    args: &UninstallArgs,
+) -> Option<String> {
     let others = match others {
         Ok(others) if others.is_empty() => return None,
         Ok(others) => format!("another operator runs ({})", leases(others)),
@@ -119,15 +137,21 @@ pub fn beside(operator: &Operator, others: &Result<Vec<Key>, String>, args: &Uni
 pub fn neighbours(others: &Result<Vec<Key>, String>) -> Option<String> {
     match others {
         Ok(others) if others.is_empty() => None,
-        Ok(others) => {
-            Some(format!("Another operator runs ({}): what it looks after is not to be among this.", leases(others)))
-        }
-        Err(why) => Some(format!("Whether another operator runs is not known: {why}.")),
+        Ok(others) => Some(format!(
+            "Another operator runs ({}): what it looks after is not to be among this.",
+            leases(others)
+        )),
+        Err(why) => Some(format!(
+            "Whether another operator runs is not known: {why}."
+        )),
     }
 }
 
 fn leases(keys: &[Key]) -> String {
-    keys.iter().map(|key| format!("Lease {key}")).collect::<Vec<_>>().join(", ")
+    keys.iter()
+        .map(|key| format!("Lease {key}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -142,7 +166,8 @@ mod tests {
 
     fn args(flags: &[&str]) -> UninstallArgs {
         let words = ["uninstall"].iter().chain(flags);
-        let matches = UninstallArgs::augment_args(clap::Command::new("uninstall")).get_matches_from(words);
+        let matches =
+            UninstallArgs::augment_args(clap::Command::new("uninstall")).get_matches_from(words);
         UninstallArgs::from_arg_matches(&matches).unwrap()
     }
 
@@ -162,12 +187,29 @@ mod tests {
 
         // What was said of Lease and cluster is said again; what was not is asked for.
         let absent = Operator::Absent("why".into());
-        assert!(ways(&held, &absent, &[]).contains("--without-operator --operator-namespace=NAMESPACE (the"));
-        let said = ["-n", "shop", "--operator-namespace=ops", "--leader-election-id=id", "--context=a b"];
+        assert!(
+            ways(&held, &absent, &[])
+                .contains("--without-operator --operator-namespace=NAMESPACE (the")
+        );
+        let said = [
+            "-n",
+            "shop",
+            "--operator-namespace=ops",
+            "--leader-election-id=id",
+            "--context=a b",
+        ];
         let ways = ways(&held, &absent, &said);
         let rest = "-n shop --operator-namespace=ops --leader-election-id=id --context='a b'";
-        assert!(ways.contains(&format!("quartermaster uninstall --without-operator {rest}\n")), "{ways}");
-        assert!(ways.ends_with(&format!("quartermaster uninstall --keep-children {rest}")), "{ways}");
+        assert!(
+            ways.contains(&format!(
+                "quartermaster uninstall --without-operator {rest}\n"
+            )),
+            "{ways}"
+        );
+        assert!(
+            ways.ends_with(&format!("quartermaster uninstall --keep-children {rest}")),
+            "{ways}"
+        );
     }
 
     #[rstest]
@@ -176,7 +218,10 @@ mod tests {
     #[case::stopped(Operator::Stopped("why".into()), Some("The operator does not run: why. "))]
     #[case::without_a_lease(Operator::Absent("why".into()), Some("not known: why. "))]
     #[case::forbidden(Operator::Unknown("why".into()), Some("not known: why. "))]
-    fn who_is_asked_knows_whether_anybody_does_the_rest(#[case] operator: Operator, #[case] words: Option<&str>) {
+    fn who_is_asked_knows_whether_anybody_does_the_rest(
+        #[case] operator: Operator,
+        #[case] words: Option<&str>,
+    ) {
         let said = unlikely(&operator);
         assert_eq!(said.is_some(), words.is_some(), "{said:?}");
         assert!(said.unwrap_or_default().contains(words.unwrap_or_default()));
@@ -217,8 +262,10 @@ mod tests {
         #[case] flags: &[&str],
         #[case] why: Option<&str>,
     ) {
-        for (others, of) in [(Ok(vec![Key::new("b", "c")]), "(Lease b/c)"), (Err("you may not".into()), "you may not")]
-        {
+        for (others, of) in [
+            (Ok(vec![Key::new("b", "c")]), "(Lease b/c)"),
+            (Err("you may not".into()), "you may not"),
+        ] {
             assert_eq!(unproved(&gone, &args(flags).lease), None);
             let came = beside(&gone, &others, &args(flags));
             assert_eq!(came.is_some(), why.is_some(), "{came:?}");
@@ -227,6 +274,12 @@ mod tests {
             }
             assert!(neighbours(&others).unwrap().contains(of));
         }
-        assert_eq!((neighbours(&Ok(Vec::new())), beside(&gone, &Ok(Vec::new()), &args(flags))), (None, None));
+        assert_eq!(
+            (
+                neighbours(&Ok(Vec::new())),
+                beside(&gone, &Ok(Vec::new()), &args(flags))
+            ),
+            (None, None)
+        );
     }
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::autoscaling::v2::{
-    CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, MetricSpec, MetricTarget,
-    ResourceMetricSource,
+    CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, MetricSpec,
+    MetricTarget, ResourceMetricSource,
 };
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, LocalObjectReference, PodSpec, PodTemplateSpec, ResourceRequirements, Service,
-    ServicePort, ServiceSpec,
+    Container, ContainerPort, LocalObjectReference, PodSpec, PodTemplateSpec, ResourceRequirements,
+    Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::api::networking::v1::{
-    HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule, IngressServiceBackend, IngressSpec,
-    IngressTLS, ServiceBackendPort,
+    HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule,
+    IngressServiceBackend, IngressSpec, IngressTLS, ServiceBackendPort,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -42,7 +42,10 @@ fn metadata(app: &App) -> ObjectMeta {
     let mut labels = selector(app);
     labels.insert("app.kubernetes.io/name".into(), app.name.into());
     labels.insert("app.kubernetes.io/instance".into(), app.name.into());
-    labels.insert("app.kubernetes.io/managed-by".into(), "quartermaster".into());
+    labels.insert(
+        "app.kubernetes.io/managed-by".into(),
+        "quartermaster".into(),
+    );
     ObjectMeta {
         name: Some(app.name.into()),
         namespace: Some(app.namespace.clone()),
@@ -55,17 +58,24 @@ fn metadata(app: &App) -> ObjectMeta {
 /// ports.
 pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     let spec = app.spec;
-    let resources = spec.resources.as_ref().map(|resources| ResourceRequirements {
-        limits: filled(resources.limits.clone()),
-        requests: filled(resources.requests.clone()),
-        claims: None,
-    });
+    let resources = spec
+        .resources
+        .as_ref()
+        .map(|resources| ResourceRequirements {
+            limits: filled(resources.limits.clone()),
+            requests: filled(resources.requests.clone()),
+            claims: None,
+        });
     // Without podSecurity the template is the original program's, so that adoption restarts nothing.
     let restricted = spec.pod_security.as_deref() == Some(RESTRICTED);
     let container = Container {
         name: app.name.into(),
         image: Some(spec.image.clone()),
-        image_pull_policy: Some(spec.image_pull_policy.clone().unwrap_or_else(|| IF_NOT_PRESENT.into())),
+        image_pull_policy: Some(
+            spec.image_pull_policy
+                .clone()
+                .unwrap_or_else(|| IF_NOT_PRESENT.into()),
+        ),
         ports: Some(container_ports(&app.ports)).filter(|all| ports && !all.is_empty()),
         command: listed(&spec.command),
         args: listed(&spec.args),
@@ -78,7 +88,12 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         security_context: restricted.then(restricted_container),
         ..Container::default()
     };
-    let secrets = spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
+    let secrets = spec
+        .image_pull_secrets
+        .iter()
+        .map(|secret| LocalObjectReference {
+            name: secret.name.clone(),
+        });
     let pod = PodSpec {
         containers: vec![container],
         service_account_name: spec.service_account_name.clone(),
@@ -92,9 +107,15 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         metadata: metadata(app),
         spec: Some(DeploymentSpec {
             replicas,
-            selector: LabelSelector { match_labels: Some(selector(app)), ..LabelSelector::default() },
+            selector: LabelSelector {
+                match_labels: Some(selector(app)),
+                ..LabelSelector::default()
+            },
             template: PodTemplateSpec {
-                metadata: Some(ObjectMeta { labels: Some(selector(app)), ..ObjectMeta::default() }),
+                metadata: Some(ObjectMeta {
+                    labels: Some(selector(app)),
+                    ..ObjectMeta::default()
+                }),
                 spec: Some(pod),
             },
             ..DeploymentSpec::default()
@@ -122,8 +143,13 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
                     ..ContainerPort::default()
                 });
             }
-            Some(IntOrString::Int(number)) if !all.iter().any(|there| is_at(there, *number, Some(TCP))) => {
-                all.push(ContainerPort { container_port: *number, ..ContainerPort::default() });
+            Some(IntOrString::Int(number))
+                if !all.iter().any(|there| is_at(there, *number, Some(TCP))) =>
+            {
+                all.push(ContainerPort {
+                    container_port: *number,
+                    ..ContainerPort::default()
+                });
             }
             Some(IntOrString::Int(_)) | None => {}
         }
@@ -137,7 +163,13 @@ pub fn as_the_original_has_them(ports: &[ServicePort]) -> Vec<ContainerPort> {
         Some(IntOrString::Int(number)) => *number,
         Some(IntOrString::String(_)) | None => 0,
     };
-    ports.iter().map(|port| ContainerPort { container_port: number(port), ..ContainerPort::default() }).collect()
+    ports
+        .iter()
+        .map(|port| ContainerPort {
+            container_port: number(port),
+            ..ContainerPort::default()
+        })
+        .collect()
 }
 
 fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
@@ -194,21 +226,31 @@ pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
 pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
     let bounds = autoscaler.spec.as_ref();
     let least = bounds.and_then(|spec| spec.min_replicas).unwrap_or(1);
-    size.max(least).min(bounds.map_or(size, |spec| spec.max_replicas))
+    size.max(least)
+        .min(bounds.map_or(size, |spec| spec.max_replicas))
 }
 
 /// What leads HTTP to the first TCP port.
 pub fn ingress(app: &App) -> Option<Ingress> {
     let ingress = app.spec.ingress.as_ref()?;
-    let port = app.ports.iter().find(|port| port.protocol.as_deref() == Some(TCP))?;
+    let port = app
+        .ports
+        .iter()
+        .find(|port| port.protocol.as_deref() == Some(TCP))?;
     let backend = IngressServiceBackend {
         name: app.name.into(),
-        port: Some(ServiceBackendPort { number: Some(port.port), ..ServiceBackendPort::default() }),
+        port: Some(ServiceBackendPort {
+            number: Some(port.port),
+            ..ServiceBackendPort::default()
+        }),
     };
     let path = HTTPIngressPath {
         path: Some(ingress.path.clone().unwrap_or_else(|| "/".into())),
         path_type: "Prefix".into(),
-        backend: IngressBackend { service: Some(backend), ..IngressBackend::default() },
+        backend: IngressBackend {
+            service: Some(backend),
+            ..IngressBackend::default()
+        },
     };
     let tls = ingress.tls.as_ref().map(|tls| IngressTLS {
         hosts: ingress.host.clone().map(|host| vec![host]),

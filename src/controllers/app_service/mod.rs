@@ -94,7 +94,9 @@ impl Failure for Error {
         match self {
             Self::Rejected(_) => Class::Terminal,
             Self::Unwritten(trouble) => trouble.class(),
-            Self::ListPods(error) | Self::RemoveOldSpec(error) | Self::WriteStatus(error) => error.class(),
+            Self::ListPods(error) | Self::RemoveOldSpec(error) | Self::WriteStatus(error) => {
+                error.class()
+            }
         }
     }
 }
@@ -126,12 +128,23 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     };
     let events = manager.events(NAME);
     let corrected = manager.metrics.drift_corrections(NAME);
-    let writer = Writer { manager: MANAGER, events: events.clone(), corrected, advice: settle::ADVICE };
+    let writer = Writer {
+        manager: MANAGER,
+        events: events.clone(),
+        corrected,
+        advice: settle::ADVICE,
+    };
     let controller = Arc::new(AppServices {
         client: manager.client.clone(),
         apps: Owners::new(manager.client.clone(), apps.store.clone()),
         deployments: Children::new(manager, &writer, Running::of, wake()),
-        services: Children::with_quirks(manager, &writer, Served::of, settle::SERVICE_QUIRKS, wake()),
+        services: Children::with_quirks(
+            manager,
+            &writer,
+            Served::of,
+            settle::SERVICE_QUIRKS,
+            wake(),
+        ),
         autoscalers: Children::new(manager, &writer, InactiveScaling::of, wake()),
         ingresses: Children::new(manager, &writer, |_| (), wake()),
         events,
@@ -140,21 +153,26 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         scaling_grace: manager.config.timings.scaling_inactive_grace_period,
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
-    manager.control(apps, controller, Vec::new(), move |touched, all_seen| match touched {
-        Touched::Present(app) => {
-            told.want();
-            let key = Key::of(app.as_ref());
-            // Otherwise told of again once all have been seen.
-            if all_seen && !told.written.knows(&key, &app) {
+    manager.control(
+        apps,
+        controller,
+        Vec::new(),
+        move |touched, all_seen| match touched {
+            Touched::Present(app) => {
+                told.want();
+                let key = Key::of(app.as_ref());
+                // Otherwise told of again once all have been seen.
+                if all_seen && !told.written.knows(&key, &app) {
+                    trigger.wake(&key);
+                }
+            }
+            Touched::Gone(app) => {
+                let key = Key::of(app.as_ref());
+                told.gone(&key);
                 trigger.wake(&key);
             }
-        }
-        Touched::Gone(app) => {
-            let key = Key::of(app.as_ref());
-            told.gone(&key);
-            trigger.wake(&key);
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -172,21 +190,30 @@ impl AppServices {
     }
 
     /// The app without the original program's annotation, which is not read.
-    async fn without_old_spec(&self, key: &Key, app: Arc<AppService>) -> Result<Arc<AppService>, Error> {
+    async fn without_old_spec(
+        &self,
+        key: &Key,
+        app: Arc<AppService>,
+    ) -> Result<Arc<AppService>, Error> {
         if !app.annotations().contains_key(OLD_SPEC) {
             return Ok(app);
         }
         let api = self.api(key);
         let removed = [(OLD_SPEC, None)].into();
         let without = apply::annotate(&api, MANAGER, app.as_ref(), &removed);
-        self.written.object(key, without).await.map_err(Error::RemoveOldSpec)
+        self.written
+            .object(key, without)
+            .await
+            .map_err(Error::RemoveOldSpec)
     }
 
     /// What the Pods say of why they do not run.
     async fn trouble(&self, key: &Key) -> Result<Option<pod::Trouble>, Error> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
-        let mut page = ListParams::default().labels(&format!("{}={}", build::APP, key.name)).limit(PODS);
+        let mut page = ListParams::default()
+            .labels(&format!("{}={}", build::APP, key.name))
+            .limit(PODS);
         let mut asked = 0;
         loop {
             let pods = api.list(&page).await.map_err(Error::ListPods)?;
@@ -200,8 +227,18 @@ impl AppServices {
         }
     }
 
-    async fn write(&self, key: &Key, app: &AppService, status: AppServiceStatus, said: bool) -> Result<(), Error> {
-        match self.written.status(&self.api(key), MANAGER, app, &status).await {
+    async fn write(
+        &self,
+        key: &Key,
+        app: &AppService,
+        status: AppServiceStatus,
+        said: bool,
+    ) -> Result<(), Error> {
+        match self
+            .written
+            .status(&self.api(key), MANAGER, app, &status)
+            .await
+        {
             Ok(None) => Ok(()),
             Ok(Some(_)) => {
                 self.tell(key, app, app.status.as_ref(), &status, said);
@@ -227,7 +264,9 @@ impl AppServices {
         status: &AppServiceStatus,
         said: bool,
     ) {
-        let Some(now) = status.condition(READY) else { return };
+        let Some(now) = status.condition(READY) else {
+            return;
+        };
         let reason = now.reason.as_deref().unwrap_or_default();
         if reason == PROGRESSING {
             return;
@@ -236,7 +275,9 @@ impl AppServices {
         let generation = app.metadata.generation.unwrap_or_default();
         let news = self.told.is_news(key, generation, well, reason) || said;
         let then = before.and_then(|before| before.condition(READY));
-        let same = then.is_some_and(|then| then.reason == now.reason && (!said || then.message == now.message));
+        let same = then.is_some_and(|then| {
+            then.reason == now.reason && (!said || then.message == now.message)
+        });
         if same || !news {
             return;
         }
@@ -244,7 +285,13 @@ impl AppServices {
         if reason == FORBIDDEN {
             warn!(cause = note, "a child may not be written; will retry");
         }
-        self.events.standing(well || reason == SUSPENDED, app.object_ref(&()), "Run", reason, note);
+        self.events.standing(
+            well || reason == SUSPENDED,
+            app.object_ref(&()),
+            "Run",
+            reason,
+            note,
+        );
     }
 }
 
@@ -256,7 +303,8 @@ impl Reconciler for AppServices {
         let key = Key::of(app.as_ref());
         let mut app = self.written.newest(&key, app);
         // What it has goes after it, by its owner references.
-        let (None, Some(owner)) = (&app.metadata.deletion_timestamp, Owner::of(app.as_ref())) else {
+        let (None, Some(owner)) = (&app.metadata.deletion_timestamp, Owner::of(app.as_ref()))
+        else {
             return Ok(Outcome::Done);
         };
         // The original program, which never wrote a status, left its annotation.
@@ -280,25 +328,56 @@ impl Reconciler for AppServices {
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };
-        let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
-        let rollout = self.deployments.report(&key, &key).filter(|_| !foreign(Part::Deployment));
+        let foreign =
+            |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
+        let rollout = self
+            .deployments
+            .report(&key, &key)
+            .filter(|_| !foreign(Part::Deployment));
         let rollout = rollout.map(|running| running.rollout);
-        let served = self.services.report(&key, &key).filter(|_| !foreign(Part::Service));
+        let served = self
+            .services
+            .report(&key, &key)
+            .filter(|_| !foreign(Part::Service));
         // Before its Deployment's controller has seen it, there are no Pods that could say anything.
-        let asks = problem.is_none() && rollout.as_ref().is_some_and(|rollout| rollout.seen && !rollout.is_complete());
-        let trouble = if asks { self.trouble(&key).await } else { Ok(None) };
-        let (trouble, unlisted) = trouble.map_or_else(|error| (None, Some(error)), |trouble| (trouble, None));
+        let asks = problem.is_none()
+            && rollout
+                .as_ref()
+                .is_some_and(|rollout| rollout.seen && !rollout.is_complete());
+        let trouble = if asks {
+            self.trouble(&key).await
+        } else {
+            Ok(None)
+        };
+        let (trouble, unlisted) =
+            trouble.map_or_else(|error| (None, Some(error)), |trouble| (trouble, None));
         let standing = match &problem {
             Some(problem) => Standing::not_ready(problem.reason(), problem.to_string()),
-            None => rollout.as_ref().unwrap_or(&Rollout::default()).standing(&key, trouble),
+            None => rollout
+                .as_ref()
+                .unwrap_or(&Rollout::default())
+                .standing(&key, trouble),
         };
         let generation = app.metadata.generation.unwrap_or_default();
         let now = Time(jiff::Timestamp::now());
         let scales = problem.is_none() && app.spec.autoscaling.is_some();
-        let inactive = self.autoscalers.report(&key, &key).flatten().filter(|_| scales);
+        let inactive = self
+            .autoscalers
+            .report(&key, &key)
+            .flatten()
+            .filter(|_| scales);
         let available = rollout.as_ref().and_then(Rollout::available_since);
-        let (standing, grace) = standing.with_scaling(inactive.as_ref(), available, self.scaling_grace, now.0);
-        let status = standing::status(app.status.as_ref(), &key.name, rollout, served, &standing, generation, now);
+        let (standing, grace) =
+            standing.with_scaling(inactive.as_ref(), available, self.scaling_grace, now.0);
+        let status = standing::status(
+            app.status.as_ref(),
+            &key.name,
+            rollout,
+            served,
+            &standing,
+            generation,
+            now,
+        );
         self.write(&key, &app, status, problem.is_some()).await?;
         match (problem, unlisted) {
             (Some(problem), _) => problem.outcome(),

@@ -17,7 +17,13 @@ pub fn trouble(app: &str, pods: &ObjectList<Pod>) -> Option<Trouble> {
         .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_of(app, pod))
         .filter_map(|pod| {
             let Trouble { reason, message } = pod::trouble(pod.status.as_ref()?)?;
-            Some((pod.name_any(), Trouble { message: format!("Pod {}: {message}", pod.name_any()), reason }))
+            Some((
+                pod.name_any(),
+                Trouble {
+                    message: format!("Pod {}: {message}", pod.name_any()),
+                    reason,
+                },
+            ))
         })
         .collect();
     troubles.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -28,14 +34,22 @@ pub fn trouble(app: &str, pods: &ObjectList<Pod>) -> Option<Trouble> {
 fn is_of(app: &str, pod: &Pod) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| {
-        let hash = owner.name.strip_prefix(app).and_then(|rest| rest.strip_prefix('-'));
+        let hash = owner
+            .name
+            .strip_prefix(app)
+            .and_then(|rest| rest.strip_prefix('-'));
         owner.kind == "ReplicaSet" && hash.is_some_and(|hash| !hash.contains('-'))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+    #![allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::needless_pass_by_value
+    )]
 
     use serde_json::{Value, json};
 
@@ -47,20 +61,25 @@ mod tests {
     }
 
     fn list(pods: Vec<Value>) -> ObjectList<Pod> {
-        serde_json::from_value(json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods })).unwrap()
+        serde_json::from_value(
+            json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods }),
+        )
+        .unwrap()
     }
 
     fn waiting(reason: &str, message: &str) -> Value {
         let state = json!({ "waiting": { "reason": reason, "message": message } });
-        let container =
-            json!({ "name": "web", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+        let container = json!({ "name": "web", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state });
         json!({ "phase": "Pending", "containerStatuses": [container] })
     }
 
     #[test]
     fn the_first_that_says_why_and_is_of_the_app() {
         let mut foreign = pod("a", waiting("InvalidImageName", "x"));
-        foreign["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+        foreign["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("ownerReferences");
         let mut sibling = pod("b", waiting("InvalidImageName", "x"));
         sibling["metadata"]["ownerReferences"][0]["name"] = json!("web-two-abc12");
         let mut leaving = pod("c", waiting("InvalidImageName", "x"));

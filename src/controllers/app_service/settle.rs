@@ -102,7 +102,10 @@ impl fmt::Display for Problem {
             | Self::Rejected(words)
             | Self::Deleting(words)
             | Self::Contested { words, .. } => f.write_str(words),
-            Self::Unwritten(Trouble::Api { what, error: kube::Error::Api(said) }) => {
+            Self::Unwritten(Trouble::Api {
+                what,
+                error: kube::Error::Api(said),
+            }) => {
                 write!(f, "{what} could not be read or written: {}", said.message)
             }
             Self::Unwritten(trouble) => trouble.fmt(f),
@@ -133,9 +136,10 @@ impl Problem {
     pub fn outcome(self) -> Result<Outcome, Error> {
         match self {
             Self::Suspended | Self::SpecInvalid(_) => Ok(Outcome::Done),
-            Self::Conflict { .. } | Self::NodePortTaken(_) | Self::Forbidden(_) | Self::Deleting(_) => {
-                Ok(Outcome::Waiting)
-            }
+            Self::Conflict { .. }
+            | Self::NodePortTaken(_)
+            | Self::Forbidden(_)
+            | Self::Deleting(_) => Ok(Outcome::Waiting),
             Self::Contested { again, .. } => Ok(Outcome::RequeueAfter(again)),
             Self::Rejected(words) => Err(Error::Rejected(words)),
             Self::Unwritten(trouble) => Err(trouble.into()),
@@ -146,9 +150,18 @@ impl Problem {
     /// is nothing else, which is tried again.
     fn or(self, next: Self) -> Self {
         match (self, next) {
-            (Self::Conflict { mut parts, words }, Self::Conflict { parts: others, words: more }) => {
+            (
+                Self::Conflict { mut parts, words },
+                Self::Conflict {
+                    parts: others,
+                    words: more,
+                },
+            ) => {
                 parts.extend(others);
-                Self::Conflict { parts, words: format!("{words}; {more}") }
+                Self::Conflict {
+                    parts,
+                    words: format!("{words}; {more}"),
+                }
             }
             (Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
             (first, _) => first,
@@ -159,12 +172,20 @@ impl Problem {
     fn of(part: Part, trouble: Trouble) -> Self {
         let words = trouble.to_string();
         match &trouble {
-            Trouble::Conflict(_) => Self::Conflict { parts: vec![part], words },
+            Trouble::Conflict(_) => Self::Conflict {
+                parts: vec![part],
+                words,
+            },
             Trouble::Going(_) => Self::Deleting(words),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
-            Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
+            Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => {
+                Self::Forbidden(words)
+            }
             Trouble::Refused { .. } => Self::Rejected(words),
-            Trouble::Api { error: kube::Error::Api(said), .. } if is_taken(said) => Self::NodePortTaken(words),
+            Trouble::Api {
+                error: kube::Error::Api(said),
+                ..
+            } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Owner(_) | Trouble::Api { .. } => Self::Unwritten(trouble),
         }
     }
@@ -179,13 +200,21 @@ fn is_taken(said: &kube::core::Status) -> bool {
 impl Running {
     /// What the Deployment says.
     pub fn of(deployment: &Deployment) -> Self {
-        let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        let pod = deployment
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.template.spec.as_ref());
         let container = pod.and_then(|pod| pod.containers.first());
-        let ports = container.and_then(|container| container.ports.as_deref()).unwrap_or_default();
+        let ports = container
+            .and_then(|container| container.ports.as_deref())
+            .unwrap_or_default();
         let twins = container
             .filter(|_| has_twins(ports))
             .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
-        Self { rollout: Rollout::of(deployment), twins }
+        Self {
+            rollout: Rollout::of(deployment),
+            twins,
+        }
     }
 }
 
@@ -198,17 +227,27 @@ fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
 /// Whether a port stands there twice: server-side apply cannot say that.
 fn has_twins(ports: &[ContainerPort]) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
-    let once: BTreeSet<_> = ports.iter().map(|port| (port.container_port, protocol(port))).collect();
+    let once: BTreeSet<_> = ports
+        .iter()
+        .map(|port| (port.container_port, protocol(port)))
+        .collect();
     once.len() < ports.len()
 }
 
 /// Properties of Services.
-pub const SERVICE_QUIRKS: Quirks<Service> = Quirks { lost: lost_a_port, release: release_ports };
+pub const SERVICE_QUIRKS: Quirks<Service> = Quirks {
+    lost: lost_a_port,
+    release: release_ports,
+};
 
 /// Removes the node ports that the live Service holds: the apiserver would find them taken.
 fn release_ports(desired: &mut Service, live: &Service) {
     let held: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
-    for port in desired.spec.iter_mut().flat_map(|spec| spec.ports.iter_mut().flatten()) {
+    for port in desired
+        .spec
+        .iter_mut()
+        .flat_map(|spec| spec.ports.iter_mut().flatten())
+    {
         port.node_port = port.node_port.filter(|number| !held.contains(number));
     }
 }
@@ -217,13 +256,18 @@ fn release_ports(desired: &mut Service, live: &Service) {
 /// keeps the one from before.
 fn lost_a_port(sent: &Service, there: &Service) -> bool {
     let is_there = |port: &ServicePort| {
-        ports(there).any(|it| (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port))
+        ports(there).any(|it| {
+            (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port)
+        })
     };
     ports(sent).any(|port| port.node_port.is_some() && !is_there(port))
 }
 
 fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
-    service.spec.iter().flat_map(|spec| spec.ports.iter().flatten())
+    service
+        .spec
+        .iter()
+        .flat_map(|spec| spec.ports.iter().flatten())
 }
 
 impl AppServices {
@@ -264,35 +308,68 @@ impl AppServices {
             }
             problems.push(Problem::of(part, trouble));
         }
-        Ok(problems.into_iter().reduce(Problem::or).or_else(|| self.contested(key)))
+        Ok(problems
+            .into_iter()
+            .reduce(Problem::or)
+            .or_else(|| self.contested(key)))
     }
 
     /// Returns the problem of an object that other managers keep changing.
     fn contested(&self, key: &Key) -> Option<Problem> {
-        let contested = self.deployments.contested(key).or_else(|| self.services.contested(key));
-        let contested = contested.or_else(|| self.autoscalers.contested(key)).or_else(|| self.ingresses.contested(key));
+        let contested = self
+            .deployments
+            .contested(key)
+            .or_else(|| self.services.contested(key));
+        let contested = contested
+            .or_else(|| self.autoscalers.contested(key))
+            .or_else(|| self.ingresses.contested(key));
         contested.map(|(words, again)| Problem::Contested { words, again })
     }
 
     /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
     /// number, and goes before it is taken again: neither writes over the other.
-    async fn run(&self, owner: &Owner, key: &Key, object: &AppService, app: &App<'_>) -> Result<(), (Part, Trouble)> {
+    async fn run(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        object: &AppService,
+        app: &App<'_>,
+    ) -> Result<(), (Part, Trouble)> {
         let apps = &self.apps;
         let of_deployment = |trouble| (Part::Deployment, trouble);
         let of_autoscaler = |trouble| (Part::Autoscaler, trouble);
         let running = self.running(key, app).await.map_err(of_deployment)?;
         let Some(autoscaler) = build::autoscaler(app) else {
-            if self.autoscalers.remove(owner, key, apps).await.map_err(of_autoscaler)? {
+            if self
+                .autoscalers
+                .remove(owner, key, apps)
+                .await
+                .map_err(of_autoscaler)?
+            {
                 let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
-                let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
-                self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
+                let note = format!(
+                    "autoscaling is off: {ran} Pods were wanted, and spec.size is {}",
+                    app.size
+                );
+                self.events
+                    .normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
             }
-            return self.deployment(owner, app, running.as_ref(), Some(app.size)).await.map_err(of_deployment);
+            return self
+                .deployment(owner, app, running.as_ref(), Some(app.size))
+                .await
+                .map_err(of_deployment);
         };
         // A new one begins with what was written, within the bounds.
-        let begins = running.is_none().then(|| build::within_bounds(&autoscaler, app.size));
-        self.deployment(owner, app, running.as_ref(), begins).await.map_err(of_deployment)?;
-        self.autoscalers.settle(owner, autoscaler, apps, &[]).await.map_err(of_autoscaler)
+        let begins = running
+            .is_none()
+            .then(|| build::within_bounds(&autoscaler, app.size));
+        self.deployment(owner, app, running.as_ref(), begins)
+            .await
+            .map_err(of_deployment)?;
+        self.autoscalers
+            .settle(owner, autoscaler, apps, &[])
+            .await
+            .map_err(of_autoscaler)
     }
 
     /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
@@ -302,9 +379,13 @@ impl AppServices {
         if known.is_some() || (app.spec.autoscaling.is_none() && !twins) {
             return Ok(known);
         }
-        let api: Api<BoundedObject<Deployment>> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<BoundedObject<Deployment>> =
+            Api::namespaced(self.client.clone(), &key.namespace);
         let live = api.get_opt(&key.name).await;
-        let live = live.map_err(|error| Trouble::Api { what: format!("Deployment {key}"), error })?;
+        let live = live.map_err(|error| Trouble::Api {
+            what: format!("Deployment {key}"),
+            error,
+        })?;
         Ok(live.map(|BoundedObject(live)| Running::of(&live)))
     }
 
@@ -321,7 +402,14 @@ impl AppServices {
         let wanted = numbers(&build::as_the_original_has_them(&app.ports));
         let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != wanted);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
-        let container_ports = ["f:spec", "f:template", "f:spec", "f:containers", &container, "f:ports"];
+        let container_ports = [
+            "f:spec",
+            "f:template",
+            "f:spec",
+            "f:containers",
+            &container,
+            "f:ports",
+        ];
         let mut left: Vec<&[&str]> = Vec::new();
         if replicas.is_none() {
             left.push(REPLICAS);
@@ -330,7 +418,9 @@ impl AppServices {
             left.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        self.deployments.settle(owner, deployment, &self.apps, &left).await
+        self.deployments
+            .settle(owner, deployment, &self.apps, &left)
+            .await
     }
 
     /// The Service. A port on the nodes that is no longer given stays what it is, whatever else is changed of its port: the
@@ -343,9 +433,14 @@ impl AppServices {
                 format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
             })
             .collect();
-        let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
+        let left: Vec<_> = chosen
+            .iter()
+            .map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat())
+            .collect();
         let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
-        self.services.settle(owner, service, &self.apps, &left).await
+        self.services
+            .settle(owner, service, &self.apps, &left)
+            .await
     }
 }
 

@@ -65,7 +65,11 @@ pub struct Standing {
 impl Standing {
     /// Not ready.
     pub fn not_ready(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { ready: false, reason: reason.into(), message: message.into() }
+        Self {
+            ready: false,
+            reason: reason.into(),
+            message: message.into(),
+        }
     }
 
     /// Adds what the autoscaler reports. A ready app stays ready until its autoscaler has been inactive for `grace`, counted
@@ -77,16 +81,23 @@ impl Standing {
         grace: Duration,
         now: Timestamp,
     ) -> (Self, Option<Duration>) {
-        let Some(InactiveScaling { since, message }) = inactive else { return (self, None) };
-        self.message = format!("{}; the HorizontalPodAutoscaler does not scale: {message}", self.message);
+        let Some(InactiveScaling { since, message }) = inactive else {
+            return (self, None);
+        };
+        self.message = format!(
+            "{}; the HorizontalPodAutoscaler does not scale: {message}",
+            self.message
+        );
         if !self.ready {
             return (self, None);
         }
         // Another machine's clock can put the time in the future.
-        let lasted = available
-            .max(*since)
-            .map_or(grace, |since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
-        let remaining = grace.checked_sub(lasted).filter(|remaining| !remaining.is_zero());
+        let lasted = available.max(*since).map_or(grace, |since| {
+            Duration::try_from(now.duration_since(since)).unwrap_or_default()
+        });
+        let remaining = grace
+            .checked_sub(lasted)
+            .filter(|remaining| !remaining.is_zero());
         if remaining.is_none() {
             (self.ready, self.reason) = (false, SCALING_INACTIVE.into());
         }
@@ -101,7 +112,11 @@ impl InactiveScaling {
         let active = conditions.find(|condition| condition.type_ == "ScalingActive")?;
         (active.status == "False").then(|| Self {
             since: active.last_transition_time.as_ref().map(|time| time.0),
-            message: active.message.clone().or_else(|| active.reason.clone()).unwrap_or_default(),
+            message: active
+                .message
+                .clone()
+                .or_else(|| active.reason.clone())
+                .unwrap_or_default(),
         })
     }
 }
@@ -113,7 +128,12 @@ impl Rollout {
         let number = |number: Option<i32>| number.map(i64::from);
         let conditions = status.conditions.iter().flatten().map(mirrored).collect();
         Self {
-            wanted: deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1).into(),
+            wanted: deployment
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.replicas)
+                .unwrap_or(1)
+                .into(),
             seen: status.observed_generation >= deployment.metadata.generation,
             status: AppServiceStatus {
                 replicas: number(status.replicas),
@@ -147,15 +167,24 @@ impl Rollout {
                 1 => "the Pod is available".into(),
                 all => format!("all {all} Pods are available"),
             };
-            return Standing { ready: true, reason: WELL.into(), message };
+            return Standing {
+                ready: true,
+                reason: WELL.into(),
+                message,
+            };
         }
         if self.seen {
             // What `kubectl rollout pause` leaves; as long as it lasts there is nothing else to say.
-            if let Some((reason, message)) = self.said("Progressing", "Unknown").filter(|(reason, _)| reason == PAUSED)
+            if let Some((reason, message)) = self
+                .said("Progressing", "Unknown")
+                .filter(|(reason, _)| reason == PAUSED)
             {
                 return Standing::not_ready(
                     reason,
-                    format!("{message}; to go on: kubectl rollout resume deployment/{} -n {}", key.name, key.namespace),
+                    format!(
+                        "{message}; to go on: kubectl rollout resume deployment/{} -n {}",
+                        key.name, key.namespace
+                    ),
                 );
             }
             if let Some((reason, message)) = self.said("ReplicaFailure", "True") {
@@ -168,8 +197,13 @@ impl Rollout {
                 return Standing::not_ready(reason, message);
             }
         }
-        let available = self.status.available_replicas.unwrap_or_default().min(self.wanted);
-        let others = self.status.replicas.unwrap_or_default() - self.status.updated_replicas.unwrap_or_default();
+        let available = self
+            .status
+            .available_replicas
+            .unwrap_or_default()
+            .min(self.wanted);
+        let others = self.status.replicas.unwrap_or_default()
+            - self.status.updated_replicas.unwrap_or_default();
         let message = if available == self.wanted && others > 0 {
             format!("Pods of before are still there: {others}")
         } else {
@@ -180,28 +214,45 @@ impl Rollout {
 
     /// Returns the time at which the Deployment became available.
     pub fn available_since(&self) -> Option<Timestamp> {
-        let available = self.status.condition("Available").filter(|condition| condition.status == "True")?;
+        let available = self
+            .status
+            .condition("Available")
+            .filter(|condition| condition.status == "True")?;
         available.last_transition_time.as_ref().map(|time| time.0)
     }
 
     /// Reason and words of a condition that has this status.
     fn said(&self, type_: &str, status: &str) -> Option<(String, String)> {
-        let condition = self.status.condition(type_).filter(|condition| condition.status == status)?;
-        Some((condition.reason.clone().unwrap_or_else(|| type_.into()), condition.message.clone().unwrap_or_default()))
+        let condition = self
+            .status
+            .condition(type_)
+            .filter(|condition| condition.status == status)?;
+        Some((
+            condition.reason.clone().unwrap_or_else(|| type_.into()),
+            condition.message.clone().unwrap_or_default(),
+        ))
     }
 }
 
 impl Served {
     /// What the Service says.
     pub fn of(service: &Service) -> Self {
-        let Some(spec) = &service.spec else { return Self::default() };
+        let Some(spec) = &service.spec else {
+            return Self::default();
+        };
         let ports = spec.ports.iter().flatten().map(|port| ServedPort {
             name: port.name.clone().filter(|name| !name.is_empty()),
             port: port.port.into(),
             node_port: port.node_port.filter(|port| *port != 0).map(i64::from),
             protocol: port.protocol.clone().unwrap_or_default(),
         });
-        Self { cluster_ip: spec.cluster_ip.clone().filter(|address| !address.is_empty()), ports: ports.collect() }
+        Self {
+            cluster_ip: spec
+                .cluster_ip
+                .clone()
+                .filter(|address| !address.is_empty()),
+            ports: ports.collect(),
+        }
     }
 }
 
@@ -247,8 +298,12 @@ fn say(
     now: Time,
 ) {
     let value = if standing.ready { "True" } else { "False" };
-    let before = before.and_then(|before| before.condition(READY)).filter(|before| before.status == value);
-    let since = before.and_then(|before| before.last_transition_time.clone()).unwrap_or(now);
+    let before = before
+        .and_then(|before| before.condition(READY))
+        .filter(|before| before.status == value);
+    let since = before
+        .and_then(|before| before.last_transition_time.clone())
+        .unwrap_or(now);
     let message = &standing.message[..standing.message.floor_char_boundary(MAX_MESSAGE)];
     let condition = AppCondition {
         type_: READY.into(),

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 
 use crate::api::AppService;
 use crate::api::app_service::{
-    AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT, NODE_PORTS_DIFFER,
-    ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
+    AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
+    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
 };
 use crate::api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 use crate::api::spec_size::StoredSpec as _;
@@ -54,7 +54,8 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     spec.check_size()?;
     let name = app.metadata.name.as_deref().unwrap_or_default();
     // The apiserver tells of the rest when it is given the Service.
-    if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.') {
+    if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.')
+    {
         return Err(format!("metadata.name: {NAME}"));
     }
     if spec.image.is_empty() {
@@ -67,7 +68,11 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     if spec.ingress.is_some() && !spec.ports.iter().any(|port| port.protocol() == TCP) {
         return Err(format!("spec: {INGRESS_NEEDS_A_PORT}"));
     }
-    if spec.pod_security.as_deref().is_some_and(|profile| ![RESTRICTED, BASELINE].contains(&profile)) {
+    if spec
+        .pod_security
+        .as_deref()
+        .is_some_and(|profile| ![RESTRICTED, BASELINE].contains(&profile))
+    {
         return Err(format!("spec.podSecurity: {BAD_PROFILE}"));
     }
     check_ports(&spec.ports).map_err(|rule| format!("spec.ports: {rule}"))?;
@@ -76,13 +81,38 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
         namespace: app.namespace().unwrap_or_default(),
         spec,
         size: number("spec.size", spec.size, 0, i32::MAX)?,
-        ports: spec.ports.iter().enumerate().map(|(at, port)| service_port(at, port)).collect::<Result<_, _>>()?,
+        ports: spec
+            .ports
+            .iter()
+            .enumerate()
+            .map(|(at, port)| service_port(at, port))
+            .collect::<Result<_, _>>()?,
         service_type,
-        env: spec.env.iter().map(|env| read("spec.env", env)).collect::<Result<_, _>>()?,
-        env_from: spec.env_from.iter().map(|env| read("spec.envFrom", env)).collect::<Result<_, _>>()?,
-        liveness: spec.liveness_probe.as_ref().map(|probe| read("spec.livenessProbe", probe)).transpose()?,
-        readiness: spec.readiness_probe.as_ref().map(|probe| read("spec.readinessProbe", probe)).transpose()?,
-        startup: spec.startup_probe.as_ref().map(|probe| read("spec.startupProbe", probe)).transpose()?,
+        env: spec
+            .env
+            .iter()
+            .map(|env| read("spec.env", env))
+            .collect::<Result<_, _>>()?,
+        env_from: spec
+            .env_from
+            .iter()
+            .map(|env| read("spec.envFrom", env))
+            .collect::<Result<_, _>>()?,
+        liveness: spec
+            .liveness_probe
+            .as_ref()
+            .map(|probe| read("spec.livenessProbe", probe))
+            .transpose()?,
+        readiness: spec
+            .readiness_probe
+            .as_ref()
+            .map(|probe| read("spec.readinessProbe", probe))
+            .transpose()?,
+        startup: spec
+            .startup_probe
+            .as_ref()
+            .map(|probe| read("spec.startupProbe", probe))
+            .transpose()?,
     })
 }
 
@@ -94,19 +124,31 @@ fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
     for (at, port) in ports.iter().enumerate() {
         let before = &ports[..at];
         let same_protocol = |other: &&Port| other.protocol() == port.protocol();
-        if before.iter().any(|other| !port.name.is_empty() && other.name == port.name) {
+        if before
+            .iter()
+            .any(|other| !port.name.is_empty() && other.name == port.name)
+        {
             return Err(NAMES_DIFFER);
         }
-        if before.iter().filter(same_protocol).any(|other| other.port == port.port) {
+        if before
+            .iter()
+            .filter(same_protocol)
+            .any(|other| other.port == port.port)
+        {
             return Err(PORTS_DIFFER);
         }
         if port.node_port().is_some()
-            && before.iter().filter(same_protocol).any(|other| other.node_port() == port.node_port())
+            && before
+                .iter()
+                .filter(same_protocol)
+                .any(|other| other.node_port() == port.node_port())
         {
             return Err(NODE_PORTS_DIFFER);
         }
         if matches!(port.target(), Some(TargetPort::Name(_)))
-            && before.iter().any(|other| other.target() == port.target() && other.protocol() != port.protocol())
+            && before
+                .iter()
+                .any(|other| other.target() == port.target() && other.protocol() != port.protocol())
         {
             return Err(ONE_PROTOCOL_A_NAME);
         }
@@ -119,21 +161,28 @@ fn service_port(at: usize, port: &Port) -> Result<ServicePort, String> {
     let number_of_port = number(&field("port"), port.port, 1, 65535)?;
     let target = match port.target() {
         None => IntOrString::Int(number_of_port),
-        Some(TargetPort::Number(target)) => IntOrString::Int(number(&field("targetPort"), *target, 1, 65535)?),
+        Some(TargetPort::Number(target)) => {
+            IntOrString::Int(number(&field("targetPort"), *target, 1, 65535)?)
+        }
         Some(TargetPort::Name(target)) => IntOrString::String(target.clone()),
     };
     Ok(ServicePort {
         name: Some(port.name.clone()).filter(|name| !name.is_empty()),
         port: number_of_port,
         target_port: Some(target),
-        node_port: port.node_port().map(|port| number(&field("nodePort"), port, 1, 65535)).transpose()?,
+        node_port: port
+            .node_port()
+            .map(|port| number(&field("nodePort"), port, 1, 65535))
+            .transpose()?,
         protocol: Some(port.protocol().to_owned()),
         app_protocol: port.app_protocol.clone(),
     })
 }
 
 fn number(field: &str, value: i64, min: i32, max: i32) -> Result<i32, String> {
-    let number = i32::try_from(value).ok().filter(|number| (min..=max).contains(number));
+    let number = i32::try_from(value)
+        .ok()
+        .filter(|number| (min..=max).contains(number));
     number.ok_or_else(|| format!("{field}: write a number from {min} to {max}"))
 }
 
@@ -143,7 +192,12 @@ fn read<T: DeserializeOwned>(field: &str, written: &AsWritten<T>) -> Result<T, S
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+    #![allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::needless_pass_by_value
+    )]
 
     use rstest::rstest;
     use serde_json::{Value, json};
@@ -192,7 +246,11 @@ mod tests {
     #[case(&"a".repeat(64))]
     fn what_no_service_may_be_called(#[case] name: &str) {
         let app = app(name, json!({ "size": 1, "image": "i" }));
-        assert!(check(&app).unwrap_err().starts_with("metadata.name: the Service has this name too"));
+        assert!(
+            check(&app)
+                .unwrap_err()
+                .starts_with("metadata.name: the Service has this name too")
+        );
     }
 
     #[test]
@@ -201,6 +259,12 @@ mod tests {
             { "port": 53, "name": "a", "nodePort": 30053 },
             { "port": 53, "name": "b", "nodePort": 30053, "protocol": "UDP" },
         ]);
-        assert_eq!(check(&app("web", with("ports", ports))).unwrap().ports.len(), 2);
+        assert_eq!(
+            check(&app("web", with("ports", ports)))
+                .unwrap()
+                .ports
+                .len(),
+            2
+        );
     }
 }

@@ -68,7 +68,9 @@ impl From<Unconfirmed> for Trouble {
 
 impl From<kube::Error> for Trouble {
     fn from(error: kube::Error) -> Self {
-        let kube::Error::Api(said) = &error else { return Self::Failed(error) };
+        let kube::Error::Api(said) = &error else {
+            return Self::Failed(error);
+        };
         let going = apply::is_terminating(said);
         let reason = match said.code {
             404 => Reason::NamespaceNotFound,
@@ -79,14 +81,28 @@ impl From<kube::Error> for Trouble {
             _ if apply::is_denied(said) => Reason::Refused,
             _ => return Self::Failed(error),
         };
-        Self::Snag { reason, words: said.message.clone() }
+        Self::Snag {
+            reason,
+            words: said.message.clone(),
+        }
     }
 }
 
 impl Copies {
     /// None is written yet.
-    pub fn new(client: Client, index: Arc<Index>, syncs: Owners<ConfigMapSync>, drift: Drift) -> Self {
-        Self { client, index, syncs, room: Semaphore::new(ROOM), drift }
+    pub fn new(
+        client: Client,
+        index: Arc<Index>,
+        syncs: Owners<ConfigMapSync>,
+        drift: Drift,
+    ) -> Self {
+        Self {
+            client,
+            index,
+            syncs,
+            room: Semaphore::new(ROOM),
+            drift,
+        }
     }
 
     fn api(&self, copy: &Key) -> Api<ConfigMap> {
@@ -116,11 +132,13 @@ impl Copies {
             let last = tries.next().is_none();
             let answers = Api::namespaced(self.client.clone(), &key.namespace);
             if !there
-                && let Some(created) = apply::create(&answers, MANAGER, &copy::new(source, spec, owner, key)).await?
+                && let Some(created) =
+                    apply::create(&answers, MANAGER, &copy::new(source, spec, owner, key)).await?
             {
                 // A new owner's name may be that of a former one, whose copies went with it.
                 if self.index.copies.take_lost(key) && !owner.is_fresh() {
-                    self.drift.recreated(owner, key, &format!("ConfigMap {key}"));
+                    self.drift
+                        .recreated(owner, key, &format!("ConfigMap {key}"));
                 }
                 self.index.right(key, &created, digest);
                 return Ok(true);
@@ -158,11 +176,19 @@ impl Copies {
                     desired.meta_mut().managed_fields = None;
                     apply::replace(&api, MANAGER, &desired).await.map(Some)
                 }
-                Step::Recreate => self.index.copies.delete(&api, key, &live).await.map(|()| None),
+                Step::Recreate => self
+                    .index
+                    .copies
+                    .delete(&api, key, &live)
+                    .await
+                    .map(|()| None),
             };
             match written {
                 Ok(Some(written)) => {
-                    let before = self.index.copies.matched(key, &live.uid().unwrap_or_default());
+                    let before = self
+                        .index
+                        .copies
+                        .matched(key, &live.uid().unwrap_or_default());
                     self.index.right(key, &written, digest);
                     // The copy matched this desired state before, so somebody has changed it since.
                     if before.is_some_and(|before| before.desired == digest) {
@@ -171,25 +197,48 @@ impl Copies {
                     return Ok(true);
                 }
                 Ok(None) => there = false,
-                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => there = true,
+                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
+                    there = true
+                }
                 Err(kube::Error::Api(said)) if said.code == 404 => return Err(comes_and_goes()),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, before: &ConfigMap, after: &ConfigMap) {
+    fn report_correction(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        digest: &str,
+        before: &ConfigMap,
+        after: &ConfigMap,
+    ) {
         // Serialization cannot fail: both objects came from JSON.
-        let values = |map| fields::all(&fields::content(&serde_json::to_value(map).unwrap_or_default()));
+        let values = |map| {
+            fields::all(&fields::content(
+                &serde_json::to_value(map).unwrap_or_default(),
+            ))
+        };
         let observed = values(before);
         let changed = observed.differences(&values(after));
-        let managed = before.metadata.managed_fields.as_deref().unwrap_or_default();
+        let managed = before
+            .metadata
+            .managed_fields
+            .as_deref()
+            .unwrap_or_default();
         let manager = managed_fields::last_writer(managed, MANAGER, &changed);
         let what = format!("ConfigMap {key}");
         self.drift.corrected(
             owner,
             key,
-            &Correction { what: &what, fields: &changed, before: &observed, manager, digest },
+            &Correction {
+                what: &what,
+                fields: &changed,
+                before: &observed,
+                manager,
+                digest,
+            },
         );
     }
 
@@ -197,15 +246,23 @@ impl Copies {
     pub fn those(&self, owner: &Owner) -> Vec<Key> {
         let path = Key::new(owner.namespace(), owner.name());
         self.index.copies.those(|copy| {
-            copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.report))
+            copy.report == owner.uid()
+                || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.report))
         })
     }
 
     /// Deletes a copy that is ours, or takes its mark off; whether there was one.
-    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> Result<bool, Trouble> {
+    pub async fn release(
+        &self,
+        owner: &Owner,
+        spec: &ConfigMapSyncSpec,
+        key: &Key,
+    ) -> Result<bool, Trouble> {
         let api = self.api(key);
         for last in [false, false, true] {
-            let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
+            let Some(live) = api.get_opt(&key.name).await? else {
+                return Ok(false);
+            };
             let claim = owner.claim(live.meta(), |uid| self.syncs.lives(uid));
             let ours = matches!(claim, Claim::Ours | Claim::Restored);
             if !ours || live.meta().deletion_timestamp.is_some() {
@@ -239,8 +296,16 @@ fn comes_and_goes() -> Trouble {
 
 /// Size of the content, at least 1 and at most [`ROOM`].
 fn kibibytes(map: &ConfigMap) -> u32 {
-    let text = map.data.iter().flatten().map(|(name, value)| name.len() + value.len());
-    let bytes = map.binary_data.iter().flatten().map(|(name, value)| name.len() + value.0.len());
+    let text = map
+        .data
+        .iter()
+        .flatten()
+        .map(|(name, value)| name.len() + value.len());
+    let bytes = map
+        .binary_data
+        .iter()
+        .flatten()
+        .map(|(name, value)| name.len() + value.0.len());
     let size = text.chain(bytes).sum::<usize>() / 1024;
     u32::try_from(size.clamp(1, ROOM)).unwrap_or(1)
 }
@@ -266,15 +331,23 @@ mod tests {
     /// Answers reads with `live`; gives what was asked for.
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Trigger::default()));
+        let index = Arc::new(Index::new(
+            &Scope::Cluster,
+            Duration::from_mins(30),
+            Trigger::default(),
+        ));
         let (syncs, mut shown) = reflector::store::<ConfigMapSync>();
-        let other = json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
-        shown.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(other).unwrap()));
+        let other =
+            json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
+        shown.apply_watcher_event(&watcher::Event::Apply(
+            serde_json::from_value(other).unwrap(),
+        ));
         let client = Client::new(service, "n");
         let events = Events::new(client.clone(), "test", "qm-0").0;
         let drift = Drift::new(&Timings::default(), events, Counter::default(), ADVICE);
         let copies = Copies::new(client.clone(), index, Owners::new(client, syncs), drift);
-        let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
+        let sync =
+            json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
         let key = Key::new("far", "c");
@@ -301,7 +374,10 @@ mod tests {
     /// It was listed as ours; then somebody else took it over.
     #[tokio::test]
     async fn a_copy_that_lost_its_mark_in_the_meantime_is_not_deleted() {
-        assert_eq!(released(live("u")).await, (true, vec![Method::GET, Method::DELETE]));
+        assert_eq!(
+            released(live("u")).await,
+            (true, vec![Method::GET, Method::DELETE])
+        );
         assert_eq!(released(live("other")).await, (false, vec![Method::GET]));
     }
 }

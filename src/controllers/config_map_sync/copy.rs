@@ -32,7 +32,15 @@ pub fn new(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, key: &Ke
         namespace: Some(key.namespace.to_string()),
         ..ObjectMeta::default()
     };
-    desired(source, spec, owner, &ConfigMap { metadata, ..ConfigMap::default() })
+    desired(
+        source,
+        spec,
+        owner,
+        &ConfigMap {
+            metadata,
+            ..ConfigMap::default()
+        },
+    )
 }
 
 /// What is to be done about the copy that is there.
@@ -51,16 +59,29 @@ pub fn step(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &
 /// What a copy is made from: it is looked at again when that changes.
 pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> String {
     let version = (source.uid(), source.resource_version());
-    short_digest(format!("{version:?} {:?} {:?} {}", spec.copy_labels, spec.copy_annotations, owner.uid()))
+    short_digest(format!(
+        "{version:?} {:?} {:?} {}",
+        spec.copy_labels,
+        spec.copy_annotations,
+        owner.uid()
+    ))
 }
 
-fn desired(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &ConfigMap) -> ConfigMap {
+fn desired(
+    source: &ConfigMap,
+    spec: &ConfigMapSyncSpec,
+    owner: &Owner,
+    live: &ConfigMap,
+) -> ConfigMap {
     let mut metadata = live.metadata.clone();
     if spec.copy_labels == Some(true) {
         metadata.labels = Some(mirrored(source.labels(), metadata.labels.as_ref()));
     }
     if spec.copy_annotations == Some(true) {
-        metadata.annotations = Some(mirrored(source.annotations(), metadata.annotations.as_ref()));
+        metadata.annotations = Some(mirrored(
+            source.annotations(),
+            metadata.annotations.as_ref(),
+        ));
     }
     owner.mark(&mut metadata);
     ConfigMap {
@@ -72,19 +93,36 @@ fn desired(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &C
 }
 
 /// What the source has, and what of the copy's is ours.
-fn mirrored(source: &BTreeMap<String, String>, live: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+fn mirrored(
+    source: &BTreeMap<String, String>,
+    live: Option<&BTreeMap<String, String>>,
+) -> BTreeMap<String, String> {
     let is_ours = |name: &str| name.starts_with(OURS);
-    let theirs = source.iter().filter(|(name, _)| !is_ours(name) && *name != LAST_APPLIED);
+    let theirs = source
+        .iter()
+        .filter(|(name, _)| !is_ours(name) && *name != LAST_APPLIED);
     let ours = live.into_iter().flatten().filter(|(name, _)| is_ours(name));
-    theirs.chain(ours).map(|(name, value)| (name.clone(), value.clone())).collect()
+    theirs
+        .chain(ours)
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// An empty map is none, and an unset flag is false.
-type Content<'a> = (Vec<(&'a String, &'a String)>, Vec<(&'a String, &'a [u8])>, bool);
+type Content<'a> = (
+    Vec<(&'a String, &'a String)>,
+    Vec<(&'a String, &'a [u8])>,
+    bool,
+);
 
 fn content(map: &ConfigMap) -> Content<'_> {
     let data = map.data.iter().flatten().collect();
-    let binary = map.binary_data.iter().flatten().map(|(name, bytes)| (name, bytes.0.as_slice())).collect();
+    let binary = map
+        .binary_data
+        .iter()
+        .flatten()
+        .map(|(name, bytes)| (name, bytes.0.as_slice()))
+        .collect();
     (data, binary, map.immutable.unwrap_or_default())
 }
 
@@ -100,7 +138,8 @@ mod tests {
     use crate::api::ConfigMapSync;
 
     fn owner() -> Owner {
-        let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
+        let sync =
+            json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         Owner::of(&serde_json::from_value::<ConfigMapSync>(sync).unwrap()).unwrap()
     }
 
@@ -109,7 +148,11 @@ mod tests {
     }
 
     fn spec(more: bool) -> ConfigMapSyncSpec {
-        ConfigMapSyncSpec { copy_labels: Some(more), copy_annotations: Some(more), ..ConfigMapSyncSpec::default() }
+        ConfigMapSyncSpec {
+            copy_labels: Some(more),
+            copy_annotations: Some(more),
+            ..ConfigMapSyncSpec::default()
+        }
     }
 
     fn source() -> ConfigMap {
@@ -159,7 +202,10 @@ mod tests {
         match step(&source(), &spec(true), &owner(), &live) {
             Step::Replace(written) => {
                 assert_eq!(*written, right);
-                assert_eq!(step(&source(), &spec(true), &owner(), &written), Step::Nothing);
+                assert_eq!(
+                    step(&source(), &spec(true), &owner(), &written),
+                    Step::Nothing
+                );
             }
             other => panic!("{other:?}"),
         }
@@ -173,11 +219,25 @@ mod tests {
         assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Nothing);
         let mut relabelled = live.clone();
         relabelled.labels_mut().remove("l");
-        assert!(matches!(step(&source, &spec(true), &owner(), &relabelled), Step::Replace(_)), "metadata may change");
-        source.data.as_mut().unwrap().insert("k".into(), "new".into());
+        assert!(
+            matches!(
+                step(&source, &spec(true), &owner(), &relabelled),
+                Step::Replace(_)
+            ),
+            "metadata may change"
+        );
+        source
+            .data
+            .as_mut()
+            .unwrap()
+            .insert("k".into(), "new".into());
         assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Recreate);
         source = self::source();
-        assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Recreate, "it cannot be made mutable again");
+        assert_eq!(
+            step(&source, &spec(true), &owner(), &live),
+            Step::Recreate,
+            "it cannot be made mutable again"
+        );
     }
 
     #[test]

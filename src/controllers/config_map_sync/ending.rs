@@ -19,7 +19,12 @@ const PAGE: u32 = 500;
 
 impl ConfigMapSyncs {
     /// It is being deleted: its copies go before it does.
-    pub(super) async fn finish(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Outcome, Error> {
+    pub(super) async fn finish(
+        &self,
+        key: &Key,
+        sync: &ConfigMapSync,
+        owner: &Owner,
+    ) -> Result<Outcome, Error> {
         if !finalizer::is_on(sync, FINALIZER) {
             return Ok(Outcome::Done);
         }
@@ -27,19 +32,34 @@ impl ConfigMapSyncs {
         let done = match left {
             Ok(left) => self.release(owner, sync, left).await,
             Err(kube::Error::Api(said)) if said.code == 403 => {
-                let came = Came::Blocked { reason: Reason::Forbidden, words: said.message.clone() };
+                let came = Came::Blocked {
+                    reason: Reason::Forbidden,
+                    words: said.message.clone(),
+                };
                 self.write(key, sync, &came, false).await?;
                 return Ok(Outcome::Waiting);
             }
             Err(error) => return Err(Error::ListCopies(error)),
         };
-        let Done { wrote, snags, failure } = Done::of(done);
-        if let Some(Snag { namespace, reason, words }) = snags.into_iter().next() {
+        let Done {
+            wrote,
+            snags,
+            failure,
+        } = Done::of(done);
+        if let Some(Snag {
+            namespace,
+            reason,
+            words,
+        }) = snags.into_iter().next()
+        {
             let words = format!("the copy in {namespace} cannot be taken away: {words}");
-            self.write(key, sync, &Came::Blocked { reason, words }, wrote).await?;
+            self.write(key, sync, &Came::Blocked { reason, words }, wrote)
+                .await?;
             return failure.map_or(Ok(Outcome::Waiting), Err);
         }
-        finalizer::take(&self.api(key), MANAGER, sync, FINALIZER).await.map_err(Error::WriteStatus)?;
+        finalizer::take(&self.api(key), MANAGER, sync, FINALIZER)
+            .await
+            .map_err(Error::WriteStatus)?;
         Ok(Outcome::Done)
     }
 
@@ -52,7 +72,10 @@ impl ConfigMapSyncs {
         let here = self.plan(sync).ok().filter(|_| sync.spec.orphans());
         left.extend(here.map(|plan| Key::new(owner.namespace(), &plan.name)));
         let ours = format!("{OWNER_UID}={}", owner.uid());
-        for (_, api) in self.scope.places::<PartialObjectMeta<ConfigMap>>(&self.client) {
+        for (_, api) in self
+            .scope
+            .places::<PartialObjectMeta<ConfigMap>>(&self.client)
+        {
             let mut page = ListParams::default().labels(&ours).limit(PAGE);
             loop {
                 let list = api.list(&page).await?;

@@ -108,7 +108,11 @@ impl Index {
     pub async fn ready(&self) {
         self.copies.ready().await;
         // The sender is ours.
-        let _ = self.namespaces.subscribe().wait_for(|names| *names != Names::Unlisted).await;
+        let _ = self
+            .namespaces
+            .subscribe()
+            .wait_for(|names| *names != Names::Unlisted)
+            .await;
     }
 
     /// Why namespaces are not known.
@@ -130,9 +134,16 @@ impl Index {
         state.forget(key);
         if let Some(plan) = plan {
             for name in [&*plan.source.name, &plan.name] {
-                state.names.entry(name.to_owned()).or_default().insert(key.clone());
+                state
+                    .names
+                    .entry(name.to_owned())
+                    .or_default()
+                    .insert(key.clone());
             }
-            let born = (sync.metadata.creation_timestamp.clone(), sync.uid().unwrap_or_default());
+            let born = (
+                sync.metadata.creation_timestamp.clone(),
+                sync.uid().unwrap_or_default(),
+            );
             state.syncs.insert(key.clone(), Interest { plan, born });
         }
         let looping = std::mem::take(&mut state.looping);
@@ -156,13 +167,20 @@ impl Index {
     pub fn destinations(&self, plan: &Plan) -> Vec<(String, Presence)> {
         let state = self.state();
         match &plan.to {
-            Destinations::Named(names) => {
-                names.iter().map(|name| (name.clone(), self.presence(&state, name))).collect()
-            }
+            Destinations::Named(names) => names
+                .iter()
+                .map(|name| (name.clone(), self.presence(&state, name)))
+                .collect(),
             Destinations::Selected { .. } => {
-                let reached = state.namespaces.iter().filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
+                let reached = state
+                    .namespaces
+                    .iter()
+                    .filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
                 // One that goes takes its copy with it.
-                reached.filter(|(_, place)| !place.going).map(|(name, _)| (name.clone(), Presence::There)).collect()
+                reached
+                    .filter(|(_, place)| !place.going)
+                    .map(|(name, _)| (name.clone(), Presence::There))
+                    .collect()
             }
         }
     }
@@ -199,7 +217,11 @@ impl Index {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
-        let matched = Match { desired: digest.to_owned(), values: 0, has_foreign_ports: false };
+        let matched = Match {
+            desired: digest.to_owned(),
+            values: 0,
+            has_foreign_ports: false,
+        };
         if !self.copies.wrote(key, known, matched) {
             self.wake(&owner);
         }
@@ -235,7 +257,9 @@ impl Index {
             Some(place) => state.namespaces.insert(name.to_owned(), place),
             None => state.namespaces.remove(name),
         };
-        let is_concerned = |plan: &Plan| plan.selects() || plan.reaches(name, None) || *plan.source.namespace == *name;
+        let is_concerned = |plan: &Plan| {
+            plan.selects() || plan.reaches(name, None) || *plan.source.namespace == *name
+        };
         let concerned = state.syncs.iter().filter(|(_, it)| is_concerned(&it.plan));
         let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
         concerned.append(&mut state.looping);
@@ -246,7 +270,9 @@ impl Index {
 
 impl State {
     fn forget(&mut self, key: &Key) -> bool {
-        let Some(Interest { plan, .. }) = self.syncs.remove(key) else { return false };
+        let Some(Interest { plan, .. }) = self.syncs.remove(key) else {
+            return false;
+        };
         for name in [&*plan.source.name, &plan.name] {
             if let Some(concerned) = self.names.get_mut(name) {
                 concerned.remove(key);
@@ -259,24 +285,34 @@ impl State {
     }
 
     fn concerns(&self, sync: &Key, map: &Key) -> bool {
-        self.syncs.get(sync).is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
+        self.syncs
+            .get(sync)
+            .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
     }
 
     fn copies_to(&self, plan: &Plan, map: &Key) -> bool {
-        let labels = self.namespaces.get(&*map.namespace).map(|place| &place.labels);
+        let labels = self
+            .namespaces
+            .get(&*map.namespace)
+            .map(|place| &place.labels);
         *plan.name == *map.name && plan.reaches(&map.namespace, labels)
     }
 
     /// Searches backwards from the source, along older ones.
     fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
         let ours = self.syncs.get(key)?;
-        let mut older: Vec<_> = self.syncs.iter().filter(|(_, it)| it.born < ours.born).collect();
+        let mut older: Vec<_> = self
+            .syncs
+            .iter()
+            .filter(|(_, it)| it.born < ours.born)
+            .collect();
         // Each sync that was found, and the one that copies on from it; none for those that write our source.
         let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
         let mut sources = vec![(&ours.plan.source, None)];
         while let Some((source, next)) = sources.pop() {
-            let (into, rest): (Vec<_>, Vec<_>) =
-                older.into_iter().partition(|(_, it)| self.copies_to(&it.plan, source));
+            let (into, rest): (Vec<_>, Vec<_>) = older
+                .into_iter()
+                .partition(|(_, it)| self.copies_to(&it.plan, source));
             for (sync, it) in into {
                 found.push((sync, next));
                 let this = found.len() - 1;
@@ -314,7 +350,10 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
     fn present(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
         let key = Key::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
-            Some(uid) => (owner_of(&map.metadata), self.copies.shown(key.clone(), known(&map, uid.clone()))),
+            Some(uid) => (
+                owner_of(&map.metadata),
+                self.copies.shown(key.clone(), known(&map, uid.clone())),
+            ),
             None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
         };
         if let Some(owner) = &news {
@@ -359,7 +398,13 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
             listing.insert(name.clone());
         }
         let going = namespace.metadata.deletion_timestamp.is_some();
-        self.place(&name, Some(Place { labels: namespace.metadata.labels.unwrap_or_default(), going }));
+        self.place(
+            &name,
+            Some(Place {
+                labels: namespace.metadata.labels.unwrap_or_default(),
+                going,
+            }),
+        );
     }
 
     fn gone(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
@@ -370,7 +415,12 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
         let missing: Vec<_> = {
             let mut state = self.state();
             let listed = state.listing.take().unwrap_or_default();
-            state.namespaces.keys().filter(|name| !listed.contains(*name)).cloned().collect()
+            state
+                .namespaces
+                .keys()
+                .filter(|name| !listed.contains(*name))
+                .cloned()
+                .collect()
         };
         for name in &missing {
             self.place(name, None);
@@ -382,7 +432,8 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
 
     fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
         if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
-            self.namespaces.send_replace(Names::Unknown(refusal.message.clone()));
+            self.namespaces
+                .send_replace(Names::Unknown(refusal.message.clone()));
         }
     }
 }

@@ -45,11 +45,19 @@ pub const KIND: Kind = Kind::of::<ConfigMapSync>(
     &["bf180d03b0470198"],
     Lends::ConfigMaps,
     &[
-        Right::namespaced(GROUP, &["configmapsyncs"], &["get", "list", "patch", "watch"]),
+        Right::namespaced(
+            GROUP,
+            &["configmapsyncs"],
+            &["get", "list", "patch", "watch"],
+        ),
         Right::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
-        Right::namespaced("", &["configmaps"], &["create", "delete", "get", "list", "update", "watch"]),
+        Right::namespaced(
+            "",
+            &["configmaps"],
+            &["create", "delete", "get", "list", "update", "watch"],
+        ),
         Right::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
@@ -135,7 +143,11 @@ impl Done {
                     (Reason::WriteFailed, words)
                 }
             };
-            all.snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
+            all.snags.push(Snag {
+                namespace: copy.namespace.to_string(),
+                reason,
+                words,
+            });
         }
         all
     }
@@ -171,12 +183,23 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     );
     if manager.scope == Scope::Cluster {
         let everywhere = vec![(None, Api::all(manager.client.clone()))];
-        manager.look::<PartialObjectMeta<Namespace>, _>(everywhere, &newest, &index.wanted, &index, identity);
+        manager.look::<PartialObjectMeta<Namespace>, _>(
+            everywhere,
+            &newest,
+            &index.wanted,
+            &index,
+            identity,
+        );
     }
     let owners = Owners::new(manager.client.clone(), syncs.store.clone());
     let events = manager.events(NAME);
     let corrected = manager.metrics.drift_corrections(NAME);
-    let drift = Drift::new(&manager.config.timings, events.clone(), corrected, copies::ADVICE);
+    let drift = Drift::new(
+        &manager.config.timings,
+        events.clone(),
+        corrected,
+        copies::ADVICE,
+    );
     let controller = Arc::new(ConfigMapSyncs {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
@@ -189,26 +212,35 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         unsaid: Mutex::default(),
     });
     let (told, trigger) = (Arc::clone(&controller), syncs.trigger.clone());
-    manager.control(syncs, controller, Vec::new(), move |touched, all_seen| match touched {
-        Touched::Present(sync) => {
-            let key = Key::of(sync.as_ref());
-            told.index.follow(&key, &sync, told.plan(&sync).ok());
-            if all_seen && !told.written.knows(&key, &sync) {
+    manager.control(
+        syncs,
+        controller,
+        Vec::new(),
+        move |touched, all_seen| match touched {
+            Touched::Present(sync) => {
+                let key = Key::of(sync.as_ref());
+                told.index.follow(&key, &sync, told.plan(&sync).ok());
+                if all_seen && !told.written.knows(&key, &sync) {
+                    trigger.wake(&key);
+                }
+            }
+            Touched::Gone(sync) => {
+                let key = Key::of(sync.as_ref());
+                told.gone(&key);
                 trigger.wake(&key);
             }
-        }
-        Touched::Gone(sync) => {
-            let key = Key::of(sync.as_ref());
-            told.gone(&key);
-            trigger.wake(&key);
-        }
-    });
+        },
+    );
     Ok(())
 }
 
 impl ConfigMapSyncs {
     fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, Refused> {
-        let only = sync.metadata.namespace.as_deref().filter(|_| self.no_cross_namespace_refs);
+        let only = sync
+            .metadata
+            .namespace
+            .as_deref()
+            .filter(|_| self.no_cross_namespace_refs);
         Plan::of(&sync.spec, &self.scope, self.protected, only)
     }
 
@@ -217,43 +249,83 @@ impl ConfigMapSyncs {
     }
 
     /// Copies what is to be copied.
-    async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner, plan: &Plan) -> Result<Pass, Error> {
+    async fn sync(
+        &self,
+        key: &Key,
+        sync: &ConfigMapSync,
+        owner: &Owner,
+        plan: &Plan,
+    ) -> Result<Pass, Error> {
         let blocked = |reason: Reason, words| {
             let asks = reason.is_asked_for_again();
-            Ok(Pass { came: Came::Blocked { reason, words }, wrote: false, asks, failure: None })
+            Ok(Pass {
+                came: Came::Blocked { reason, words },
+                wrote: false,
+                asks,
+                failure: None,
+            })
         };
         self.index.ready().await;
         if plan.selects()
             && let Some(why) = self.index.blind()
         {
-            return blocked(Reason::Forbidden, format!("the namespaces that the selector means are not known: {why}"));
+            return blocked(
+                Reason::Forbidden,
+                format!("the namespaces that the selector means are not known: {why}"),
+            );
         }
         if let Some(links) = self.index.closes_loop(key) {
             return blocked(Reason::Loop, standing::closed_loop(key, &links));
         }
         let destinations = self.index.destinations(plan);
-        let wanted: BTreeSet<Key> = destinations.iter().map(|(namespace, _)| Key::new(namespace, &plan.name)).collect();
+        let wanted: BTreeSet<Key> = destinations
+            .iter()
+            .map(|(namespace, _)| Key::new(namespace, &plan.name))
+            .collect();
         let source: Api<ConfigMap> = Api::namespaced(self.client.clone(), &plan.source.namespace);
         let source = match source.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let message = if self.index.lacks_source_namespace(plan) {
-                    let Key { namespace, name, .. } = &plan.source;
+                    let Key {
+                        namespace, name, ..
+                    } = &plan.source;
                     format!(
                         "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create \
                          both (existing copies are kept)"
                     )
                 } else {
-                    format!("ConfigMap {} does not exist: create it (existing copies are kept)", plan.source)
+                    format!(
+                        "ConfigMap {} does not exist: create it (existing copies are kept)",
+                        plan.source
+                    )
                 };
                 let ours = self.ours(owner);
-                let there = ours.iter().filter(|copy| wanted.contains(copy)).cloned().collect();
+                let there = ours
+                    .iter()
+                    .filter(|copy| wanted.contains(copy))
+                    .cloned()
+                    .collect();
                 let (cleared, _) = self.clear(owner, sync, ours, &wanted, &there).await;
-                let Done { wrote, snags, failure } = Done::of(cleared);
-                let came = Came::Blocked { reason: Reason::SourceNotFound, words: message };
-                return Ok(Pass { came, wrote, asks: !snags.is_empty(), failure });
+                let Done {
+                    wrote,
+                    snags,
+                    failure,
+                } = Done::of(cleared);
+                let came = Came::Blocked {
+                    reason: Reason::SourceNotFound,
+                    words: message,
+                };
+                return Ok(Pass {
+                    came,
+                    wrote,
+                    asks: !snags.is_empty(),
+                    failure,
+                });
             }
-            Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),
+            Err(kube::Error::Api(said)) if said.code == 403 => {
+                return blocked(Reason::Forbidden, said.message.clone());
+            }
             Err(error) => return Err(Error::ReadSource(error)),
         };
         let digest = copy::digest(&source, &sync.spec, owner);
@@ -261,20 +333,40 @@ impl ConfigMapSyncs {
             let copy = Key::new(&namespace, &plan.name);
             self.serve(owner, sync, &source, &digest, copy, presence)
         };
-        let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
-        let right = done.iter().filter(|(_, result)| result.is_ok()).map(|(copy, _)| copy.clone()).collect();
-        let (cleared, stay) = self.clear(owner, sync, self.ours(owner), &wanted, &right).await;
+        let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve))
+            .buffered(AT_ONCE)
+            .collect()
+            .await;
+        let right = done
+            .iter()
+            .filter(|(_, result)| result.is_ok())
+            .map(|(copy, _)| copy.clone())
+            .collect();
+        let (cleared, stay) = self
+            .clear(owner, sync, self.ours(owner), &wanted, &right)
+            .await;
         done.extend(cleared);
-        let Done { wrote, mut snags, failure } = Done::of(done);
+        let Done {
+            wrote,
+            mut snags,
+            failure,
+        } = Done::of(done);
         snags.extend(plan.refused.iter().map(|(namespace, refused)| Snag {
             namespace: namespace.clone(),
             reason: reason(refused),
             words: refused.to_string(),
         }));
         let blind = self.index.blind().is_some();
-        let asks = snags.iter().any(|snag| blind || snag.reason.is_asked_for_again());
+        let asks = snags
+            .iter()
+            .any(|snag| blind || snag.reason.is_asked_for_again());
         Ok(Pass {
-            came: Came::Copied { destinations: wanted.len() + plan.refused.len(), right: right.len(), stay, snags },
+            came: Came::Copied {
+                destinations: wanted.len() + plan.refused.len(),
+                right: right.len(),
+                stay,
+                snags,
+            },
             wrote,
             asks,
             failure,
@@ -297,7 +389,8 @@ impl ConfigMapSyncs {
         there: &BTreeSet<Key>,
     ) -> (Vec<(Key, Served)>, usize) {
         let others = ours.into_iter().filter(|copy| !wanted.contains(copy));
-        let (stay, go): (Vec<_>, Vec<_>) = others.partition(|copy| plan::stays(copy, wanted, there));
+        let (stay, go): (Vec<_>, Vec<_>) =
+            others.partition(|copy| plan::stays(copy, wanted, there));
         (self.release(owner, sync, go).await, stay.len())
     }
 
@@ -326,13 +419,19 @@ impl ConfigMapSyncs {
         presence: Presence,
     ) -> (Key, Served) {
         let result = match presence {
-            Presence::Missing => {
-                Err(Trouble::snag(Reason::NamespaceNotFound, format!("create namespace {}", copy.namespace)))
+            Presence::Missing => Err(Trouble::snag(
+                Reason::NamespaceNotFound,
+                format!("create namespace {}", copy.namespace),
+            )),
+            Presence::Going => Err(Trouble::snag(
+                Reason::NamespaceTerminating,
+                "the namespace is being deleted".into(),
+            )),
+            Presence::There => {
+                self.copies
+                    .settle(owner, &sync.spec, source, digest, &copy)
+                    .await
             }
-            Presence::Going => {
-                Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
-            }
-            Presence::There => self.copies.settle(owner, &sync.spec, source, digest, &copy).await,
         };
         (copy, result)
     }
@@ -341,7 +440,13 @@ impl ConfigMapSyncs {
         self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn write(&self, key: &Key, sync: &ConfigMapSync, came: &Came, wrote: bool) -> Result<(), Error> {
+    async fn write(
+        &self,
+        key: &Key,
+        sync: &ConfigMapSync,
+        came: &Came,
+        wrote: bool,
+    ) -> Result<(), Error> {
         let now = Time(jiff::Timestamp::now());
         if wrote {
             self.unsaid().insert(key.clone(), now.clone());
@@ -349,18 +454,35 @@ impl ConfigMapSyncs {
         let wrote = self.unsaid().get(key).cloned();
         let generation = sync.metadata.generation.unwrap_or_default();
         let status = standing::status(sync.status.as_ref(), came, wrote, generation, now);
-        let written = self.written.status(&self.api(key), MANAGER, sync, &status).await.map_err(Error::WriteStatus)?;
+        let written = self
+            .written
+            .status(&self.api(key), MANAGER, sync, &status)
+            .await
+            .map_err(Error::WriteStatus)?;
         if written.is_none() {
             return Ok(());
         }
         self.unsaid().remove(key);
-        let before = sync.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        let before = sync
+            .status
+            .as_ref()
+            .map(|before| &*before.conditions)
+            .unwrap_or_default();
         if let Some(now) = conditions::news(before, &status.conditions, READY) {
             let well = now.status == "True" || now.reason == Reason::Suspended.to_string();
             if now.reason == Reason::Forbidden.to_string() {
-                warn!(cause = now.message, "a ConfigMap may not be read or written; will retry");
+                warn!(
+                    cause = now.message,
+                    "a ConfigMap may not be read or written; will retry"
+                );
             }
-            self.events.standing(well, sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
+            self.events.standing(
+                well,
+                sync.object_ref(&()),
+                "Copy",
+                &now.reason,
+                now.message.clone(),
+            );
         }
         Ok(())
     }
@@ -381,27 +503,39 @@ impl Reconciler for ConfigMapSyncs {
     async fn reconcile(&self, sync: Arc<ConfigMapSync>) -> Result<Outcome, Error> {
         let key = Key::of(sync.as_ref());
         let sync = self.written.newest(&key, sync);
-        let Some(owner) = Owner::of(sync.as_ref()) else { return Ok(Outcome::Done) };
+        let Some(owner) = Owner::of(sync.as_ref()) else {
+            return Ok(Outcome::Done);
+        };
         let owner = owner.fresh(sync.status.is_none());
         if sync.meta().deletion_timestamp.is_some() {
             return self.finish(&key, &sync, &owner).await;
         }
         let plan = if sync.spec.suspend.unwrap_or_default() {
-            Err((Reason::Suspended, "nothing is copied while spec.suspend is true".into()))
+            Err((
+                Reason::Suspended,
+                "nothing is copied while spec.suspend is true".into(),
+            ))
         } else {
-            self.plan(&sync).map_err(|refused| (reason(&refused), refused.to_string()))
+            self.plan(&sync)
+                .map_err(|refused| (reason(&refused), refused.to_string()))
         };
         let plan = match plan {
             Ok(plan) => plan,
             Err((reason, words)) => {
-                self.write(&key, &sync, &Came::Blocked { reason, words }, false).await?;
+                self.write(&key, &sync, &Came::Blocked { reason, words }, false)
+                    .await?;
                 return Ok(Outcome::Done);
             }
         };
         let api = self.api(&key);
         let guarded = finalizer::put(&self.written, &api, MANAGER, sync, FINALIZER);
         let sync = guarded.await.map_err(Error::WriteStatus)?;
-        let Pass { came, wrote, asks, failure } = self.sync(&key, &sync, &owner, &plan).await?;
+        let Pass {
+            came,
+            wrote,
+            asks,
+            failure,
+        } = self.sync(&key, &sync, &owner, &plan).await?;
         self.write(&key, &sync, &came, wrote).await?;
         match failure {
             Some(failure) => Err(failure),

@@ -60,11 +60,18 @@ pub enum Destinations {
 impl Plan {
     /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives. `only`: the one namespace that may be
     /// named, if references to others are refused.
-    pub fn of(spec: &ConfigMapSyncSpec, scope: &Scope, protected: bool, only: Option<&str>) -> Result<Self, Refused> {
+    pub fn of(
+        spec: &ConfigMapSyncSpec,
+        scope: &Scope,
+        protected: bool,
+        only: Option<&str>,
+    ) -> Result<Self, Refused> {
         spec.check_size().map_err(Refused::SpecInvalid)?;
         let name = spec.copy_name();
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
-            return Err(Refused::SpecInvalid("write sourceNamespace and configMapName: what is to be copied".into()));
+            return Err(Refused::SpecInvalid(
+                "write sourceNamespace and configMapName: what is to be copied".into(),
+            ));
         }
         for (field, name, longest) in [
             ("sourceNamespace", &*spec.source_namespace, LABEL),
@@ -80,7 +87,11 @@ impl Plan {
         let source = Key::new(&spec.source_namespace, &spec.config_map_name);
         let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
         let single = Some(&spec.destination_namespace).filter(|name| !name.is_empty());
-        let given = [single.is_some(), !named.is_empty(), spec.destination_namespace_selector.is_some()];
+        let given = [
+            single.is_some(),
+            !named.is_empty(),
+            spec.destination_namespace_selector.is_some(),
+        ];
         if given.iter().filter(|given| **given).count() != 1 {
             return Err(Refused::SpecInvalid(
                 "say where to: give one of destinationNamespace, destinationNamespaces and destinationNamespaceSelector"
@@ -92,7 +103,9 @@ impl Plan {
             let message = if !scope.covers(namespace) {
                 format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
             } else if only.is_some_and(|only| only != namespace) {
-                format!("namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})")
+                format!(
+                    "namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})"
+                )
             } else {
                 return None;
             };
@@ -128,11 +141,17 @@ impl Plan {
                         "destinationNamespaceSelector: {bad:?} is none: {LABELS}"
                     )));
                 }
-                let unknown =
-                    |error| format!("destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist");
-                let selector =
-                    Selector::try_from(selector.clone()).map_err(|error| Refused::SpecInvalid(unknown(error)))?;
-                Destinations::Selected { selector, protected }
+                let unknown = |error| {
+                    format!(
+                        "destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist"
+                    )
+                };
+                let selector = Selector::try_from(selector.clone())
+                    .map_err(|error| Refused::SpecInvalid(unknown(error)))?;
+                Destinations::Selected {
+                    selector,
+                    protected,
+                }
             }
             None => {
                 if named.contains(&spec.source_namespace) && name == spec.config_map_name {
@@ -161,14 +180,22 @@ impl Plan {
                 Destinations::Named(named)
             }
         };
-        Ok(Self { source, name: name.into(), to, refused })
+        Ok(Self {
+            source,
+            name: name.into(),
+            to,
+            refused,
+        })
     }
 
     /// Whether there is to be a copy in this namespace, which has these labels, where they are known.
     pub fn reaches(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
         match &self.to {
             Destinations::Named(names) => names.contains(namespace),
-            Destinations::Selected { selector, protected } => {
+            Destinations::Selected {
+                selector,
+                protected,
+            } => {
                 labels.is_some_and(|labels| selector.matches(labels))
                     && (*protected || !PROTECTED_NAMESPACES.contains(&namespace))
                     && !(*namespace == *self.source.namespace && *self.name == *self.source.name)
@@ -193,25 +220,41 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
     let is_name = |text: &str, longest: usize| {
         let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
         let inner = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
-        text.len() <= longest && text.bytes().all(inner) && ends(text.chars().next()) && ends(text.chars().next_back())
+        text.len() <= longest
+            && text.bytes().all(inner)
+            && ends(text.chars().next())
+            && ends(text.chars().next_back())
     };
     let is_key = |key: &str| match key.split_once('/') {
-        Some((prefix, name)) => !prefix.is_empty() && may_exist(prefix, SUBDOMAIN) && is_name(name, LABEL),
+        Some((prefix, name)) => {
+            !prefix.is_empty() && may_exist(prefix, SUBDOMAIN) && is_name(name, LABEL)
+        }
         None => is_name(key, LABEL),
     };
     let is_value = |value: &str| value.is_empty() || is_name(value, LABEL);
     let expressions = selector.match_expressions.iter().flatten();
     let labels = selector.match_labels.iter().flatten();
-    let mut keys = labels.clone().map(|(key, _)| key).chain(expressions.clone().map(|it| &it.key));
-    let mut values = labels.map(|(_, value)| value).chain(expressions.flat_map(|it| it.values.iter().flatten()));
-    let found = keys.find(|key| !is_key(key)).or_else(|| values.find(|value| !is_value(value)));
+    let mut keys = labels
+        .clone()
+        .map(|(key, _)| key)
+        .chain(expressions.clone().map(|it| &it.key));
+    let mut values = labels
+        .map(|(_, value)| value)
+        .chain(expressions.flat_map(|it| it.values.iter().flatten()));
+    let found = keys
+        .find(|key| !is_key(key))
+        .or_else(|| values.find(|value| !is_value(value)));
     found.map(String::as_str)
 }
 
 /// Whether the API lets anything be called that.
 fn may_exist(name: &str, longest: usize) -> bool {
-    let is_letter =
-        |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || (longest == SUBDOMAIN && c == b'.');
+    let is_letter = |c: u8| {
+        c.is_ascii_lowercase()
+            || c.is_ascii_digit()
+            || c == b'-'
+            || (longest == SUBDOMAIN && c == b'.')
+    };
     name.len() <= longest && name.bytes().all(is_letter)
 }
 
@@ -219,7 +262,9 @@ fn may_exist(name: &str, longest: usize) -> bool {
 /// in its own namespace or else in any, is not `there` yet.
 pub fn stays(old: &Key, wanted: &BTreeSet<Key>, there: &BTreeSet<Key>) -> bool {
     let successor = wanted.iter().find(|copy| copy.namespace == old.namespace);
-    successor.map_or(!wanted.is_empty() && there.is_empty(), |copy| !there.contains(copy))
+    successor.map_or(!wanted.is_empty() && there.is_empty(), |copy| {
+        !there.contains(copy)
+    })
 }
 
 #[cfg(test)]
@@ -245,15 +290,27 @@ mod tests {
         #[case] there: &[&str],
         #[case] wants: bool,
     ) {
-        let key = |path: &str| path.split_once('/').map(|(namespace, name)| Key::new(namespace, name)).unwrap();
+        let key = |path: &str| {
+            path.split_once('/')
+                .map(|(namespace, name)| Key::new(namespace, name))
+                .unwrap()
+        };
         let keys = |paths: &[&str]| paths.iter().map(|path| key(path)).collect();
         assert_eq!(stays(&key(old), &keys(wanted), &keys(there)), wants);
     }
 
     fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
-        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-        Plan::of(&serde_json::from_value(whole).unwrap(), scope, protected, None)
+        whole
+            .as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        Plan::of(
+            &serde_json::from_value(whole).unwrap(),
+            scope,
+            protected,
+            None,
+        )
     }
 
     #[rstest]
@@ -263,7 +320,10 @@ mod tests {
     #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
     fn named(#[case] spec: Value, #[case] to: &[&str]) {
         let plan = plan(&spec, &Scope::Cluster, false).unwrap();
-        assert_eq!(plan.to, Destinations::Named(to.iter().map(ToString::to_string).collect()));
+        assert_eq!(
+            plan.to,
+            Destinations::Named(to.iter().map(ToString::to_string).collect())
+        );
         for namespace in ["a", "b", "d"] {
             assert_eq!(plan.reaches(namespace, None), to.contains(&namespace));
         }
@@ -271,7 +331,8 @@ mod tests {
 
     #[test]
     fn selected() {
-        let selector = json!({ "destinationNamespaceSelector": { "matchLabels": { "team": "x" } } });
+        let selector =
+            json!({ "destinationNamespaceSelector": { "matchLabels": { "team": "x" } } });
         let theirs: BTreeMap<_, _> = [("team".to_owned(), "x".to_owned())].into();
         for (protected, itself) in [(false, false), (true, true)] {
             let mut spec = selector.clone();
@@ -299,7 +360,10 @@ mod tests {
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
-        assert!(matches!(&refused, Refused::SpecInvalid(said) if said.contains(words)), "{refused:?}");
+        assert!(
+            matches!(&refused, Refused::SpecInvalid(said) if said.contains(words)),
+            "{refused:?}"
+        );
     }
 
     #[rstest]
@@ -319,7 +383,12 @@ mod tests {
     #[test]
     fn a_destination_that_is_refused_holds_up_no_other() {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
-        let plan = plan(&json!({ "destinationNamespaces": ["b", "kube-public", "z"] }), &scope, false).unwrap();
+        let plan = plan(
+            &json!({ "destinationNamespaces": ["b", "kube-public", "z"] }),
+            &scope,
+            false,
+        )
+        .unwrap();
         assert_eq!(plan.to, Destinations::Named(["b".to_owned()].into()));
         let refused: Vec<_> = plan.refused.keys().map(String::as_str).collect();
         assert_eq!(refused, ["kube-public", "z"]);
@@ -332,6 +401,9 @@ mod tests {
     fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
         let refused = plan(&spec, &scope, false).unwrap_err();
-        assert!(matches!(&refused, Refused::OutOfScope(said) if said.contains(words)), "{refused:?}");
+        assert!(
+            matches!(&refused, Refused::OutOfScope(said) if said.contains(words)),
+            "{refused:?}"
+        );
     }
 }

@@ -134,27 +134,54 @@ pub fn status(
             (status.destinations, status.copies) = (None, None);
             (false, *reason, words.clone())
         }
-        Came::Copied { destinations, right, stay, snags } => {
+        Came::Copied {
+            destinations,
+            right,
+            stay,
+            snags,
+        } => {
             let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
             status.destinations = Some(count(*destinations));
             status.copies = Some(count(*right));
             match snags.first() {
                 None => (true, Reason::Synced, well(*destinations)),
-                Some(first) => (false, first.reason, ill(*destinations, *right, *stay, snags)),
+                Some(first) => (
+                    false,
+                    first.reason,
+                    ill(*destinations, *right, *stay, snags),
+                ),
             }
         }
     };
-    conditions::set(&mut status.conditions, READY, well, &reason.to_string(), &message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        READY,
+        well,
+        &reason.to_string(),
+        &message,
+        generation,
+        now,
+    );
     status
 }
 
 /// Returns the message of [`Reason::Loop`] about `sync`. Names the `links` of its own namespace only: whoever reads its
 /// status need not know what other tenants have.
 pub fn closed_loop(sync: &Key, links: &[Key]) -> String {
-    let (own, others): (Vec<_>, Vec<_>) = links.iter().partition(|link| link.namespace == sync.namespace);
-    let mut parts: Vec<_> = own.iter().take(NAMED).map(|link| format!("ConfigMapSync {link}")).collect();
+    let (own, others): (Vec<_>, Vec<_>) = links
+        .iter()
+        .partition(|link| link.namespace == sync.namespace);
+    let mut parts: Vec<_> = own
+        .iter()
+        .take(NAMED)
+        .map(|link| format!("ConfigMapSync {link}"))
+        .collect();
     if own.len() > NAMED {
-        parts.push(format!("{} more of namespace {}", own.len() - NAMED, sync.namespace));
+        parts.push(format!(
+            "{} more of namespace {}",
+            own.len() - NAMED,
+            sync.namespace
+        ));
     }
     match others.len() {
         0 => {}
@@ -183,10 +210,17 @@ fn well(destinations: usize) -> String {
 
 /// Each with its own words, as far as there is room.
 fn ill(destinations: usize, right: usize, stay: usize, snags: &[Snag]) -> String {
-    let named = snags.iter().take(NAMED).map(|snag| format!("{}: {}: {}", snag.namespace, snag.reason, snag.words));
+    let named = snags
+        .iter()
+        .take(NAMED)
+        .map(|snag| format!("{}: {}: {}", snag.namespace, snag.reason, snag.words));
     let named = named.collect::<Vec<_>>().join("; ");
     let rest = snags.len().saturating_sub(NAMED);
-    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
+    let more = if rest == 0 {
+        String::new()
+    } else {
+        format!("; and {rest} more")
+    };
     let stay = match stay {
         0 => String::new(),
         1 => "; one from before stays until what takes its place is there".into(),
@@ -206,36 +240,68 @@ mod tests {
     }
 
     fn snag(namespace: &str) -> Snag {
-        Snag { namespace: namespace.into(), reason: Reason::QuotaExceeded, words: "full".into() }
+        Snag {
+            namespace: namespace.into(),
+            reason: Reason::QuotaExceeded,
+            words: "full".into(),
+        }
     }
 
     #[test]
     fn the_time_moves_with_a_write_only() {
-        let came = Came::Copied { destinations: 2, right: 2, stay: 0, snags: vec![] };
+        let came = Came::Copied {
+            destinations: 2,
+            right: 2,
+            stay: 0,
+            snags: vec![],
+        };
         let first = status(None, &came, Some(at(1)), 1, at(1));
-        assert_eq!((first.last_sync_time.clone(), first.copies), (Some(at(1)), Some(2)));
+        assert_eq!(
+            (first.last_sync_time.clone(), first.copies),
+            (Some(at(1)), Some(2))
+        );
         assert_eq!(status(Some(&first), &came, None, 1, at(2)), first);
-        let blocked = Came::Blocked { reason: Reason::SourceNotFound, words: "no".into() };
+        let blocked = Came::Blocked {
+            reason: Reason::SourceNotFound,
+            words: "no".into(),
+        };
         let second = status(Some(&first), &blocked, None, 1, at(3));
-        assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), None), "how they stand is not known");
+        assert_eq!(
+            (second.last_sync_time, second.copies),
+            (Some(at(1)), None),
+            "how they stand is not known"
+        );
         assert_eq!(second.conditions[0].status, "False");
     }
 
     #[test]
     fn copies_that_nobody_said_to_have_written_have_a_time() {
-        let came = |right| Came::Copied { destinations: 2, right, stay: 0, snags: vec![] };
+        let came = |right| Came::Copied {
+            destinations: 2,
+            right,
+            stay: 0,
+            snags: vec![],
+        };
         assert_eq!(status(None, &came(0), None, 1, at(1)).last_sync_time, None);
         let first = status(None, &came(2), None, 1, at(1));
         assert_eq!(first.last_sync_time, Some(at(1)));
-        assert_eq!(status(Some(&first), &came(2), None, 1, at(2)).last_sync_time, Some(at(1)));
+        assert_eq!(
+            status(Some(&first), &came(2), None, 1, at(2)).last_sync_time,
+            Some(at(1))
+        );
     }
 
     #[test]
     fn a_loop_names_all_links_of_its_own_namespace_and_counts_the_others() {
         let words = |links: &[(&str, &str)]| {
-            let links: Vec<_> = links.iter().map(|(namespace, name)| Key::new(namespace, name)).collect();
-            closed_loop(&Key::new("shop", "c"), &links)
-                .replace("what this copies would come back to its source through ", "")
+            let links: Vec<_> = links
+                .iter()
+                .map(|(namespace, name)| Key::new(namespace, name))
+                .collect();
+            closed_loop(&Key::new("shop", "c"), &links).replace(
+                "what this copies would come back to its source through ",
+                "",
+            )
         };
         assert_eq!(
             words(&[("shop", "a"), ("shop", "b")]),
@@ -249,23 +315,49 @@ mod tests {
             words(&[("secret", "x")]),
             "a ConfigMapSync of another namespace: change the source or the destination of this one"
         );
-        let many: Vec<_> = (0..2000).map(|number| ("shop", format!("{number:0>253}"))).collect();
-        let many: Vec<_> = many.iter().map(|(namespace, name)| (*namespace, &**name)).collect();
+        let many: Vec<_> = (0..2000)
+            .map(|number| ("shop", format!("{number:0>253}")))
+            .collect();
+        let many: Vec<_> = many
+            .iter()
+            .map(|(namespace, name)| (*namespace, &**name))
+            .collect();
         let words = words(&many);
-        assert!(words.contains(" and 1995 more of namespace shop: ") && words.len() < 2000, "{words}");
+        assert!(
+            words.contains(" and 1995 more of namespace shop: ") && words.len() < 2000,
+            "{words}"
+        );
     }
 
     #[test]
     fn the_condition_names_those_that_are_not_served() {
-        let came = Came::Copied { destinations: 3, right: 2, stay: 0, snags: vec![snag("b")] };
+        let came = Came::Copied {
+            destinations: 3,
+            right: 2,
+            stay: 0,
+            snags: vec![snag("b")],
+        };
         let condition = &status(None, &came, None, 1, at(1)).conditions[0];
-        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "QuotaExceeded"));
-        assert_eq!(condition.message, "2 of 3 copies are as the source; b: QuotaExceeded: full");
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            ("False", "QuotaExceeded")
+        );
+        assert_eq!(
+            condition.message,
+            "2 of 3 copies are as the source; b: QuotaExceeded: full"
+        );
         let many: Vec<_> = (0..200).map(|number| snag(&format!("n{number}"))).collect();
-        let came = Came::Copied { destinations: 200, right: 0, stay: 2, snags: many };
+        let came = Came::Copied {
+            destinations: 200,
+            right: 0,
+            stay: 2,
+            snags: many,
+        };
         let condition = &status(None, &came, None, 1, at(1)).conditions[0];
         assert!(
-            condition.message.contains("n4: QuotaExceeded: full; and 195 more; 2 from before stay"),
+            condition
+                .message
+                .contains("n4: QuotaExceeded: full; and 195 more; 2 from before stay"),
             "{}",
             condition.message
         );

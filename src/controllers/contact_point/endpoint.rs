@@ -11,7 +11,9 @@ use secrecy::SecretString;
 
 use super::standing;
 use crate::api::ContactPoint;
-use crate::api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
+use crate::api::common::{
+    ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector,
+};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use crate::api::spec_size::StoredSpec as _;
 use crate::cli::SharedSecrets;
@@ -83,7 +85,11 @@ impl Blocked {
 /// Why there is no endpoint, without any secret in it.
 pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
     point.spec.check_size().map_err(Blocked::SpecInvalid)?;
-    let mut secrets = Secrets { source, point, read: BTreeMap::new() };
+    let mut secrets = Secrets {
+        source,
+        point,
+        read: BTreeMap::new(),
+    };
     let endpoint = match point.spec.type_.as_str() {
         TELEGRAM => Endpoint::Telegram(telegram(&mut secrets).await?),
         WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets).await?)),
@@ -93,45 +99,52 @@ pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, B
             )));
         }
     };
-    let secrets = secrets.read.into_values().map(|secret| secret.version()).collect();
+    let secrets = secrets
+        .read
+        .into_values()
+        .map(|secret| secret.version())
+        .collect();
     Ok(Gathered { endpoint, secrets })
 }
 
 async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
     let point = secrets.point;
-    let spec: &TelegramSpec = point
-        .spec
-        .telegram_spec
-        .as_ref()
-        .ok_or_else(|| Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()))?;
-    let reference =
-        point.spec.api_token.as_ref().ok_or_else(|| {
-            Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
-        })?;
-    let wanted = spec
-        .chat_id
-        .as_ref()
-        .ok_or_else(|| Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()))?;
+    let spec: &TelegramSpec = point.spec.telegram_spec.as_ref().ok_or_else(|| {
+        Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into())
+    })?;
+    let reference = point.spec.api_token.as_ref().ok_or_else(|| {
+        Blocked::SpecInvalid(
+            "type Telegram needs spec.apiToken: name the bot token's Secret".into(),
+        )
+    })?;
+    let wanted = spec.chat_id.as_ref().ok_or_else(|| {
+        Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into())
+    })?;
     let migrated = standing::migrated(point.status.as_ref(), &standing::digest(&point.spec));
     let token = secrets.value(reference).await?;
     let chats = secrets.secret(&reference.secret_name).await?.chats;
-    let chat =
-        allowed_chat(chats.as_deref(), wanted, migrated).ok_or_else(|| secrets.not_found(&reference.secret_name))?;
-    Chat::new(&token.0, chat, spec.message_thread_id, spec.disable_notification.unwrap_or_default())
-        .map_err(|error| secrets.invalid(reference, &error))
+    let chat = allowed_chat(chats.as_deref(), wanted, migrated)
+        .ok_or_else(|| secrets.not_found(&reference.secret_name))?;
+    Chat::new(
+        &token.0,
+        chat,
+        spec.message_thread_id,
+        spec.disable_notification.unwrap_or_default(),
+    )
+    .map_err(|error| secrets.invalid(reference, &error))
 }
 
 async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
     let point = secrets.point;
-    let spec: &WebhookSpec = point
-        .spec
-        .webhook_spec
-        .as_ref()
-        .ok_or_else(|| Blocked::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into()))?;
+    let spec: &WebhookSpec = point.spec.webhook_spec.as_ref().ok_or_else(|| {
+        Blocked::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into())
+    })?;
     let url = match &spec.url_from {
         Some(reference) => secrets.text(reference).await?,
         None if spec.url.is_empty() => {
-            return Err(Blocked::SpecInvalid("type Webhook needs spec.webhookSpec.url or urlFrom".into()));
+            return Err(Blocked::SpecInvalid(
+                "type Webhook needs spec.webhookSpec.url or urlFrom".into(),
+            ));
         }
         None => spec.url.clone().into(),
     };
@@ -156,7 +169,10 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         }
         None => None,
     };
-    let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+    let timeout = spec
+        .timeout_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .map(Duration::from_secs);
     Hook::new(Parts {
         url,
         url_is_secret: spec.url_from.is_some(),
@@ -168,12 +184,14 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         timeout,
         tls,
     })
-    .map_err(|error| match (error.field, &point.spec.api_token, &spec.url_from) {
-        ("apiToken", Some(reference), _) | ("urlFrom", _, Some(reference)) => {
-            secrets.invalid(reference, &error.message)
-        }
-        _ => Blocked::SpecInvalid(format!("spec.webhookSpec.{error}")),
-    })
+    .map_err(
+        |error| match (error.field, &point.spec.api_token, &spec.url_from) {
+            ("apiToken", Some(reference), _) | ("urlFrom", _, Some(reference)) => {
+                secrets.invalid(reference, &error.message)
+            }
+            _ => Blocked::SpecInvalid(format!("spec.webhookSpec.{error}")),
+        },
+    )
 }
 
 /// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.
@@ -181,19 +199,27 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
 /// A chat that Telegram moved stays allowed. The new chat comes from the status, which others than the operator may be able
 /// to write: unless it is listed itself, the message goes to the listed chat, and Telegram tells the new one again.
 fn allowed_chat(allowed: Option<&str>, wanted: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
-    let moved = migrated.filter(|_| matches!(wanted, ChatId::Id(_))).map(ChatId::Id);
-    let Some(allowed) = allowed else { return Some(moved.unwrap_or_else(|| wanted.clone())) };
+    let moved = migrated
+        .filter(|_| matches!(wanted, ChatId::Id(_)))
+        .map(ChatId::Id);
+    let Some(allowed) = allowed else {
+        return Some(moved.unwrap_or_else(|| wanted.clone()));
+    };
     let is_listed = |chat: &ChatId| match chat {
         ChatId::Id(id) => lists(allowed, |entry| entry.parse() == Ok(*id)),
         // Telegram does not distinguish upper and lower case in names.
         ChatId::Name(name) => lists(allowed, |entry| entry.eq_ignore_ascii_case(name)),
     };
-    moved.filter(is_listed).or_else(|| Some(wanted.clone()).filter(is_listed))
+    moved
+        .filter(is_listed)
+        .or_else(|| Some(wanted.clone()).filter(is_listed))
 }
 
 /// Returns whether an entry of a comma-separated list matches.
 fn lists(list: &str, matches: impl Fn(&str) -> bool) -> bool {
-    list.split(',').map(str::trim).any(|entry| !entry.is_empty() && matches(entry))
+    list.split(',')
+        .map(str::trim)
+        .any(|entry| !entry.is_empty() && matches(entry))
 }
 
 /// The Secrets of one contact point, each read once.
@@ -217,7 +243,11 @@ struct Found {
 impl Found {
     fn new(secret: Secret, shared: bool) -> Self {
         Self {
-            chats: secret.annotations().get(ALLOWED_CHATS).filter(|_| shared).cloned(),
+            chats: secret
+                .annotations()
+                .get(ALLOWED_CHATS)
+                .filter(|_| shared)
+                .cloned(),
             uid: secret.uid().unwrap_or_default(),
             resource_version: secret.resource_version().unwrap_or_default(),
             data: secret.data.unwrap_or_default(),
@@ -244,7 +274,11 @@ impl Secrets<'_> {
                 let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
                 Err(Blocked::SecretKeyMissing(format!(
                     "Secret {secret_name:?} has no key {key:?}; it has {}",
-                    if keys.is_empty() { "none".into() } else { keys.join(", ") }
+                    if keys.is_empty() {
+                        "none".into()
+                    } else {
+                        keys.join(", ")
+                    }
                 )))
             }
         }
@@ -253,14 +287,18 @@ impl Secrets<'_> {
     /// The value of one key, as text.
     async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, Blocked> {
         let value = self.value(reference).await?;
-        let text = std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
+        let text = std::str::from_utf8(&value.0)
+            .map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
         Ok(text.into())
     }
 
     /// What a key holds is not what it should be.
     fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> Blocked {
         let SecretKeySelector { secret_name, key } = reference;
-        self.unusable(secret_name, format!("key {key:?} of Secret {secret_name:?}: {error}"))
+        self.unusable(
+            secret_name,
+            format!("key {key:?} of Secret {secret_name:?}: {error}"),
+        )
     }
 
     /// A Secret that was read will not do. Of the operator's own nothing is told, not even that it is there.
@@ -278,9 +316,16 @@ impl Secrets<'_> {
             return Ok(found.clone());
         }
         // An object that is older than the rule may hold anything, and this becomes part of a path.
-        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-        if !name.starts_with(|first: char| first.is_ascii_alphanumeric()) || !name.bytes().all(plain) {
-            return Err(Blocked::SpecInvalid(format!("{name:?} is no name: {}", SECRET_NAME.1)));
+        let plain = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
+        };
+        if !name.starts_with(|first: char| first.is_ascii_alphanumeric())
+            || !name.bytes().all(plain)
+        {
+            return Err(Blocked::SpecInvalid(format!(
+                "{name:?} is no name: {}",
+                SECRET_NAME.1
+            )));
         }
         let own = self.point.namespace().unwrap_or_default();
         let found = match self.get(&own, name).await? {
@@ -292,7 +337,9 @@ impl Secrets<'_> {
                     Err(Blocked::SecretForbidden(_)) => None,
                     other => other?,
                 };
-                let secret = operators.filter(|secret| self.may_share(secret)).ok_or_else(|| self.not_found(name))?;
+                let secret = operators
+                    .filter(|secret| self.may_share(secret))
+                    .ok_or_else(|| self.not_found(name))?;
                 Found::new(secret, true)
             }
         };
@@ -304,13 +351,20 @@ impl Secrets<'_> {
         if !self.may_look(namespace) {
             return Ok(None);
         }
-        match Api::<Secret>::namespaced(self.source.client.clone(), namespace).get_opt(name).await {
+        match Api::<Secret>::namespaced(self.source.client.clone(), namespace)
+            .get_opt(name)
+            .await
+        {
             Ok(secret) => Ok(secret),
-            Err(kube::Error::Api(status)) if status.code == 403 => Err(Blocked::SecretForbidden(format!(
-                "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
-            ))),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                Err(Blocked::SecretForbidden(format!(
+                    "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
+                )))
+            }
             // Its words would quote what it could not make sense of.
-            Err(kube::Error::SerdeError(_)) => Err(Blocked::SecretUnreadable("the answer is no Secret".into())),
+            Err(kube::Error::SerdeError(_)) => {
+                Err(Blocked::SecretUnreadable("the answer is no Secret".into()))
+            }
             Err(error) => Err(Blocked::SecretUnreadable(telemetry::causes(&error))),
         }
     }
@@ -333,7 +387,10 @@ impl Secrets<'_> {
             return false;
         }
         self.point.spec.type_ == TELEGRAM
-            || (secret.labels().get(SHARED).is_some_and(|value| value == "true")
+            || (secret
+                .labels()
+                .get(SHARED)
+                .is_some_and(|value| value == "true")
                 && !secret.annotations().contains_key(ALLOWED_CHATS))
     }
 
@@ -345,7 +402,9 @@ impl Secrets<'_> {
         } else {
             format!("in namespace {own:?}")
         };
-        Blocked::SecretNotFound(format!("there is no usable Secret {name:?} {places}; create it in {own:?}"))
+        Blocked::SecretNotFound(format!(
+            "there is no usable Secret {name:?} {places}; create it in {own:?}"
+        ))
     }
 }
 
@@ -357,7 +416,8 @@ mod tests {
     use super::*;
 
     fn chat(text: &str) -> ChatId {
-        text.parse().map_or_else(|_| ChatId::Name(text.into()), ChatId::Id)
+        text.parse()
+            .map_or_else(|_| ChatId::Name(text.into()), ChatId::Id)
     }
 
     #[rstest]
@@ -382,6 +442,9 @@ mod tests {
         #[case] migrated: Option<i64>,
         #[case] expected: Option<&str>,
     ) {
-        assert_eq!(allowed_chat(allowed, &chat(wanted), migrated), expected.map(chat));
+        assert_eq!(
+            allowed_chat(allowed, &chat(wanted), migrated),
+            expected.map(chat)
+        );
     }
 }

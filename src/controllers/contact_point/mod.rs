@@ -105,11 +105,16 @@ impl<T: Transport> ContactPoints<T> {
 
     /// Sets up the line, unless it is so already.
     fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
-        let tested = Tested { spec: standing::digest(&point.spec), secrets: gathered.secrets };
+        let tested = Tested {
+            spec: standing::digest(&point.spec),
+            secrets: gathered.secrets,
+        };
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
-        if known.is_none_or(|known| !known.is_open || known.tested != tested || known.uid != point.uid()) {
+        if known.is_none_or(|known| {
+            !known.is_open || known.tested != tested || known.uid != point.uid()
+        }) {
             let stage = stage(point.status.as_ref(), &tested);
             let test = test_message(point, &tested);
             self.outbox.configure(key, gathered.endpoint, stage, test);
@@ -117,19 +122,46 @@ impl<T: Transport> ContactPoints<T> {
         if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
-        set_ups.insert(key.clone(), SetUp { uid: point.uid(), tested: tested.clone(), requested_at, is_open: true });
+        set_ups.insert(
+            key.clone(),
+            SetUp {
+                uid: point.uid(),
+                tested: tested.clone(),
+                requested_at,
+                is_open: true,
+            },
+        );
         tested
     }
 
-    async fn write(&self, key: &Key, point: &ContactPoint, status: ContactPointStatus) -> Result<(), Error> {
+    async fn write(
+        &self,
+        key: &Key,
+        point: &ContactPoint,
+        status: ContactPointStatus,
+    ) -> Result<(), Error> {
         let api: Api<ContactPoint> = Api::namespaced(self.client.clone(), &key.namespace);
-        let written = self.written.status(&api, MANAGER, point, &status).await.map_err(Error::WriteStatus)?;
-        let before = point.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        let written = self
+            .written
+            .status(&api, MANAGER, point, &status)
+            .await
+            .map_err(Error::WriteStatus)?;
+        let before = point
+            .status
+            .as_ref()
+            .map(|before| &*before.conditions)
+            .unwrap_or_default();
         if written.is_some()
             && let Some(now) = conditions::news(before, &status.conditions, READY)
         {
             let well = status.ready || now.reason == standing::SUSPENDED;
-            self.events.standing(well, point.object_ref(&()), "Test", &now.reason, now.message.clone());
+            self.events.standing(
+                well,
+                point.object_ref(&()),
+                "Test",
+                &now.reason,
+                now.message.clone(),
+            );
         }
         Ok(())
     }
@@ -139,15 +171,25 @@ impl<T: Transport> ContactPoints<T> {
 /// accepts the message.
 fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
     let Tested { spec, secrets } = tested;
-    let configuration = format!("{}/{spec}/{}", point.uid().unwrap_or_default(), secrets.join(","));
+    let configuration = format!(
+        "{}/{spec}/{}",
+        point.uid().unwrap_or_default(),
+        secrets.join(",")
+    );
     let status = point.status.as_ref();
     let accepted = AcceptedTests {
-        count: status.and_then(|status| status.tests_accepted).unwrap_or_default(),
+        count: status
+            .and_then(|status| status.tests_accepted)
+            .unwrap_or_default(),
         // Another configuration may be tested once more.
-        while_stopped: status
-            .is_some_and(|it| it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)),
+        while_stopped: status.is_some_and(|it| {
+            it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
+        }),
     };
-    TestMessage { configuration: short_digest(configuration), accepted }
+    TestMessage {
+        configuration: short_digest(configuration),
+        accepted,
+    }
 }
 
 /// How a line starts: an endpoint that was tested before is not tested again.
@@ -175,7 +217,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
         if point.spec.suspend.unwrap_or_default() {
             self.close(&key);
             let spec = standing::digest(&point.spec);
-            let mut status = standing::suspended(point.status.as_ref(), &spec, generation, now.clone());
+            let mut status =
+                standing::suspended(point.status.as_ref(), &spec, generation, now.clone());
             standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
             self.write(&key, &point, status).await?;
             return Ok(Outcome::Done);
@@ -183,12 +226,26 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
                 let tested = self.set_up(&key, &point, gathered);
-                let (standing, tests) = (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
+                let (standing, tests) =
+                    (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
                 let before = point.status.as_ref();
                 let is_failing = self.outbox.failing(&key).is_some();
-                let status = standing::status(before, &standing, is_failing, &tested, tests, generation, now.clone());
+                let status = standing::status(
+                    before,
+                    &standing,
+                    is_failing,
+                    &tested,
+                    tests,
+                    generation,
+                    now.clone(),
+                );
                 if let Some(mut status) = status.or_else(|| before.cloned()) {
-                    standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
+                    standing::name_left_out(
+                        &mut status,
+                        &self.outbox.left_out_of(&key),
+                        generation,
+                        now,
+                    );
                     let ready = status.ready;
                     self.write(&key, &point, status).await?;
                     if ready {
@@ -196,7 +253,9 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                     }
                 }
                 // Not all of them at once.
-                Ok(Outcome::RequeueAfter(self.reread.mul_f64(rand::random_range(1.0..1.2))))
+                Ok(Outcome::RequeueAfter(
+                    self.reread.mul_f64(rand::random_range(1.0..1.2)),
+                ))
             }
             Err(blocked) => {
                 // That passes by itself: what is known stands, and the line goes on.
@@ -208,8 +267,14 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                     let (reason, words) = (blocked.reason(), blocked.to_string());
                     let spec = standing::digest(&point.spec);
                     let before = point.status.as_ref();
-                    let mut status = standing::blocked(before, &spec, reason, &words, generation, now.clone());
-                    standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
+                    let mut status =
+                        standing::blocked(before, &spec, reason, &words, generation, now.clone());
+                    standing::name_left_out(
+                        &mut status,
+                        &self.outbox.left_out_of(&key),
+                        generation,
+                        now,
+                    );
                     self.write(&key, &point, status).await?;
                 }
                 match blocked {

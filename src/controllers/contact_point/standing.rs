@@ -17,14 +17,22 @@ pub const WRITE_REJECTED: &str = "WriteRejected";
 
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.
 pub fn digest(spec: &ContactPointSpec) -> String {
-    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
+    let spec = ContactPointSpec {
+        suspend: None,
+        ..spec.clone()
+    };
     short_digest(serde_json::to_vec(&spec).unwrap_or_default())
 }
 
 /// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.
 pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
     let status = status?;
-    status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
+    status.migrated_to_chat_id.filter(|_| {
+        status
+            .tested
+            .as_ref()
+            .is_some_and(|tested| tested.spec == spec)
+    })
 }
 
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
@@ -40,12 +48,16 @@ pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
 
 /// Whether nothing is said yet of how it is.
 pub fn unsaid(status: Option<&ContactPointStatus>) -> bool {
-    status.is_none_or(|status| !status.ready && conditions::get(&status.conditions, READY).is_none())
+    status
+        .is_none_or(|status| !status.ready && conditions::get(&status.conditions, READY).is_none())
 }
 
 /// What stays of the status before, under the spec with this digest.
 fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
-    ContactPointStatus { migrated_to_chat_id: migrated(before, spec), ..before.cloned().unwrap_or_default() }
+    ContactPointStatus {
+        migrated_to_chat_id: migrated(before, spec),
+        ..before.cloned().unwrap_or_default()
+    }
 }
 
 /// Returns the status that says how the receiver stands; none while there is nothing new to say. `is_failing`: messages
@@ -64,7 +76,9 @@ pub fn status(
     let (well, reason, message) = match standing {
         // What is said of an endpoint that was tested stands, for this generation too; also while its receiver is away: its
         // messages wait, and each object of theirs says so.
-        Standing::Retrying(_) if is_failing && known_well(&status, tested) => (true, "Ready", AWAY.to_owned()),
+        Standing::Retrying(_) if is_failing && known_well(&status, tested) => {
+            (true, "Ready", AWAY.to_owned())
+        }
         Standing::Untried | Standing::Retrying(_) if known_well(&status, tested) => {
             (true, "Ready", ready(status.migrated_to_chat_id))
         }
@@ -73,7 +87,11 @@ pub fn status(
             status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
             (true, "Ready", ready(status.migrated_to_chat_id))
         }
-        Standing::Retrying(message) => (false, "Unreachable", format!("{message}; it is tried again")),
+        Standing::Retrying(message) => (
+            false,
+            "Unreachable",
+            format!("{message}; it is tried again"),
+        ),
         Standing::Stopped { reason, message } => (false, *reason, message.clone()),
     };
     status.initialized = true;
@@ -85,35 +103,68 @@ pub fn status(
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
-    conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        READY,
+        well,
+        reason,
+        &message,
+        generation,
+        now,
+    );
     Some(status)
 }
 
 /// Message of a contact point that was tested and whose receiver does not accept messages now.
-const AWAY: &str = "the receiver does not accept messages at the moment: they wait, and the operator retries";
+const AWAY: &str =
+    "the receiver does not accept messages at the moment: they wait, and the operator retries";
 
 fn ready(migrated: Option<i64>) -> String {
     match migrated {
-        Some(chat) => format!("the group became the supergroup {chat}, where messages now go; write that chatId"),
+        Some(chat) => format!(
+            "the group became the supergroup {chat}, where messages now go; write that chatId"
+        ),
         None => "messages can be sent".to_owned(),
     }
 }
 
 /// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
-pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)], generation: i64, now: Time) {
+pub fn name_left_out(
+    status: &mut ContactPointStatus,
+    left_out: &[(Key, String)],
+    generation: i64,
+    now: Time,
+) {
     let Some(((first, why), others)) = left_out.split_first() else {
-        status.conditions.retain(|condition| condition.type_ != OUTCOMES_RECORDED);
+        status
+            .conditions
+            .retain(|condition| condition.type_ != OUTCOMES_RECORDED);
         return;
     };
     let why = &why[..why.floor_char_boundary(512)];
-    let others: Vec<_> = others.iter().map(|(field, _)| format!("{:?}", &*field.name)).collect();
-    let others = if others.is_empty() { String::new() } else { format!("; the same for {}", others.join(", ")) };
+    let others: Vec<_> = others
+        .iter()
+        .map(|(field, _)| format!("{:?}", &*field.name))
+        .collect();
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; the same for {}", others.join(", "))
+    };
     let message = format!(
         "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}; change \
          the admission policy or webhook so that it accepts writes of trackedfields/status",
         &*first.name
     );
-    conditions::set(&mut status.conditions, OUTCOMES_RECORDED, false, WRITE_REJECTED, &message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        OUTCOMES_RECORDED,
+        false,
+        WRITE_REJECTED,
+        &message,
+        generation,
+        now,
+    );
 }
 
 /// Returns the status of a contact point without an endpoint, to which no attempt was made. A Secret that returns
@@ -130,18 +181,39 @@ pub fn blocked(
     status.ready_when_resumed = was_ready(&status).then_some(true);
     status.ready = false;
     status.observed_generation = Some(generation);
-    conditions::set(&mut status.conditions, READY, false, reason, message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        READY,
+        false,
+        reason,
+        message,
+        generation,
+        now,
+    );
     status
 }
 
 /// The status of a contact point that is suspended. `spec` is the spec's [`digest`].
-pub fn suspended(before: Option<&ContactPointStatus>, spec: &str, generation: i64, now: Time) -> ContactPointStatus {
+pub fn suspended(
+    before: Option<&ContactPointStatus>,
+    spec: &str,
+    generation: i64,
+    now: Time,
+) -> ContactPointStatus {
     let mut status = kept(before, spec);
     status.ready_when_resumed = was_ready(&status).then_some(true);
     status.ready = false;
     status.observed_generation = Some(generation);
     let message = "spec.suspend is true: nothing is sent, messages wait";
-    conditions::set(&mut status.conditions, READY, false, SUSPENDED, message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        READY,
+        false,
+        SUSPENDED,
+        message,
+        generation,
+        now,
+    );
     status
 }
 
@@ -161,20 +233,46 @@ mod tests {
     }
 
     fn tested() -> Tested {
-        Tested { spec: "abc".into(), secrets: vec!["uid/1".into()] }
+        Tested {
+            spec: "abc".into(),
+            secrets: vec!["uid/1".into()],
+        }
     }
 
     fn ready() -> ContactPointStatus {
-        status(None, &Standing::Taken { migrated_to: None }, false, &tested(), none(), 1, at(0)).unwrap()
+        status(
+            None,
+            &Standing::Taken { migrated_to: None },
+            false,
+            &tested(),
+            none(),
+            1,
+            at(0),
+        )
+        .unwrap()
     }
 
     #[test]
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
-        let failed =
-            status(None, &Standing::Retrying("connection refused".into()), false, &tested(), none(), 1, at(0)).unwrap();
+        let failed = status(
+            None,
+            &Standing::Retrying("connection refused".into()),
+            false,
+            &tested(),
+            none(),
+            1,
+            at(0),
+        )
+        .unwrap();
         assert!(failed.initialized && !failed.ready);
-        assert_eq!(conditions::get(&failed.conditions, READY).unwrap().reason, "Unreachable");
-        assert_eq!(failed.tested, None, "an attempt that may be repeated is no test");
+        assert_eq!(
+            conditions::get(&failed.conditions, READY).unwrap().reason,
+            "Unreachable"
+        );
+        assert_eq!(
+            failed.tested, None,
+            "an attempt that may be repeated is no test"
+        );
         assert!(ready().initialized && ready().ready);
     }
 
@@ -186,10 +284,26 @@ mod tests {
 
     #[test]
     fn what_the_original_program_called_ready_stays_ready() {
-        let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
-        let ours = status(Some(&theirs), &Standing::Untried, false, &tested(), none(), 3, at(0)).unwrap();
+        let theirs = ContactPointStatus {
+            initialized: true,
+            ready: true,
+            ..ContactPointStatus::default()
+        };
+        let ours = status(
+            Some(&theirs),
+            &Standing::Untried,
+            false,
+            &tested(),
+            none(),
+            3,
+            at(0),
+        )
+        .unwrap();
         assert!(ours.ready && ours.initialized);
-        assert_eq!((ours.observed_generation, ours.tested), (Some(3), Some(tested())));
+        assert_eq!(
+            (ours.observed_generation, ours.tested),
+            (Some(3), Some(tested()))
+        );
     }
 
     #[rstest]
@@ -197,8 +311,8 @@ mod tests {
     #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
     fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
         let before = ready();
-        let after =
-            status(Some(&before), &standing, false, &tested(), none(), 1, at(9)).unwrap_or_else(|| before.clone());
+        let after = status(Some(&before), &standing, false, &tested(), none(), 1, at(9))
+            .unwrap_or_else(|| before.clone());
         assert_eq!(after, before);
     }
 
@@ -206,43 +320,136 @@ mod tests {
     fn a_receiver_that_stays_away_is_not_said_to_take_messages() {
         let away = |is_failing| {
             let standing = Standing::Retrying("timeout".into());
-            status(Some(&ready()), &standing, is_failing, &tested(), none(), 1, at(9)).unwrap()
+            status(
+                Some(&ready()),
+                &standing,
+                is_failing,
+                &tested(),
+                none(),
+                1,
+                at(9),
+            )
+            .unwrap()
         };
-        let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
-        assert_eq!(words(&away(false)), words(&ready()), "one failure is no news");
+        let words = |status: &ContactPointStatus| {
+            conditions::get(&status.conditions, READY)
+                .unwrap()
+                .message
+                .clone()
+        };
+        assert_eq!(
+            words(&away(false)),
+            words(&ready()),
+            "one failure is no news"
+        );
         assert!(away(true).ready && words(&away(true)) == AWAY);
         let taken = Standing::Taken { migrated_to: None };
-        let back = status(Some(&away(true)), &taken, false, &tested(), none(), 1, at(9)).unwrap();
+        let back = status(
+            Some(&away(true)),
+            &taken,
+            false,
+            &tested(),
+            none(),
+            1,
+            at(9),
+        )
+        .unwrap();
         assert_eq!(words(&back), words(&ready()));
     }
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
-        let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
-        assert_eq!(status(Some(&ready()), &Standing::Untried, false, &new, none(), 1, at(9)), None);
+        let new = Tested {
+            spec: "abc".into(),
+            secrets: vec!["uid/2".into()],
+        };
+        assert_eq!(
+            status(
+                Some(&ready()),
+                &Standing::Untried,
+                false,
+                &new,
+                none(),
+                1,
+                at(9)
+            ),
+            None
+        );
     }
 
     #[test]
     fn a_move_is_told_until_the_spec_changes() {
-        let moved =
-            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, false, &tested(), none(), 1, at(1))
-                .unwrap();
+        let moved = status(
+            Some(&ready()),
+            &Standing::Taken {
+                migrated_to: Some(-100),
+            },
+            false,
+            &tested(),
+            none(),
+            1,
+            at(1),
+        )
+        .unwrap();
         assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
-        let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
+        let words = |status: &ContactPointStatus| {
+            conditions::get(&status.conditions, READY)
+                .unwrap()
+                .message
+                .clone()
+        };
         assert!(words(&moved).contains("-100"), "{}", words(&moved));
         // After a restart nothing is new.
-        let again = status(Some(&moved), &Standing::Untried, false, &tested(), none(), 1, at(2)).unwrap();
+        let again = status(
+            Some(&moved),
+            &Standing::Untried,
+            false,
+            &tested(),
+            none(),
+            1,
+            at(2),
+        )
+        .unwrap();
         assert_eq!(again, moved);
 
-        let other = Tested { spec: "def".into(), ..tested() };
-        assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
-        let taken =
-            status(Some(&moved), &Standing::Taken { migrated_to: None }, false, &other, none(), 2, at(3)).unwrap();
-        assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
-        let away =
-            status(Some(&moved), &Standing::Retrying("timeout".into()), false, &other, none(), 2, at(3)).unwrap();
+        let other = Tested {
+            spec: "def".into(),
+            ..tested()
+        };
+        assert_eq!(
+            migrated(Some(&moved), &other.spec),
+            None,
+            "another chat's move"
+        );
+        let taken = status(
+            Some(&moved),
+            &Standing::Taken { migrated_to: None },
+            false,
+            &other,
+            none(),
+            2,
+            at(3),
+        )
+        .unwrap();
+        assert_eq!(
+            (taken.migrated_to_chat_id, words(&taken)),
+            (None, "messages can be sent".to_owned())
+        );
+        let away = status(
+            Some(&moved),
+            &Standing::Retrying("timeout".into()),
+            false,
+            &other,
+            none(),
+            2,
+            at(3),
+        )
+        .unwrap();
         let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
-        assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
+        assert_eq!(
+            (away.migrated_to_chat_id, blocked.migrated_to_chat_id),
+            (None, None)
+        );
     }
 
     #[rstest]
@@ -262,31 +469,77 @@ mod tests {
     ) {
         let held = suspended(before.as_ref(), "abc", 2, at(5));
         assert!(!held.ready);
-        assert_eq!(held.initialized, before.as_ref().is_some_and(|before| before.initialized));
-        assert_eq!(conditions::get(&held.conditions, READY).unwrap().reason, SUSPENDED);
+        assert_eq!(
+            held.initialized,
+            before.as_ref().is_some_and(|before| before.initialized)
+        );
+        assert_eq!(
+            conditions::get(&held.conditions, READY).unwrap().reason,
+            SUSPENDED
+        );
         assert_eq!(held.observed_generation, Some(2));
-        assert_eq!(suspended(Some(&held), "abc", 2, at(6)), held, "it is written once");
+        assert_eq!(
+            suspended(Some(&held), "abc", 2, at(6)),
+            held,
+            "it is written once"
+        );
 
         assert_eq!(known_well(&held, &tested()), again);
-        let resumed = status(Some(&held), &Standing::Untried, false, &tested(), none(), 3, at(9));
+        let resumed = status(
+            Some(&held),
+            &Standing::Untried,
+            false,
+            &tested(),
+            none(),
+            3,
+            at(9),
+        );
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
             assert!(resumed.ready && resumed.ready_when_resumed.is_none());
-            assert_eq!((resumed.observed_generation, resumed.tested), (Some(3), Some(tested())));
+            assert_eq!(
+                (resumed.observed_generation, resumed.tested),
+                (Some(3), Some(tested()))
+            );
         }
-        let new = Tested { secrets: vec!["uid/2".into()], ..tested() };
+        let new = Tested {
+            secrets: vec!["uid/2".into()],
+            ..tested()
+        };
         let tested_before = before.is_some_and(|before| before.tested.is_some());
-        assert!(!tested_before || !known_well(&held, &new), "a Secret that changed meanwhile is tested");
+        assert!(
+            !tested_before || !known_well(&held, &new),
+            "a Secret that changed meanwhile is tested"
+        );
     }
 
     #[test]
     fn one_that_lost_a_secret_for_a_while_is_ready_again_without_a_test() {
         let lost = blocked(Some(&ready()), "abc", "SecretNotFound", "no", 1, at(5));
         assert!(!lost.ready && known_well(&lost, &tested()));
-        assert_eq!(blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)), lost, "it is written once");
-        let found = status(Some(&lost), &Standing::Untried, false, &tested(), none(), 1, at(9)).unwrap();
+        assert_eq!(
+            blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)),
+            lost,
+            "it is written once"
+        );
+        let found = status(
+            Some(&lost),
+            &Standing::Untried,
+            false,
+            &tested(),
+            none(),
+            1,
+            at(9),
+        )
+        .unwrap();
         assert!(found.ready && found.ready_when_resumed.is_none());
-        assert!(!known_well(&lost, &Tested { secrets: vec!["uid/2".into()], ..tested() }));
+        assert!(!known_well(
+            &lost,
+            &Tested {
+                secrets: vec!["uid/2".into()],
+                ..tested()
+            }
+        ));
     }
 
     #[test]
@@ -294,42 +547,90 @@ mod tests {
         let mut status = ready();
         let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
         let field = |name: &str, why: &String| (Key::new("n", name), why.clone());
-        name_left_out(&mut status, &[field("a", &why[0]), field("b", &why[1])], 1, at(1));
+        name_left_out(
+            &mut status,
+            &[field("a", &why[0]), field("b", &why[1])],
+            1,
+            at(1),
+        );
         let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
-        assert_eq!((&*condition.status, &*condition.reason), ("False", WRITE_REJECTED));
+        assert_eq!(
+            (&*condition.status, &*condition.reason),
+            ("False", WRITE_REJECTED)
+        );
         let said = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
         assert!(condition.message.contains(said), "{}", condition.message);
-        name_left_out(&mut status, &[field("b", &why[1]), field("c", &why[0])], 1, at(1));
+        name_left_out(
+            &mut status,
+            &[field("b", &why[1]), field("c", &why[0])],
+            1,
+            at(1),
+        );
         let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
-        assert!(condition.message.contains("x; the same for \"c\""), "{}", condition.message);
+        assert!(
+            condition.message.contains("x; the same for \"c\""),
+            "{}",
+            condition.message
+        );
         name_left_out(&mut status, &[], 1, at(2));
         assert_eq!(status, ready());
     }
 
     #[test]
     fn what_is_said_is_not_said_over() {
-        let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
+        let theirs = ContactPointStatus {
+            initialized: true,
+            ready: true,
+            ..ContactPointStatus::default()
+        };
         let silent = ContactPointStatus::default();
         assert!(unsaid(None) && unsaid(Some(&silent)));
         assert!(!unsaid(Some(&theirs)) && !unsaid(Some(&ready())));
-        assert!(!unsaid(Some(&blocked(None, "abc", "SecretNotFound", "no", 1, at(0)))));
+        assert!(!unsaid(Some(&blocked(
+            None,
+            "abc",
+            "SecretNotFound",
+            "no",
+            1,
+            at(0)
+        ))));
     }
 
     #[test]
     fn suspending_is_no_change_of_the_endpoint() {
-        let spec = |suspend| ContactPointSpec { type_: "Telegram".into(), suspend, ..ContactPointSpec::default() };
+        let spec = |suspend| ContactPointSpec {
+            type_: "Telegram".into(),
+            suspend,
+            ..ContactPointSpec::default()
+        };
         assert_eq!(digest(&spec(None)), digest(&spec(Some(true))));
         assert_ne!(digest(&spec(None)), digest(&ContactPointSpec::default()));
     }
 
     #[test]
     fn a_stop_and_its_end_are_told() {
-        let stopped = Standing::Stopped { reason: "Unauthorized", message: "401".into() };
+        let stopped = Standing::Stopped {
+            reason: "Unauthorized",
+            message: "401".into(),
+        };
         let status_ = status(Some(&ready()), &stopped, false, &tested(), none(), 1, at(5)).unwrap();
         assert!(!status_.ready && status_.initialized);
-        let again =
-            status(Some(&status_), &Standing::Taken { migrated_to: None }, false, &tested(), none(), 1, at(8)).unwrap();
+        let again = status(
+            Some(&status_),
+            &Standing::Taken { migrated_to: None },
+            false,
+            &tested(),
+            none(),
+            1,
+            at(8),
+        )
+        .unwrap();
         assert!(again.ready);
-        assert_eq!(conditions::get(&again.conditions, READY).unwrap().last_transition_time, at(8));
+        assert_eq!(
+            conditions::get(&again.conditions, READY)
+                .unwrap()
+                .last_transition_time,
+            at(8)
+        );
     }
 }

@@ -5,7 +5,9 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
 use crate::api::MyApp;
-use crate::api::my_app::{BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED};
+use crate::api::my_app::{
+    BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
+};
 use crate::api::spec_size;
 use crate::controllers::pod::{restricted_container, restricted_pod};
 use crate::runtime::ownership::Owner;
@@ -95,7 +97,11 @@ pub fn validate(app: &MyApp) -> Result<Wanted<'_>, Invalid> {
         Some(BASELINE) => false,
         Some(_) => return Err(Invalid::SpecInvalid(BAD_PROFILE)),
     };
-    Ok(Wanted { image: &spec.image, banner: &spec.banner, restricted })
+    Ok(Wanted {
+        image: &spec.image,
+        banner: &spec.banner,
+        restricted,
+    })
 }
 
 /// The name of the Pod of the `MyApp` of that name.
@@ -124,8 +130,15 @@ pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
         command: Some(vec!["/bin/sh".into(), "-c".into()]),
         args: Some(vec![SCRIPT.into()]),
         // Also when it is empty: the image may have such a variable of its own.
-        env: Some(vec![EnvVar { name: BANNER.into(), value: Some(unexpanded(wanted.banner)), ..EnvVar::default() }]),
-        ports: Some(vec![ContainerPort { container_port: 80, ..ContainerPort::default() }]),
+        env: Some(vec![EnvVar {
+            name: BANNER.into(),
+            value: Some(unexpanded(wanted.banner)),
+            ..EnvVar::default()
+        }]),
+        ports: Some(vec![ContainerPort {
+            container_port: 80,
+            ..ContainerPort::default()
+        }]),
         security_context: wanted.restricted.then(restricted_container),
         ..Container::default()
     };
@@ -136,20 +149,30 @@ pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
         security_context: wanted.restricted.then(restricted_pod),
         ..PodSpec::default()
     };
-    Pod { metadata, spec: Some(spec), status: None }
+    Pod {
+        metadata,
+        spec: Some(spec),
+        status: None,
+    }
 }
 
 impl Wanted<'_> {
     /// Of what the Pod is made from, and of nothing else: a later program that builds it in another way restarts none.
     pub fn digest(&self) -> String {
-        let profile = if self.restricted { RESTRICTED } else { BASELINE };
+        let profile = if self.restricted {
+            RESTRICTED
+        } else {
+            BASELINE
+        };
         short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
     /// Whether `value` of the variable stands for this banner in a Pod that was taken over: document 003's program wrote the
     /// banner as it is, and what its `$` became is what the Pod's owner has lived with.
     pub fn has_banner(&self, value: &Digested) -> bool {
-        [self.banner, &unexpanded(self.banner)].iter().any(|banner| Digested::of(banner) == *value)
+        [self.banner, &unexpanded(self.banner)]
+            .iter()
+            .any(|banner| Digested::of(banner) == *value)
     }
 }
 
@@ -173,7 +196,10 @@ fn unexpanded(text: &str) -> String {
 /// An RFC 1123 label.
 fn is_label(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+    (1..=63).contains(&name.len())
+        && name.bytes().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 #[cfg(test)]
@@ -207,7 +233,9 @@ mod tests {
 
     #[test]
     fn a_pod_without_a_banner_that_runs_as_its_image_says() {
-        insta::assert_yaml_snapshot!(built(&json!({ "image": "nginx:latest", "podSecurity": "Baseline" })));
+        insta::assert_yaml_snapshot!(built(
+            &json!({ "image": "nginx:latest", "podSecurity": "Baseline" })
+        ));
     }
 
     #[test]
@@ -249,9 +277,25 @@ mod tests {
 
     #[test]
     fn each_part_of_what_it_is_made_from_tells() {
-        let wanted = Wanted { image: "a", banner: "b", restricted: true };
-        let others =
-            [Wanted { image: "b", ..wanted }, Wanted { banner: "c", ..wanted }, Wanted { restricted: false, ..wanted }];
+        let wanted = Wanted {
+            image: "a",
+            banner: "b",
+            restricted: true,
+        };
+        let others = [
+            Wanted {
+                image: "b",
+                ..wanted
+            },
+            Wanted {
+                banner: "c",
+                ..wanted
+            },
+            Wanted {
+                restricted: false,
+                ..wanted
+            },
+        ];
         assert!(others.iter().all(|other| other.digest() != wanted.digest()));
     }
 
@@ -262,8 +306,16 @@ mod tests {
     #[case::a_reference("$(HOME)", "$(HOME)", true)]
     #[case::none("", "", true)]
     #[case::now_there_is_one("", "a", false)]
-    fn the_banner_of_a_pod_that_was_taken_over(#[case] value: &str, #[case] banner: &str, #[case] same: bool) {
-        let wanted = Wanted { image: "a", banner, restricted: true };
+    fn the_banner_of_a_pod_that_was_taken_over(
+        #[case] value: &str,
+        #[case] banner: &str,
+        #[case] same: bool,
+    ) {
+        let wanted = Wanted {
+            image: "a",
+            banner,
+            restricted: true,
+        };
         assert_eq!(wanted.has_banner(&Digested::of(value)), same);
     }
 }

@@ -49,7 +49,11 @@ pub const KIND: Kind = Kind::of::<MyApp>(
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
         // Only its metadata is ever patched.
-        Right::namespaced("", &["pods"], &["create", "delete", "get", "list", "patch", "watch"]),
+        Right::namespaced(
+            "",
+            &["pods"],
+            &["create", "delete", "get", "list", "patch", "watch"],
+        ),
         // Whether the node of a Pod that is not ready is still there.
         Right::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
@@ -122,10 +126,21 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let apps = manager.kind::<MyApp>(&KIND);
     let trigger = apps.trigger.clone();
     let timings = &manager.config.timings;
-    let (policy, resync) = (Policy { min: timings.retry_min, max: timings.retry_max }, timings.resync);
+    let (policy, resync) = (
+        Policy {
+            min: timings.retry_min,
+            max: timings.retry_max,
+        },
+        timings.resync,
+    );
     let events = manager.events(NAME);
     // Pods are never applied, so there is no drift to count.
-    let writer = Writer { manager: MANAGER, events: events.clone(), corrected: Counter::default(), advice: &[] };
+    let writer = Writer {
+        manager: MANAGER,
+        events: events.clone(),
+        corrected: Counter::default(),
+        advice: &[],
+    };
     let pods = Children::new(manager, &writer, Seen::of, {
         let trigger = trigger.clone();
         move |owner| trigger.wake(owner)
@@ -166,12 +181,24 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
 
 impl MyApps {
     fn note<T>(&self, key: &Key, act: impl FnOnce(&mut Notes) -> T) -> T {
-        act(self.notes.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
+        act(self
+            .notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(key.clone())
+            .or_default())
     }
 
     async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
-        let known = || self.pods.child(&settle::pod_of(owner)).map(|child| child.report);
-        let pod = || known().filter(|seen| owner.claim(&seen.marks, |uid| self.apps.lives(uid)) == Claim::Ours);
+        let known = || {
+            self.pods
+                .child(&settle::pod_of(owner))
+                .map(|child| child.report)
+        };
+        let pod = || {
+            known()
+                .filter(|seen| owner.claim(&seen.marks, |uid| self.apps.lives(uid)) == Claim::Ours)
+        };
         if app.spec.suspend.unwrap_or_default() {
             return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
         }
@@ -179,12 +206,17 @@ impl MyApps {
             Ok(wanted) => match self.settle(key, app, owner, &wanted).await {
                 Err(Error::WritePod(trouble)) => {
                     let child = self.pods.child(&settle::pod_of(owner));
-                    self.note(key, |notes| notes.doubted = child.as_ref().map(settle::state));
+                    self.note(key, |notes| {
+                        notes.doubted = child.as_ref().map(settle::state)
+                    });
                     settle::refused(trouble, pod())
                 }
                 passed => passed,
             },
-            Err(invalid) => Ok(Passed::with(Standing::invalid(invalid, pod()), Outcome::Done)),
+            Err(invalid) => Ok(Passed::with(
+                Standing::invalid(invalid, pod()),
+                Outcome::Done,
+            )),
         }
     }
 
@@ -192,7 +224,11 @@ impl MyApps {
         let generation = app.metadata.generation.unwrap_or_default();
         let status = standing.status(app.status.as_ref(), generation, Time(Timestamp::now()));
         let api: Api<MyApp> = Api::namespaced(self.client.clone(), &key.namespace);
-        let written = self.written.status(&api, MANAGER, app, &status).await.map_err(Error::WriteStatus)?;
+        let written = self
+            .written
+            .status(&api, MANAGER, app, &status)
+            .await
+            .map_err(Error::WriteStatus)?;
         if written.is_some() {
             self.tell(key, app, standing);
         }
@@ -202,15 +238,24 @@ impl MyApps {
     /// An Event for each reason that lasts, once, and one when all is well again.
     fn tell(&self, key: &Key, app: &MyApp, standing: &Standing) {
         let Why { reason, message } = &standing.why;
-        let then = app.status.as_ref().and_then(|before| conditions::get(&before.conditions, READY));
+        let then = app
+            .status
+            .as_ref()
+            .and_then(|before| conditions::get(&before.conditions, READY));
         let then = then.map(|then| Why::new(&then.reason, &then.message));
         let same = then.as_ref().is_some_and(|then| then.reason == *reason);
-        let was_ill = self.told.anything(key) || then.is_some_and(|then| then.reason != READY && then.is_news());
-        let news = if standing.ready { was_ill } else { standing.why.is_news() };
+        let was_ill = self.told.anything(key)
+            || then.is_some_and(|then| then.reason != READY && then.is_news());
+        let news = if standing.ready {
+            was_ill
+        } else {
+            standing.why.is_news()
+        };
         let generation = app.metadata.generation.unwrap_or_default();
         if news && self.told.is_news(key, generation, standing.ready, reason) && !same {
             let well = standing.ready || reason == SUSPENDED;
-            self.events.standing(well, app.object_ref(&()), "Run", reason, message.clone());
+            self.events
+                .standing(well, app.object_ref(&()), "Run", reason, message.clone());
         }
     }
 }
@@ -226,7 +271,9 @@ impl Reconciler for MyApps {
         if app.metadata.deletion_timestamp.is_some() {
             return Ok(Outcome::Done);
         }
-        let Some(owner) = Owner::of(app.as_ref()) else { return Ok(Outcome::Done) };
+        let Some(owner) = Owner::of(app.as_ref()) else {
+            return Ok(Outcome::Done);
+        };
         self.pods.ready().await;
         let Passed { standing, end } = self.pass(&key, &app, &owner).await?;
         self.write(&key, &app, &standing).await?;
@@ -234,10 +281,14 @@ impl Reconciler for MyApps {
     }
 
     fn gone(&self, key: &Key) {
-        self.pods.forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
+        self.pods
+            .forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
         self.written.forget(key);
         self.told.forget(key);
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
     }
 }

@@ -14,7 +14,12 @@ use crate::runtime::managed_fields;
 use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 /// Reasons that pass by themselves: nobody need be told.
-const PASSING: [&str; 4] = [PENDING, "ContainerCreating", "PodInitializing", "SchedulingGated"];
+const PASSING: [&str; 4] = [
+    PENDING,
+    "ContainerCreating",
+    "PodInitializing",
+    "SchedulingGated",
+];
 /// Nothing is said of the Pod yet.
 pub const PENDING: &str = "PodPending";
 /// It runs and is not ready, and its container gives no reason.
@@ -76,7 +81,10 @@ pub struct Why {
 impl Why {
     /// `reason`, in these words.
     pub fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self { reason: reason.into(), message: message.into() }
+        Self {
+            reason: reason.into(),
+            message: message.into(),
+        }
     }
 
     /// Whether it passes by itself.
@@ -96,7 +104,10 @@ impl Seen {
         let name = pod.name_any();
         let none = PodStatus::default();
         let status = pod.status.as_ref().unwrap_or(&none);
-        let container = pod.spec.as_ref().and_then(|spec| container(&spec.containers, app_name(&name)));
+        let container = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| container(&spec.containers, app_name(&name)));
         let phase = status.phase.clone().unwrap_or_default();
         let life = match phase.as_str() {
             "Failed" | "Succeeded" => Life::Ended,
@@ -105,17 +116,32 @@ impl Seen {
         };
         Self {
             marks: marks(&pod.metadata),
-            image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
+            image: container
+                .and_then(|container| container.image.clone())
+                .unwrap_or_default(),
             banner: container.and_then(banner),
             built_from: pod.annotations().get(BUILT_FROM).cloned(),
             // What is put in while it is admitted counts as ours.
             edited: container.is_some_and(|container| {
-                let path = ["f:spec", "f:containers", &format!("k:{{\"name\":\"{}\"}}", container.name), "f:image"];
-                managed_fields::is_others(pod.metadata.managed_fields.as_deref().unwrap_or_default(), MANAGER, &path)
+                let path = [
+                    "f:spec",
+                    "f:containers",
+                    &format!("k:{{\"name\":\"{}\"}}", container.name),
+                    "f:image",
+                ];
+                managed_fields::is_others(
+                    pod.metadata.managed_fields.as_deref().unwrap_or_default(),
+                    MANAGER,
+                    &path,
+                )
             }),
             life,
             going: pod.metadata.deletion_timestamp.is_some(),
-            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()),
+            node: pod
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.node_name.clone())
+                .filter(|node| !node.is_empty()),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             why: why(&name, &phase, status),
             phase,
@@ -133,7 +159,9 @@ impl Seen {
         let from_to = || format!("its image is {}, and is to be {}", self.image, wanted.image);
         match &self.built_from {
             // Whoever admits Pods may have another image put in: what we asked for is told by what it was made from.
-            Some(built_from) if *built_from == wanted.digest() => (other_image && self.edited).then(from_to),
+            Some(built_from) if *built_from == wanted.digest() => {
+                (other_image && self.edited).then(from_to)
+            }
             _ if other_image => Some(from_to()),
             _ if !self.has_banner(wanted) => Some("the banner is another one now".into()),
             Some(_) => Some("podSecurity is another one now".into()),
@@ -144,23 +172,37 @@ impl Seen {
 
     /// Whether it lacks the label by which Services find it: ours has it, and what somebody else made is as they made it.
     pub fn lacks_label(&self) -> bool {
-        let label = self.marks.labels.as_ref().and_then(|labels| labels.get(APP));
+        let label = self
+            .marks
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(APP));
         self.built_from.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
     }
 
     fn has_banner(&self, wanted: &Wanted<'_>) -> bool {
-        self.banner.as_ref().is_some_and(|banner| wanted.has_banner(banner))
+        self.banner
+            .as_ref()
+            .is_some_and(|banner| wanted.has_banner(banner))
     }
 }
 
 /// The container that is ours: a sidecar may stand before it.
 fn container<'a>(containers: &'a [Container], name: &str) -> Option<&'a Container> {
-    containers.iter().find(|container| container.name == name).or(containers.first())
+    containers
+        .iter()
+        .find(|container| container.name == name)
+        .or(containers.first())
 }
 
 /// Document 003's program names the variable twice, first empty.
 fn banner(container: &Container) -> Option<Digested> {
-    match container.env.iter().flatten().rfind(|variable| variable.name == BANNER) {
+    match container
+        .env
+        .iter()
+        .flatten()
+        .rfind(|variable| variable.name == BANNER)
+    {
         Some(variable) if variable.value_from.is_some() => None,
         Some(variable) => Some(Digested::of(variable.value.as_deref().unwrap_or_default())),
         None => Some(Digested::of("")),
@@ -186,9 +228,19 @@ fn marks(metadata: &ObjectMeta) -> ObjectMeta {
 
 /// Whether a condition is true, and why not.
 fn condition(status: &PodStatus, type_: &str) -> Option<(bool, Why)> {
-    let condition = status.conditions.iter().flatten().find(|condition| condition.type_ == type_)?;
+    let condition = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == type_)?;
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    Some((condition.status == "True", Why { reason: text(&condition.reason), message: text(&condition.message) }))
+    Some((
+        condition.status == "True",
+        Why {
+            reason: text(&condition.reason),
+            message: text(&condition.message),
+        },
+    ))
 }
 
 /// The most telling thing that a Pod's status has to say of why it is not ready.
@@ -201,35 +253,65 @@ fn why(name: &str, phase: &str, status: &PodStatus) -> Why {
     if let Some(Trouble { reason, message }) = pod::trouble(status) {
         return Why { reason, message };
     }
-    let unscheduled = condition(status, "PodScheduled").filter(|(well, _)| !well).map(|(_, why)| why);
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let mut passing = unscheduled.into_iter().chain(containers.filter_map(waiting));
-    passing.find(|why| pod::is_reason(&why.reason)).unwrap_or_else(|| match (phase, condition(status, "Ready")) {
-        ("Running", Some((false, why))) if !why.message.is_empty() => Why::new(NOT_READY, why.message),
-        ("Running", _) => Why::new(NOT_READY, format!("{name} runs and is not ready")),
-        _ => Why::new(PENDING, format!("{name} is not running yet")),
-    })
+    let unscheduled = condition(status, "PodScheduled")
+        .filter(|(well, _)| !well)
+        .map(|(_, why)| why);
+    let containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    let mut passing = unscheduled
+        .into_iter()
+        .chain(containers.filter_map(waiting));
+    passing
+        .find(|why| pod::is_reason(&why.reason))
+        .unwrap_or_else(|| match (phase, condition(status, "Ready")) {
+            ("Running", Some((false, why))) if !why.message.is_empty() => {
+                Why::new(NOT_READY, why.message)
+            }
+            ("Running", _) => Why::new(NOT_READY, format!("{name} runs and is not ready")),
+            _ => Why::new(PENDING, format!("{name} is not running yet")),
+        })
 }
 
 fn waiting(status: &ContainerStatus) -> Option<Why> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
-    let message = waiting.message.clone().unwrap_or_else(|| format!("container {} waits", status.name));
-    Some(Why { reason: waiting.reason.clone()?, message })
+    let message = waiting
+        .message
+        .clone()
+        .unwrap_or_else(|| format!("container {} waits", status.name));
+    Some(Why {
+        reason: waiting.reason.clone()?,
+        message,
+    })
 }
 
 /// How a Pod came to its end: what the kubelet says of the Pod, or what its container says.
 fn end(status: &PodStatus) -> String {
     let said = [&status.reason, &status.message].map(|text| text.as_deref().unwrap_or_default());
-    let said = said.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
+    let said = said
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect::<Vec<_>>()
+        .join(": ");
     if !said.is_empty() {
         return said;
     }
     let ended = |status: &ContainerStatus| {
         let terminated = status.state.as_ref()?.terminated.as_ref()?;
         let reason = terminated.reason.as_deref().unwrap_or("Ended");
-        Some(format!("{reason}: container {} ended with code {}", status.name, terminated.exit_code))
+        Some(format!(
+            "{reason}: container {} ended with code {}",
+            status.name, terminated.exit_code
+        ))
     };
-    status.container_statuses.iter().flatten().find_map(ended).unwrap_or_else(|| "no reason is given".into())
+    status
+        .container_statuses
+        .iter()
+        .flatten()
+        .find_map(ended)
+        .unwrap_or_else(|| "no reason is given".into())
 }
 
 #[cfg(test)]
@@ -243,7 +325,12 @@ mod tests {
 
     fn pod(spec: &Value, status: &Value) -> Seen {
         let metadata = json!({ "namespace": "default", "name": "web-pod", "generation": 1 });
-        Seen::of(&serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap())
+        Seen::of(
+            &serde_json::from_value(
+                json!({ "metadata": metadata, "spec": spec, "status": status }),
+            )
+            .unwrap(),
+        )
     }
 
     fn with(status: &Value) -> Seen {
@@ -285,9 +372,14 @@ mod tests {
     #[test]
     fn what_lasts_is_told_before_what_passes() {
         let container = |name: &str, reason: &str| json!({ "name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason } } });
-        let statuses = json!([container("a", "ContainerCreating"), container("web", "CreateContainerConfigError")]);
+        let statuses = json!([
+            container("a", "ContainerCreating"),
+            container("web", "CreateContainerConfigError")
+        ]);
         assert_eq!(
-            with(&json!({ "phase": "Pending", "containerStatuses": statuses })).why.reason,
+            with(&json!({ "phase": "Pending", "containerStatuses": statuses }))
+                .why
+                .reason,
             "CreateContainerConfigError"
         );
     }
@@ -295,32 +387,78 @@ mod tests {
     #[test]
     fn ready_is_running_and_ready() {
         let ready = json!([{ "type": "Ready", "status": "True" }]);
-        assert_eq!(with(&json!({ "phase": "Running", "conditions": ready })).life, Life::Ready);
-        assert_eq!(with(&json!({ "phase": "Failed", "conditions": ready })).life, Life::Ended);
+        assert_eq!(
+            with(&json!({ "phase": "Running", "conditions": ready })).life,
+            Life::Ready
+        );
+        assert_eq!(
+            with(&json!({ "phase": "Failed", "conditions": ready })).life,
+            Life::Ended
+        );
     }
 
-    const WANTED: Wanted<'_> = Wanted { image: "nginx", banner: "hello $", restricted: true };
+    const WANTED: Wanted<'_> = Wanted {
+        image: "nginx",
+        banner: "hello $",
+        restricted: true,
+    };
 
     /// Document 003's: `BANNER` twice, no annotation.
     fn theirs(image: &str, banner: &str) -> Seen {
         let env = json!([{ "name": "BANNER", "value": "" }, { "name": "BANNER", "value": banner }]);
-        pod(&json!({ "containers": [{ "name": "web", "image": image, "env": env }] }), &json!({}))
+        pod(
+            &json!({ "containers": [{ "name": "web", "image": image, "env": env }] }),
+            &json!({}),
+        )
     }
 
     #[test]
     fn a_pod_that_was_taken_over_differs_in_image_and_banner_only() {
         assert_eq!(theirs("nginx", "hello $").differs(&WANTED), None);
-        assert!(theirs("nginx", "hello").differs(&WANTED).unwrap().contains("banner"));
         assert!(
-            theirs("httpd", "hello $").differs(&WANTED).unwrap().contains("its image is httpd, and is to be nginx")
+            theirs("nginx", "hello")
+                .differs(&WANTED)
+                .unwrap()
+                .contains("banner")
+        );
+        assert!(
+            theirs("httpd", "hello $")
+                .differs(&WANTED)
+                .unwrap()
+                .contains("its image is httpd, and is to be nginx")
         );
         // The first of the two does not count, and one that comes from elsewhere is another.
-        assert_eq!(theirs("nginx", "").differs(&Wanted { banner: "", ..WANTED }), None);
-        let none = pod(&json!({ "containers": [{ "name": "web", "image": "nginx" }] }), &json!({}));
-        assert_eq!(none.differs(&Wanted { banner: "", ..WANTED }), None);
+        assert_eq!(
+            theirs("nginx", "").differs(&Wanted {
+                banner: "",
+                ..WANTED
+            }),
+            None
+        );
+        let none = pod(
+            &json!({ "containers": [{ "name": "web", "image": "nginx" }] }),
+            &json!({}),
+        );
+        assert_eq!(
+            none.differs(&Wanted {
+                banner: "",
+                ..WANTED
+            }),
+            None
+        );
         let env = json!([{ "name": "BANNER", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }]);
-        let elsewhere = pod(&json!({ "containers": [{ "name": "web", "image": "nginx", "env": env }] }), &json!({}));
-        assert!(elsewhere.differs(&Wanted { banner: "", ..WANTED }).is_some());
+        let elsewhere = pod(
+            &json!({ "containers": [{ "name": "web", "image": "nginx", "env": env }] }),
+            &json!({}),
+        );
+        assert!(
+            elsewhere
+                .differs(&Wanted {
+                    banner: "",
+                    ..WANTED
+                })
+                .is_some()
+        );
     }
 
     fn ours(image: &str, built_from: &Wanted<'_>, edited: bool) -> Seen {
@@ -329,13 +467,18 @@ mod tests {
             json!({ "manager": manager, "operation": "Update", "fieldsV1":
             { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": { "f:image": {} } } } } })
         };
-        let managed = if edited { json!([said("kubectl-set")]) } else { json!([said(MANAGER)]) };
+        let managed = if edited {
+            json!([said("kubectl-set")])
+        } else {
+            json!([said(MANAGER)])
+        };
         let metadata = json!({ "name": "web-pod", "annotations": annotations, "managedFields": managed,
             // A toleration, a resize: whatever else somebody changes.
             "generation": 2 });
         let sidecar = json!({ "name": "proxy", "image": "proxy" });
         let env = json!([{ "name": "BANNER", "value": built_from.banner.replace('$', "$$") }]);
-        let spec = json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
+        let spec =
+            json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
         Seen::of(&serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap())
     }
 
@@ -354,6 +497,11 @@ mod tests {
         #[case] edited: bool,
         #[case] words: &str,
     ) {
-        assert_eq!(ours(image, &built_from, edited).differs(&WANTED).unwrap_or_default(), words);
+        assert_eq!(
+            ours(image, &built_from, edited)
+                .differs(&WANTED)
+                .unwrap_or_default(),
+            words
+        );
     }
 }

@@ -10,7 +10,9 @@ use tracing::debug;
 
 use super::build::{self, Wanted};
 use super::seen::{Life, Seen, Why};
-use super::standing::{self, CONFLICT, NAMESPACE_TERMINATING, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step};
+use super::standing::{
+    self, CONFLICT, NAMESPACE_TERMINATING, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step,
+};
 use super::{Error, MyApps};
 use crate::api::MyApp;
 use crate::runtime::children::{Child, Trouble};
@@ -34,7 +36,10 @@ pub struct Passed {
 impl Passed {
     /// This is to be said, and it ends so.
     pub fn with(standing: Standing, outcome: Outcome) -> Self {
-        Self { standing, end: Ok(outcome) }
+        Self {
+            standing,
+            end: Ok(outcome),
+        }
     }
 }
 
@@ -72,13 +77,23 @@ impl MyApps {
         owner: &Owner,
         wanted: &Wanted<'_>,
     ) -> Result<Passed, Error> {
-        let child = match self.find(key, app, owner, wanted).await.map_err(Error::WritePod)? {
+        let child = match self
+            .find(key, app, owner, wanted)
+            .await
+            .map_err(Error::WritePod)?
+        {
             Found::There(child) => child,
             Found::Made(child) => {
                 let replaced = self.note(key, |notes| std::mem::take(&mut notes.replaced));
-                if !replaced && app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
+                if !replaced
+                    && app
+                        .status
+                        .as_ref()
+                        .is_some_and(|status| status.pod_name.is_some())
+                {
                     let words = format!("{} was gone, and is made again", child.key.name);
-                    self.events.normal(app.object_ref(&()), "Create", RECREATED, words);
+                    self.events
+                        .normal(app.object_ref(&()), "Create", RECREATED, words);
                 }
                 return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
             }
@@ -86,7 +101,10 @@ impl MyApps {
         };
         let lives = |uid: &str| self.apps.lives(uid);
         if owner.claim(&child.report.marks, lives) == Claim::Restored {
-            self.apps.confirm(owner).await.map_err(|error| Error::WritePod(error.into()))?;
+            self.apps
+                .confirm(owner)
+                .await
+                .map_err(|error| Error::WritePod(error.into()))?;
         }
         match standing::step(owner, wanted, &child.report, lives) {
             Step::Leave(foreign) => {
@@ -98,18 +116,30 @@ impl MyApps {
             Step::Replace(differs) => {
                 self.delete(key, &child).await?;
                 let words = format!("{} is replaced: {differs}", child.key.name);
-                self.events.normal(app.object_ref(&()), "Delete", "Replaced", words);
-                Ok(Passed::with(Standing::terminating(child.report), Outcome::Waiting))
+                self.events
+                    .normal(app.object_ref(&()), "Delete", "Replaced", words);
+                Ok(Passed::with(
+                    Standing::terminating(child.report),
+                    Outcome::Waiting,
+                ))
             }
             Step::Retry => self.retry(key, child).await,
             Step::Mark(claim) => {
                 let labels = [(build::APP, owner.name())];
-                let labels: &[_] = if child.report.lacks_label() { &labels } else { &[] };
-                let marked =
-                    self.pods.mark(owner, &child, &child.report.marks, labels).await.map_err(Error::WritePod)?;
+                let labels: &[_] = if child.report.lacks_label() {
+                    &labels
+                } else {
+                    &[]
+                };
+                let marked = self
+                    .pods
+                    .mark(owner, &child, &child.report.marks, labels)
+                    .await
+                    .map_err(Error::WritePod)?;
                 if claim != Claim::Ours {
                     let words = format!("{} is taken over as it is", child.key.name);
-                    self.events.normal(app.object_ref(&()), "Adopt", "Adopted", words);
+                    self.events
+                        .normal(app.object_ref(&()), "Adopt", "Adopted", words);
                 }
                 self.keep(key, app, marked).await
             }
@@ -119,7 +149,13 @@ impl MyApps {
 
     /// The Pod, made if there is none. Nothing is asked for that the watch shows. Where nothing was ever said it is made without
     /// a look, which cannot overwrite one either; later one that the watch does not show may well be there, and not be ours.
-    async fn find(&self, key: &Key, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Found, Trouble> {
+    async fn find(
+        &self,
+        key: &Key,
+        app: &MyApp,
+        owner: &Owner,
+        wanted: &Wanted<'_>,
+    ) -> Result<Found, Trouble> {
         let pod = pod_of(owner);
         let known = self.pods.child(&pod);
         let mut there = app.status.is_some();
@@ -188,8 +224,12 @@ impl MyApps {
 
     /// A Pod that came to its end: it is deleted after a delay that grows from one to the next, unless this one lasted.
     async fn retry(&self, key: &Key, child: Child<Seen>) -> Result<Passed, Error> {
-        let age = child.report.created.map(|created| Timestamp::now().duration_since(created));
-        let lasted = age.is_some_and(|age| Duration::try_from(age).is_ok_and(|age| age > self.settled));
+        let age = child
+            .report
+            .created
+            .map(|created| Timestamp::now().duration_since(created));
+        let lasted =
+            age.is_some_and(|age| Duration::try_from(age).is_ok_and(|age| age > self.settled));
         let due = self.note(key, |notes| match &notes.due {
             Some((uid, due)) if *uid == child.uid => *due,
             _ => {
@@ -222,7 +262,9 @@ impl MyApps {
     /// long as the Pod changes there is somebody who changes it.
     async fn place(&self, key: &Key, app: &MyApp, child: &Child<Seen>, node: &str) -> Place {
         let now = Some(state(child));
-        let before = self.note(key, |notes| std::mem::replace(&mut notes.looked, now.clone()));
+        let before = self.note(key, |notes| {
+            std::mem::replace(&mut notes.looked, now.clone())
+        });
         if before != now && !says(app, &[NODE_GONE, NODE_NOT_READY]) {
             return Place::There;
         }
@@ -230,7 +272,11 @@ impl MyApps {
             Ok(Some(found)) => standing::not_ready(&found).map_or(Place::There, Place::NotReady),
             Ok(None) => Place::Gone,
             Err(error) => {
-                debug!(node, error = &error as &dyn std::error::Error, "the node of the Pod could not be read");
+                debug!(
+                    node,
+                    error = &error as &dyn std::error::Error,
+                    "the node of the Pod could not be read"
+                );
                 Place::There
             }
         }
@@ -246,12 +292,18 @@ pub fn state(child: &Child<Seen>) -> (String, String) {
 pub fn refused(trouble: Trouble, pod: Option<Seen>) -> Result<Passed, Error> {
     match trouble {
         Trouble::Refused { said, .. } if apply::is_terminating(&said) => {
-            let why = Why::new(NAMESPACE_TERMINATING, "the namespace is being deleted: no Pod can be made");
+            let why = Why::new(
+                NAMESPACE_TERMINATING,
+                "the namespace is being deleted: no Pod can be made",
+            );
             Ok(Passed::with(Standing::not(why, None), Outcome::Waiting))
         }
         Trouble::Refused { .. } => {
             let standing = Standing::not(Why::new(REFUSED, trouble.to_string()), pod);
-            Ok(Passed { standing, end: Err(Error::PodRefused(trouble.to_string())) })
+            Ok(Passed {
+                standing,
+                end: Err(Error::PodRefused(trouble.to_string())),
+            })
         }
         trouble => Err(Error::WritePod(trouble)),
     }
@@ -259,6 +311,9 @@ pub fn refused(trouble: Trouble, pod: Option<Seen>) -> Result<Passed, Error> {
 
 /// Whether this is why a `MyApp` says that it is not well.
 fn says(app: &MyApp, reasons: &[&str]) -> bool {
-    let condition = app.status.as_ref().and_then(|status| conditions::get(&status.conditions, READY));
+    let condition = app
+        .status
+        .as_ref()
+        .and_then(|status| conditions::get(&status.conditions, READY));
     condition.is_some_and(|condition| reasons.contains(&condition.reason.as_str()))
 }

@@ -73,7 +73,11 @@ pub fn step(owner: &Owner, wanted: &Wanted<'_>, seen: &Seen, lives: impl Fn(&str
     if seen.life == Life::Ended {
         return Step::Retry;
     }
-    if owner.has_marked(&seen.marks) && !seen.lacks_label() { Step::Keep } else { Step::Mark(claim) }
+    if owner.has_marked(&seen.marks) && !seen.lacks_label() {
+        Step::Keep
+    } else {
+        Step::Mark(claim)
+    }
 }
 
 /// What a `MyApp` says of itself.
@@ -91,13 +95,25 @@ impl Standing {
     /// It has this Pod, which is as it is wanted.
     pub fn of(pod: Seen) -> Self {
         let ready = pod.life == Life::Ready;
-        let why = if ready { Why::new(READY, format!("{} runs", pod.name())) } else { pod.why.clone() };
-        Self { ready, why, pod: Some(pod) }
+        let why = if ready {
+            Why::new(READY, format!("{} runs", pod.name()))
+        } else {
+            pod.why.clone()
+        };
+        Self {
+            ready,
+            why,
+            pod: Some(pod),
+        }
     }
 
     /// It is not well, for this reason.
     pub fn not(why: Why, pod: Option<Seen>) -> Self {
-        Self { pod, why, ready: false }
+        Self {
+            pod,
+            why,
+            ready: false,
+        }
     }
 
     /// Its spec cannot be had.
@@ -107,18 +123,27 @@ impl Standing {
 
     /// It is left alone.
     pub fn suspended(pod: Option<Seen>) -> Self {
-        Self::not(Why::new(SUSPENDED, "spec.suspend is true: the Pod is left alone"), pod)
+        Self::not(
+            Why::new(SUSPENDED, "spec.suspend is true: the Pod is left alone"),
+            pod,
+        )
     }
 
     /// Its Pod is being deleted.
     pub fn terminating(pod: Seen) -> Self {
-        let words = format!("{} is being deleted; it is made again once it is gone", pod.name());
+        let words = format!(
+            "{} is being deleted; it is made again once it is gone",
+            pod.name()
+        );
         Self::not(Why::new(TERMINATING, words), Some(pod))
     }
 
     /// Its Pod's node does not exist any more.
     pub fn node_gone(pod: Seen, node: &str) -> Self {
-        let words = format!("node {node} of {} is gone; the Pod is made again once it is gone too", pod.name());
+        let words = format!(
+            "node {node} of {} is gone; the Pod is made again once it is gone too",
+            pod.name()
+        );
         Self::not(Why::new(NODE_GONE, words), Some(pod))
     }
 
@@ -134,11 +159,25 @@ impl Standing {
 
     /// The status that says so. `before` is the one that stands.
     pub fn status(&self, before: Option<&MyAppStatus>, generation: i64, now: Time) -> MyAppStatus {
-        let mut conditions = before.map(|before| before.conditions.clone()).unwrap_or_default();
-        conditions::set(&mut conditions, READY, self.ready, &self.why.reason, &self.why.message, generation, now);
+        let mut conditions = before
+            .map(|before| before.conditions.clone())
+            .unwrap_or_default();
+        conditions::set(
+            &mut conditions,
+            READY,
+            self.ready,
+            &self.why.reason,
+            &self.why.message,
+            generation,
+            now,
+        );
         MyAppStatus {
             pod_name: self.pod.as_ref().map(|pod| pod.name().to_owned()),
-            phase: self.pod.as_ref().map(|pod| pod.phase.clone()).filter(|phase| !phase.is_empty()),
+            phase: self
+                .pod
+                .as_ref()
+                .map(|pod| pod.phase.clone())
+                .filter(|phase| !phase.is_empty()),
             ready: self.ready,
             observed_generation: Some(generation),
             conditions,
@@ -148,12 +187,24 @@ impl Standing {
 
 /// Why a node is not ready, in its own words; none if it is.
 pub fn not_ready(node: &Node) -> Option<String> {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    match conditions.into_iter().find(|condition| condition.type_ == READY) {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    match conditions
+        .into_iter()
+        .find(|condition| condition.type_ == READY)
+    {
         Some(condition) if condition.status == "True" => None,
         Some(condition) => {
-            let said = [&condition.reason, &condition.message].map(|text| text.as_deref().unwrap_or_default());
-            Some(said.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": "))
+            let said = [&condition.reason, &condition.message]
+                .map(|text| text.as_deref().unwrap_or_default());
+            Some(
+                said.into_iter()
+                    .filter(|text| !text.is_empty())
+                    .collect::<Vec<_>>()
+                    .join(": "),
+            )
         }
         None => Some(format!("{} says nothing of itself", node.name_any())),
     }
@@ -185,7 +236,12 @@ mod tests {
         let (owner, wanted) = (Owner::of(&app).unwrap(), build::validate(&app).unwrap());
         let mut pod = serde_json::to_value(build::pod(&owner, &wanted)).unwrap();
         merge(&mut pod, change);
-        step(&owner, &wanted, &Seen::of(&serde_json::from_value(pod).unwrap()), |uid| uid == "lives")
+        step(
+            &owner,
+            &wanted,
+            &Seen::of(&serde_json::from_value(pod).unwrap()),
+            |uid| uid == "lives",
+        )
     }
 
     fn merge(into: &mut Value, change: &Value) {
@@ -229,7 +285,10 @@ mod tests {
     #[case::new(json!([]), Some("n1 says nothing of itself"))]
     fn a_node(#[case] conditions: Value, #[case] said: Option<&str>) {
         let node = json!({ "metadata": { "name": "n1" }, "status": { "conditions": conditions } });
-        assert_eq!(not_ready(&serde_json::from_value(node).unwrap()).as_deref(), said);
+        assert_eq!(
+            not_ready(&serde_json::from_value(node).unwrap()).as_deref(),
+            said
+        );
     }
 
     #[test]
@@ -239,7 +298,10 @@ mod tests {
         let at = |text: &str| Time(text.parse().unwrap());
         let ready = Standing::of(seen.clone()).status(None, 3, at("2026-01-01T00:00:00Z"));
         assert!(ready.ready);
-        assert_eq!((ready.pod_name.as_deref(), ready.phase.as_deref()), (Some("web-pod"), Some("Running")));
+        assert_eq!(
+            (ready.pod_name.as_deref(), ready.phase.as_deref()),
+            (Some("web-pod"), Some("Running"))
+        );
         assert_eq!(ready.observed_generation, Some(3));
         let again = Standing::of(seen.clone()).status(Some(&ready), 3, at("2026-01-01T00:00:09Z"));
         assert_eq!(again, ready, "nothing has changed, so nothing is written");
@@ -247,8 +309,15 @@ mod tests {
         assert!(!going.ready && going.phase.as_deref() == Some("Running"));
         assert_eq!(going.conditions.len(), 1);
         assert_eq!(going.conditions[0].reason, TERMINATING);
-        assert_eq!(going.conditions[0].last_transition_time, at("2026-01-01T00:00:09Z"));
-        let foreign = Standing::not(Why::new(CONFLICT, "x"), None).status(Some(&going), 4, at("2026-01-01T00:00:09Z"));
+        assert_eq!(
+            going.conditions[0].last_transition_time,
+            at("2026-01-01T00:00:09Z")
+        );
+        let foreign = Standing::not(Why::new(CONFLICT, "x"), None).status(
+            Some(&going),
+            4,
+            at("2026-01-01T00:00:09Z"),
+        );
         assert_eq!((foreign.pod_name, foreign.phase), (None, None));
     }
 }

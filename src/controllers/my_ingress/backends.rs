@@ -58,7 +58,12 @@ enum Nodes {
 impl Backends {
     /// Nothing is known yet. `wake` wakes whom it concerns.
     pub fn new(wake: Trigger<MyIngress>) -> Self {
-        Self { wanted: Arc::default(), state: Mutex::default(), nodes: watch::channel(Nodes::Unlisted).0, wake }
+        Self {
+            wanted: Arc::default(),
+            state: Mutex::default(),
+            nodes: watch::channel(Nodes::Unlisted).0,
+            wake,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -67,8 +72,12 @@ impl Backends {
 
     /// There is such a `MyIngress`.
     pub fn follow(&self, key: &Key, ingress: &MyIngress) {
-        let services: BTreeSet<_> =
-            ingress.spec.listeners.iter().map(|listener| listener.service.name.clone()).collect();
+        let services: BTreeSet<_> = ingress
+            .spec
+            .listeners
+            .iter()
+            .map(|listener| listener.service.name.clone())
+            .collect();
         if services.is_empty() {
             return self.forget(key);
         }
@@ -88,7 +97,10 @@ impl Backends {
     /// Why they are not known, in the apiserver's words.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let mut nodes = self.nodes.subscribe();
-        let listed = tokio::time::timeout(LISTED_WITHIN, nodes.wait_for(|nodes| *nodes != Nodes::Unlisted));
+        let listed = tokio::time::timeout(
+            LISTED_WITHIN,
+            nodes.wait_for(|nodes| *nodes != Nodes::Unlisted),
+        );
         let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
             Err(_) => Some("they are being listed".into()),
             Ok(Ok(Nodes::Unknown(why))) => Some(why),
@@ -147,8 +159,16 @@ impl Backends {
 /// The instance of a node that takes traffic. `aws:///eu-central-1a/i-0123456789abcdef0` is what the cloud's own controller
 /// writes; other things than instances have another last part.
 pub fn instance(node: &Node) -> Option<String> {
-    let excluded = node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();
-    let id = node.spec.as_ref()?.provider_id.as_deref()?.strip_prefix("aws://")?.rsplit('/').next()?;
+    let excluded =
+        node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();
+    let id = node
+        .spec
+        .as_ref()?
+        .provider_id
+        .as_deref()?
+        .strip_prefix("aws://")?
+        .rsplit('/')
+        .next()?;
     (!excluded && id.starts_with("i-")).then(|| id.to_owned())
 }
 
@@ -173,7 +193,12 @@ impl Observer<Node> for Backends {
             let mut state = self.state();
             state.listed = true;
             let listed = state.listing.take().unwrap_or_default();
-            state.instances.keys().filter(|name| !listed.contains(*name)).cloned().collect()
+            state
+                .instances
+                .keys()
+                .filter(|name| !listed.contains(*name))
+                .cloned()
+                .collect()
         };
         for name in &missing {
             self.node(name, None);
@@ -190,7 +215,8 @@ impl Observer<Node> for Backends {
 
     fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
         if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
-            self.nodes.send_replace(Nodes::Unknown(refusal.message.clone()));
+            self.nodes
+                .send_replace(Nodes::Unknown(refusal.message.clone()));
         }
     }
 }
@@ -225,7 +251,8 @@ mod tests {
     use super::*;
 
     fn node(name: &str, provider: &str) -> Node {
-        from_value(json!({ "metadata": { "name": name }, "spec": { "providerID": provider } })).unwrap()
+        from_value(json!({ "metadata": { "name": name }, "spec": { "providerID": provider } }))
+            .unwrap()
     }
 
     #[rstest]
@@ -235,7 +262,11 @@ mod tests {
     #[case::elsewhere("gce://project/zone/i-0123", json!({}), None)]
     #[case::excluded("aws:///a/i-0123", json!({ "labels": { EXCLUDED: "" } }), None)]
     #[case::going("aws:///a/i-0123", json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), None)]
-    fn the_instance_of_a_node(#[case] provider: &str, #[case] metadata: Value, #[case] expected: Option<&str>) {
+    fn the_instance_of_a_node(
+        #[case] provider: &str,
+        #[case] metadata: Value,
+        #[case] expected: Option<&str>,
+    ) {
         let spec = json!({ "providerID": provider });
         let node: Node = from_value(json!({ "metadata": metadata, "spec": spec })).unwrap();
         assert_eq!(instance(&node).as_deref(), expected);
@@ -246,8 +277,16 @@ mod tests {
     async fn nothing_is_said_before_all_are_listed_nor_while_they_may_not_be() {
         let backends = Backends::new(Trigger::default());
         let nodes: &dyn Observer<Node> = &backends;
-        let resource = ResourceName { api_version: "v1".into(), plural: "nodes".into() };
-        let known = || backends.instances().now_or_never().map(|known| known.map(Vec::from_iter));
+        let resource = ResourceName {
+            api_version: "v1".into(),
+            plural: "nodes".into(),
+        };
+        let known = || {
+            backends
+                .instances()
+                .now_or_never()
+                .map(|known| known.map(Vec::from_iter))
+        };
         let is = |ids: &[&str]| Some(Ok(ids.iter().map(|id| (*id).to_owned()).collect()));
         nodes.listing(&resource, None);
         nodes.present(&resource, node("a", "aws:///a/i-1"));
@@ -256,7 +295,9 @@ mod tests {
         nodes.listed(&resource, None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        let refusal = Status::failure("nodes is forbidden", "Forbidden").with_code(403).boxed();
+        let refusal = Status::failure("nodes is forbidden", "Forbidden")
+            .with_code(403)
+            .boxed();
         nodes.failing(&resource, None, &watcher::Error::WatchError(refusal));
         assert_eq!(known(), Some(Err("nodes is forbidden".into())));
         nodes.stands(&resource, None);
@@ -278,11 +319,18 @@ mod tests {
         let backends = Backends::new(Trigger::default());
         let key = Key::new("shop", "web");
         backends.follow(&key, &MyIngress::default());
-        assert_eq!((backends.wanted.get(), backends.state().leads.len()), (None, 0));
+        assert_eq!(
+            (backends.wanted.get(), backends.state().leads.len()),
+            (None, 0)
+        );
         let listeners = json!([{ "port": 80, "service": { "name": "web", "port": 80 } }]);
-        let ingress: MyIngress = from_value(json!({ "metadata": {}, "spec": { "listeners": listeners } })).unwrap();
+        let ingress: MyIngress =
+            from_value(json!({ "metadata": {}, "spec": { "listeners": listeners } })).unwrap();
         backends.follow(&key, &ingress);
-        assert_eq!((backends.wanted.get(), backends.state().leads.len()), (Some(&()), 1));
+        assert_eq!(
+            (backends.wanted.get(), backends.state().leads.len()),
+            (Some(&()), 1)
+        );
         backends.follow(&key, &MyIngress::default());
         assert_eq!(backends.state().leads.len(), 0);
     }

@@ -7,8 +7,8 @@ use kube::ResourceExt;
 use super::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::my_ingress::{
-    BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY, Listener, NAME,
-    OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS, SUFFIX,
+    BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
+    Listener, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS, SUFFIX,
 };
 use crate::api::spec_size::StoredSpec as _;
 use crate::cloud::Wanted;
@@ -43,7 +43,9 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
         return refuse("spec.securityGroups", BAD_GROUP);
     }
     match (spec.ip_address_type(), spec.scheme()) {
-        ("dualstack-without-public-ipv4", "internal") => return refuse("spec.ipAddressType", PUBLIC_ONLY),
+        ("dualstack-without-public-ipv4", "internal") => {
+            return refuse("spec.ipAddressType", PUBLIC_ONLY);
+        }
         ("ipv4" | "dualstack" | "dualstack-without-public-ipv4", _) => {}
         _ => return refuse("spec.ipAddressType", BAD_ADDRESSES),
     }
@@ -55,7 +57,11 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
             return refuse("spec.tags", OUR_TAG);
         }
     }
-    if spec.tags.iter().any(|(key, value)| !is_tag(key) || !is_tag(value)) {
+    if spec
+        .tags
+        .iter()
+        .any(|(key, value)| !is_tag(key) || !is_tag(value))
+    {
         return refuse("spec.tags", BAD_TAG);
     }
     spec.listeners.iter().try_for_each(check_listener)
@@ -65,8 +71,11 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
 fn is_of_others(key: &str) -> bool {
     let key = key.to_lowercase();
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let is_under =
-        |parent: &str| domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    let is_under = |parent: &str| {
+        domain
+            .strip_suffix(parent)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
     key.starts_with("aws:") || is_under("k8s.aws") || is_under("kubernetes.io")
 }
 
@@ -106,12 +115,17 @@ fn is_name(name: &str) -> bool {
 }
 
 fn is_tag(text: &str) -> bool {
-    text.chars().all(|c| c.is_alphanumeric() || c == ' ' || "_.:/=+-@".contains(c))
+    text.chars()
+        .all(|c| c.is_alphanumeric() || c == ' ' || "_.:/=+-@".contains(c))
 }
 
 fn is_id(id: &str, prefix: &str) -> bool {
-    id.strip_prefix(prefix)
-        .is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit()))
+    id.strip_prefix(prefix).is_some_and(|rest| {
+        !rest.is_empty()
+            && rest
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+    })
 }
 
 #[cfg(test)]
@@ -151,7 +165,13 @@ mod tests {
         let sample = ingress("myapp", &spec(&[("scheme", json!("internet-facing"))]));
         assert_eq!(check(&sample), Ok(()));
         let owner = Owner::of(&sample).unwrap();
-        insta::assert_debug_snapshot!(wanted(&sample, &Mark { owner: &owner, cluster: "c" }));
+        insta::assert_debug_snapshot!(wanted(
+            &sample,
+            &Mark {
+                owner: &owner,
+                cluster: "c"
+            }
+        ));
     }
 
     #[test]
@@ -168,10 +188,19 @@ mod tests {
         assert_eq!(check(&full), Ok(()));
         let secure = json!({ "protocol": "HTTPS", "certificateArn": "arn:1", "sslPolicy": "p" });
         for listeners in [listener(&json!({})), listener(&secure)] {
-            assert_eq!(check(&ingress("web", &spec(&[("listeners", listeners)]))), Ok(()));
+            assert_eq!(
+                check(&ingress("web", &spec(&[("listeners", listeners)]))),
+                Ok(())
+            );
         }
         let owner = Owner::of(&full).unwrap();
-        insta::assert_debug_snapshot!(wanted(&full, &Mark { owner: &owner, cluster: "c" }));
+        insta::assert_debug_snapshot!(wanted(
+            &full,
+            &Mark {
+                owner: &owner,
+                cluster: "c"
+            }
+        ));
     }
 
     #[rstest]

@@ -58,7 +58,11 @@ impl<C: Cloud> MyIngresses<C> {
         service: Option<&Service>,
         route: Result<BTreeSet<Target>, Problem>,
     ) -> Result<Look, Error> {
-        let Scene { mark, balancer, found } = scene;
+        let Scene {
+            mark,
+            balancer,
+            found,
+        } = scene;
         let port = listener.port;
         let there = found.listener(port);
         if let Some(foreign) = there.filter(|there| !found.whose.may_be_had(&there.arn)) {
@@ -78,7 +82,15 @@ impl<C: Cloud> MyIngresses<C> {
             Err(problem) => {
                 let look = pass.look(port, problem.reason(), format!("port {port}: {problem}"));
                 let empty = self.release(pass, scene, port, service).await?;
-                return Ok(if empty { Look { healthy: 0, total: 0, ..look } } else { look });
+                return Ok(if empty {
+                    Look {
+                        healthy: 0,
+                        total: 0,
+                        ..look
+                    }
+                } else {
+                    look
+                });
             }
         };
         let (group, whose) = match self.group(pass, scene, listener).await? {
@@ -95,14 +107,19 @@ impl<C: Cloud> MyIngresses<C> {
         };
         self.brand(pass, mark, &whose, &group.arn).await?;
         if group.health_check_path != listener.health_check_path() {
-            self.cloud.set_health_check(&group.arn, listener.health_check_path()).await?;
+            self.cloud
+                .set_health_check(&group.arn, listener.health_check_path())
+                .await?;
         }
         let mut registered = self.cloud.targets(&group.arn).await?;
         let change = routes::change(&registered, &route);
-        let added = self.register(&group, &registered, &route, change.add.clone()).await?;
+        let added = self
+            .register(&group, &registered, &route, change.add.clone())
+            .await?;
         if let Some(fault) = &added.fault {
             let words = format!("port {port}: AWS does not have all nodes for targets: {fault}");
-            self.events.warning(pass.ingress.object_ref(&()), "Update", fault.reason, words);
+            self.events
+                .warning(pass.ingress.object_ref(&()), "Update", fault.reason, words);
         }
         let turned = self.lead(pass, scene, listener, there, &group).await?;
         if !change.remove.is_empty() {
@@ -110,9 +127,18 @@ impl<C: Cloud> MyIngresses<C> {
         }
         // What AWS said of these was said before.
         registered.retain(|it| !turned && !change.add.contains(&it.target));
-        let look = routes::look(port, &registered, &(&route - &added.refused), &balancer.security_groups);
+        let look = routes::look(
+            port,
+            &registered,
+            &(&route - &added.refused),
+            &balancer.security_groups,
+        );
         let changes = look.changes || added.any || !change.hold.is_empty();
-        Ok(Look { total: route.len(), changes, ..look })
+        Ok(Look {
+            total: route.len(),
+            changes,
+            ..look
+        })
     }
 
     /// Removes the targets of a listener that no longer lead to its Service. Returns whether no target remains.
@@ -125,7 +151,9 @@ impl<C: Cloud> MyIngresses<C> {
     ) -> Result<bool, Error> {
         let name = mark.group(port);
         // No traffic reaches a group that no listener leads to.
-        let Some(group) = found.groups.iter().find(|group| group.name == name) else { return Ok(false) };
+        let Some(group) = found.groups.iter().find(|group| group.name == name) else {
+            return Ok(false);
+        };
         if !found.whose.is_ours(&group.arn) {
             return Ok(false);
         }
@@ -134,9 +162,12 @@ impl<C: Cloud> MyIngresses<C> {
         let active = registered.iter().filter(|it| !it.is_draining()).count();
         if !released.is_empty() {
             self.cloud.deregister(&group.arn, &released).await?;
-            let words =
-                format!("removed {} targets of port {port}: the Service released their node port", released.len());
-            self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
+            let words = format!(
+                "removed {} targets of port {port}: the Service released their node port",
+                released.len()
+            );
+            self.events
+                .normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
         }
         Ok(active == released.len())
     }
@@ -159,20 +190,26 @@ impl<C: Cloud> MyIngresses<C> {
             group: group.arn.clone(),
         };
         let tell = |pass: &Pass, words: String| {
-            self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
+            self.events
+                .normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
         };
         let Some(there) = there else {
             self.announce(pass, port).await?;
-            self.cloud.create_listener(&scene.balancer.arn, &wanted, &scene.mark.tags()).await?;
+            self.cloud
+                .create_listener(&scene.balancer.arn, &wanted, &scene.mark.tags())
+                .await?;
             tell(pass, format!("load balancer listens on port {port}"));
             return Ok(true);
         };
-        self.brand(pass, scene.mark, &scene.found.whose, &there.arn).await?;
+        self.brand(pass, scene.mark, &scene.found.whose, &there.arn)
+            .await?;
         if !differs(there, &wanted) {
             return Ok(false);
         }
         if wanted.protocol == "HTTPS" && there.protocol != "HTTPS" {
-            wanted.ssl_policy.get_or_insert_with(|| DEFAULT_POLICY.into());
+            wanted
+                .ssl_policy
+                .get_or_insert_with(|| DEFAULT_POLICY.into());
         }
         self.cloud.modify_listener(&there.arn, &wanted).await?;
         tell(pass, format!("listener of port {port} put right"));
@@ -180,8 +217,17 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// The target group of a listener, made if there is none.
-    async fn group(&self, pass: &mut Pass, scene: &Scene<'_>, listener: &Listener) -> Result<Had, Error> {
-        let Scene { mark, balancer, found } = scene;
+    async fn group(
+        &self,
+        pass: &mut Pass,
+        scene: &Scene<'_>,
+        listener: &Listener,
+    ) -> Result<Had, Error> {
+        let Scene {
+            mark,
+            balancer,
+            found,
+        } = scene;
         let (port, name) = (listener.port, mark.group(listener.port));
         let there = match found.groups.iter().find(|group| group.name == name) {
             Some(led_to) => Some((led_to.clone(), found.whose.clone())),
@@ -196,7 +242,11 @@ impl<C: Cloud> MyIngresses<C> {
         if let Some((group, whose)) = there {
             if !whose.may_be_had(&group.arn) {
                 let late = whose.is_bare(&group.arn) && self.may_yet_show(pass, port);
-                return Ok(if late { Had::NotShown } else { Had::Foreign(group) });
+                return Ok(if late {
+                    Had::NotShown
+                } else {
+                    Had::Foreign(group)
+                });
             }
             if group.vpc == balancer.vpc {
                 return Ok(Had::Group(group, whose));
@@ -217,11 +267,15 @@ impl<C: Cloud> MyIngresses<C> {
         };
         let before = pass.requested_at(port);
         self.announce(pass, port).await?;
-        let group = self.cloud.create_group(&wanted).await.inspect_err(|fault| {
-            if fault.undone {
-                pass.set_requested_at(port, before);
-            }
-        })?;
+        let group = self
+            .cloud
+            .create_group(&wanted)
+            .await
+            .inspect_err(|fault| {
+                if fault.undone {
+                    pass.set_requested_at(port, before);
+                }
+            })?;
         // The answer may be somebody else's group that has these very settings.
         match self.whose(mark, vec![group.arn.clone()]).await {
             Ok(whose) if whose.is_ours(&group.arn) => Ok(Had::Group(group, whose)),
@@ -240,13 +294,26 @@ impl<C: Cloud> MyIngresses<C> {
         mut add: BTreeSet<Target>,
     ) -> Result<Added, Fault> {
         let (mut refused, mut said) = (BTreeSet::new(), None);
-        let stay = registered.iter().filter(|it| !it.is_draining() && route.contains(&it.target)).count();
+        let stay = registered
+            .iter()
+            .filter(|it| !it.is_draining() && route.contains(&it.target))
+            .count();
         while !add.is_empty() {
             let fault = match self.cloud.register(&group.arn, &add).await {
-                Ok(()) => return Ok(Added { any: true, refused, fault: said }),
+                Ok(()) => {
+                    return Ok(Added {
+                        any: true,
+                        refused,
+                        fault: said,
+                    });
+                }
                 Err(fault) => fault,
             };
-            let named: BTreeSet<_> = add.iter().filter(|it| names(&fault.message, &it.instance)).cloned().collect();
+            let named: BTreeSet<_> = add
+                .iter()
+                .filter(|it| names(&fault.message, &it.instance))
+                .cloned()
+                .collect();
             let left = &add - &named;
             if !fault.is(fault::INVALID_TARGET) || named.is_empty() || left.len() + stay == 0 {
                 return Err(fault);
@@ -254,13 +321,19 @@ impl<C: Cloud> MyIngresses<C> {
             refused.extend(named);
             (add, said) = (left, Some(fault));
         }
-        Ok(Added { any: false, refused, fault: said })
+        Ok(Added {
+            any: false,
+            refused,
+            fault: said,
+        })
     }
 }
 
 /// Whether the words name this instance, and not one whose ID goes on.
 fn names(words: &str, instance: &str) -> bool {
-    words.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == instance)
+    words
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .any(|word| word == instance)
 }
 
 /// What is not said is nobody's business.

@@ -32,7 +32,11 @@ impl Looks {
             Class::Slow => 1,
             Class::Terminal => 2,
         };
-        if self.failed.as_ref().is_none_or(|before| urgency(&fault) < urgency(before)) {
+        if self
+            .failed
+            .as_ref()
+            .is_none_or(|before| urgency(&fault) < urgency(before))
+        {
             self.failed = Some(fault);
         }
     }
@@ -47,20 +51,36 @@ impl<C: Cloud> MyIngresses<C> {
         balancer: &Balancer,
     ) -> Result<(Standing, Outcome), Error> {
         let (standing, outcome) = stands(pass.alb.clone().unwrap_or_default(), balancer);
-        let none = !pass.unknown && pass.ingress.spec.listeners.is_empty() && pass.listeners.is_empty();
+        let none =
+            !pass.unknown && pass.ingress.spec.listeners.is_empty() && pass.listeners.is_empty();
         if standing.reason == FAILED || none {
             return Ok((standing, outcome));
         }
         pass.alb.clone_from(&standing.alb);
-        let Looks { each, failed, changes } = self.listen(pass, mark, balancer).await?;
+        let Looks {
+            each,
+            failed,
+            changes,
+        } = self.listen(pass, mark, balancer).await?;
         // What somebody has to do something about comes first.
-        let (passing, ill): (Vec<_>, Vec<_>) =
-            each.iter().filter(|look| !look.words.is_empty()).partition(|look| look.changes);
+        let (passing, ill): (Vec<_>, Vec<_>) = each
+            .iter()
+            .filter(|look| !look.words.is_empty())
+            .partition(|look| look.changes);
         let ill: Vec<_> = ill.into_iter().chain(passing).collect();
-        let words = ill.iter().map(|look| look.words.as_str()).collect::<Vec<_>>().join("; ");
+        let words = ill
+            .iter()
+            .map(|look| look.words.as_str())
+            .collect::<Vec<_>>()
+            .join("; ");
         let failed = failed.map(|fault| {
-            let all = [fault.message.as_str(), &words].into_iter().filter(|words| !words.is_empty());
-            Fault { message: all.collect::<Vec<_>>().join("; "), ..fault }
+            let all = [fault.message.as_str(), &words]
+                .into_iter()
+                .filter(|words| !words.is_empty());
+            Fault {
+                message: all.collect::<Vec<_>>().join("; "),
+                ..fault
+            }
         });
         match failed {
             Some(fault) if changes && fault.class != Class::Transient => {
@@ -80,21 +100,45 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// Has the balancer listen as the spec says.
-    async fn listen(&self, pass: &mut Pass, mark: &Mark<'_>, balancer: &Balancer) -> Result<Looks, Error> {
+    async fn listen(
+        &self,
+        pass: &mut Pass,
+        mark: &Mark<'_>,
+        balancer: &Balancer,
+    ) -> Result<Looks, Error> {
         let wanted = pass.ingress.spec.listeners.clone();
         let ports: BTreeSet<u16> = wanted.iter().map(|listener| listener.port).collect();
         let found = &self.found(mark, balancer).await?;
-        let had: BTreeSet<_> = found.ports(&mark.groups()).into_iter().chain(pass.ports()).collect();
+        let had: BTreeSet<_> = found
+            .ports(&mark.groups())
+            .into_iter()
+            .chain(pass.ports())
+            .collect();
         // Known before anything of it is there, or nobody would ever take it away again.
         self.know(pass, &ports | &had).await?;
         // Nobody looks at the nodes for one without listeners.
-        let instances = if wanted.is_empty() { Ok(BTreeSet::new()) } else { self.backends.instances().await };
-        let mut all = Looks { each: Vec::new(), failed: None, changes: false };
-        let scene = Scene { mark, balancer, found };
+        let instances = if wanted.is_empty() {
+            Ok(BTreeSet::new())
+        } else {
+            self.backends.instances().await
+        };
+        let mut all = Looks {
+            each: Vec::new(),
+            failed: None,
+            changes: false,
+        };
+        let scene = Scene {
+            mark,
+            balancer,
+            found,
+        };
         for listener in &wanted {
             let service = self.service(pass, listener).await?;
             let route = routes::find(service.as_ref(), listener, &instances);
-            match self.serve(pass, &scene, listener, service.as_ref(), route).await {
+            match self
+                .serve(pass, &scene, listener, service.as_ref(), route)
+                .await
+            {
                 Ok(look) => {
                     all.changes |= look.changes;
                     all.each.push(look);
@@ -118,12 +162,21 @@ impl<C: Cloud> MyIngresses<C> {
                 }
                 Err(fault) => {
                     let before = pass.listener(*port).cloned();
-                    left.extend(before.map(|it| ListenerStatus { healthy: 0, reason: fault.reason.into(), ..it }));
+                    left.extend(before.map(|it| ListenerStatus {
+                        healthy: 0,
+                        reason: fault.reason.into(),
+                        ..it
+                    }));
                     all.fail(fault);
                 }
             }
         }
-        pass.listeners = all.each.iter().map(|look| look.status(pass.requested_at(look.port))).chain(left).collect();
+        pass.listeners = all
+            .each
+            .iter()
+            .map(|look| look.status(pass.requested_at(look.port)))
+            .chain(left)
+            .collect();
         Ok(all)
     }
 
@@ -133,8 +186,11 @@ impl<C: Cloud> MyIngresses<C> {
         if new.is_empty() {
             return Ok(());
         }
-        let new =
-            new.into_iter().map(|port| ListenerStatus { port, reason: CREATING.into(), ..ListenerStatus::default() });
+        let new = new.into_iter().map(|port| ListenerStatus {
+            port,
+            reason: CREATING.into(),
+            ..ListenerStatus::default()
+        });
         pass.listeners.extend(new);
         self.note_all(pass).await
     }
@@ -155,8 +211,15 @@ impl<C: Cloud> MyIngresses<C> {
 
     /// The Service that a listener leads to.
     async fn service(&self, pass: &Pass, listener: &Listener) -> Result<Option<Service>, Error> {
-        let (namespace, name) = (pass.ingress.metadata.namespace.as_deref(), &listener.service.name);
-        let services: Api<Service> = Api::namespaced(self.client.clone(), namespace.unwrap_or_default());
-        services.get_opt(name).await.map_err(|error| Error::ReadService(name.clone(), error))
+        let (namespace, name) = (
+            pass.ingress.metadata.namespace.as_deref(),
+            &listener.service.name,
+        );
+        let services: Api<Service> =
+            Api::namespaced(self.client.clone(), namespace.unwrap_or_default());
+        services
+            .get_opt(name)
+            .await
+            .map_err(|error| Error::ReadService(name.clone(), error))
     }
 }

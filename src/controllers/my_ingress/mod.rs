@@ -95,13 +95,16 @@ impl Failure for Error {
     fn class(&self) -> Class {
         match self {
             Self::Cloud(fault) => fault.class(),
-            Self::ReadCluster(kube::Error::Api(said)) | Self::ReadService(_, kube::Error::Api(said))
+            Self::ReadCluster(kube::Error::Api(said))
+            | Self::ReadService(_, kube::Error::Api(said))
                 if said.code == 403 =>
             {
                 Class::Slow
             }
             Self::Owner(unconfirmed) => unconfirmed.class(),
-            Self::ReadCluster(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => error.class(),
+            Self::ReadCluster(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => {
+                error.class()
+            }
         }
     }
 }
@@ -157,7 +160,10 @@ impl Pass {
     /// Whether all was well with what is asked for now.
     fn was_well(&self) -> bool {
         self.ingress.status.as_ref().is_some_and(|status| {
-            let ready = status.conditions.iter().any(|it| it.type_ == READY && it.status == "True");
+            let ready = status
+                .conditions
+                .iter()
+                .any(|it| it.type_ == READY && it.status == "True");
             ready && status.observed_generation == self.ingress.metadata.generation
         })
     }
@@ -166,8 +172,17 @@ impl Pass {
     fn look(&self, port: u16, reason: &'static str, words: impl Into<String>) -> Look {
         let before = self.listener(port).cloned().unwrap_or_default();
         let count = |count: u32| usize::try_from(count).unwrap_or_default();
-        let look = Look { healthy: count(before.healthy), total: count(before.total), ..Look::default() };
-        Look { port, reason, words: words.into(), ..look }
+        let look = Look {
+            healthy: count(before.healthy),
+            total: count(before.total),
+            ..Look::default()
+        };
+        Look {
+            port,
+            reason,
+            words: words.into(),
+            ..look
+        }
     }
 }
 
@@ -180,7 +195,13 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let nodes = vec![(None, Api::all(manager.client.clone()))];
     manager.look::<Node, _>(nodes, &newest, &backends.wanted, &backends, identity);
     let services = manager.scope.places(&manager.client);
-    manager.look::<PartialObjectMeta<Service>, _>(services, &others, &backends.wanted, &backends, identity);
+    manager.look::<PartialObjectMeta<Service>, _>(
+        services,
+        &others,
+        &backends.wanted,
+        &backends,
+        identity,
+    );
     let timings = &manager.config.timings;
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {
@@ -197,32 +218,44 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         shown_within,
     });
     let told = Arc::clone(&controller);
-    manager.control(ingresses, controller, Vec::new(), move |touched, all_seen| match touched {
-        Touched::Present(ingress) => {
-            let key = Key::of(ingress.as_ref());
-            if told.scope == Scope::Cluster {
-                told.backends.follow(&key, &ingress);
+    manager.control(
+        ingresses,
+        controller,
+        Vec::new(),
+        move |touched, all_seen| match touched {
+            Touched::Present(ingress) => {
+                let key = Key::of(ingress.as_ref());
+                if told.scope == Scope::Cluster {
+                    told.backends.follow(&key, &ingress);
+                }
+                if all_seen && !told.written.knows(&key, &ingress) {
+                    trigger.wake(&key);
+                }
             }
-            if all_seen && !told.written.knows(&key, &ingress) {
+            Touched::Gone(ingress) => {
+                let key = Key::of(ingress.as_ref());
+                told.gone(&key);
                 trigger.wake(&key);
+                // One of the same name in another namespace may have waited for the balancer's.
+                for other in store
+                    .state()
+                    .iter()
+                    .filter(|other| other.name_any() == *key.name)
+                {
+                    trigger.wake(&Key::of(other.as_ref()));
+                }
             }
-        }
-        Touched::Gone(ingress) => {
-            let key = Key::of(ingress.as_ref());
-            told.gone(&key);
-            trigger.wake(&key);
-            // One of the same name in another namespace may have waited for the balancer's.
-            for other in store.state().iter().filter(|other| other.name_any() == *key.name) {
-                trigger.wake(&Key::of(other.as_ref()));
-            }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
 impl<C: Cloud> MyIngresses<C> {
     fn api(&self, ingress: &MyIngress) -> Api<MyIngress> {
-        Api::namespaced(self.client.clone(), &ingress.namespace().unwrap_or_default())
+        Api::namespaced(
+            self.client.clone(),
+            &ingress.namespace().unwrap_or_default(),
+        )
     }
 
     /// Why it is not for this operator, if it is not.
@@ -239,9 +272,15 @@ impl<C: Cloud> MyIngresses<C> {
     async fn cluster(&self) -> Result<&str, Error> {
         let read = async || {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
-            let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await.map_err(Error::ReadCluster)?;
+            let namespace = namespaces
+                .get_metadata(OF_THE_CLUSTER)
+                .await
+                .map_err(Error::ReadCluster)?;
             // The apiserver gives every object one.
-            namespace.metadata.uid.ok_or(Error::Owner(Unconfirmed::Gone))
+            namespace
+                .metadata
+                .uid
+                .ok_or(Error::Owner(Unconfirmed::Gone))
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
@@ -254,7 +293,13 @@ impl<C: Cloud> MyIngresses<C> {
     /// Has the finalizer be there before anything is in AWS.
     async fn guard(&self, pass: &mut Pass) -> Result<(), Error> {
         let api = self.api(&pass.ingress);
-        let guarded = finalizer::put(&self.written, &api, MANAGER, Arc::clone(&pass.ingress), FINALIZER);
+        let guarded = finalizer::put(
+            &self.written,
+            &api,
+            MANAGER,
+            Arc::clone(&pass.ingress),
+            FINALIZER,
+        );
         pass.ingress = guarded.await.map_err(Error::WriteStatus)?;
         Ok(())
     }
@@ -263,7 +308,9 @@ impl<C: Cloud> MyIngresses<C> {
     /// in the right place: its ARN proves nothing but region and account.
     async fn find(&self, pass: &Pass, name: &str) -> Result<Option<Balancer>, Error> {
         let alb = pass.alb.clone().unwrap_or_default();
-        let Some(arn) = alb.arn.as_deref() else { return Ok(self.cloud.find(name).await?) };
+        let Some(arn) = alb.arn.as_deref() else {
+            return Ok(self.cloud.find(name).await?);
+        };
         let region = self.cloud.region().await?;
         if let Some(theirs) = cloud::region_of(arn).filter(|theirs| *theirs != region) {
             return Err(Fault::in_another_region(arn, theirs, &region, &pass.ingress).into());
@@ -283,7 +330,10 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     async fn act(&self, pass: &mut Pass, owner: &Owner) -> Result<(Standing, Outcome), Error> {
-        let mark = Mark { owner, cluster: self.cluster().await? };
+        let mark = Mark {
+            owner,
+            cluster: self.cluster().await?,
+        };
         let wanted = build::wanted(&pass.ingress, &mark);
         self.settle(pass, &mark, &wanted).await
     }
@@ -306,23 +356,50 @@ impl<C: Cloud> Reconciler for MyIngresses<C> {
 
     async fn reconcile(&self, ingress: Arc<MyIngress>) -> Result<Outcome, Error> {
         let ingress = self.written.newest(&Key::of(ingress.as_ref()), ingress);
-        let Some(owner) = Owner::of(ingress.as_ref()) else { return Ok(Outcome::Done) };
+        let Some(owner) = Owner::of(ingress.as_ref()) else {
+            return Ok(Outcome::Done);
+        };
         let guarded = finalizer::is_on(ingress.as_ref(), FINALIZER);
-        let alb = ingress.status.as_ref().and_then(|status| status.alb.clone());
-        let listeners = ingress.status.as_ref().map(|status| status.listeners.clone()).unwrap_or_default();
+        let alb = ingress
+            .status
+            .as_ref()
+            .and_then(|status| status.alb.clone());
+        let listeners = ingress
+            .status
+            .as_ref()
+            .map(|status| status.listeners.clone())
+            .unwrap_or_default();
         let unknown = alb.is_none();
-        let mut pass = Pass { ingress, alb, listeners, unknown };
+        let mut pass = Pass {
+            ingress,
+            alb,
+            listeners,
+            unknown,
+        };
         if pass.ingress.metadata.deletion_timestamp.is_some() {
-            return if guarded { self.finish(&mut pass, &owner).await } else { Ok(Outcome::Done) };
+            return if guarded {
+                self.finish(&mut pass, &owner).await
+            } else {
+                Ok(Outcome::Done)
+            };
         }
         let blocked = if pass.ingress.spec.suspend.unwrap_or_default() {
-            Some((SUSPENDED, "spec.suspend is true: the load balancer is left alone".into()))
+            Some((
+                SUSPENDED,
+                "spec.suspend is true: the load balancer is left alone".into(),
+            ))
         } else {
-            let refused = build::check(&pass.ingress).err().map(|words| (SPEC_INVALID, words));
-            refused.or_else(|| self.out_of_scope(&pass.ingress).map(|words| (OUT_OF_SCOPE, words)))
+            let refused = build::check(&pass.ingress)
+                .err()
+                .map(|words| (SPEC_INVALID, words));
+            refused.or_else(|| {
+                self.out_of_scope(&pass.ingress)
+                    .map(|words| (OUT_OF_SCOPE, words))
+            })
         };
         if let Some((reason, words)) = blocked {
-            self.write(&pass, &Standing::not(pass.alb.clone(), reason, words)).await?;
+            self.write(&pass, &Standing::not(pass.alb.clone(), reason, words))
+                .await?;
             return Ok(Outcome::Done);
         }
         let came = self.act(&mut pass, &owner).await;
@@ -336,7 +413,10 @@ impl<C: Cloud> Reconciler for MyIngresses<C> {
 
     fn gone(&self, key: &Key) {
         self.backends.forget(key);
-        self.doubted.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.doubted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
         self.written.forget(key);
     }
 }

@@ -7,15 +7,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thiserror::Error;
 
 use super::standing::{
-    NO_NODE_PORT, NO_NODES, NODES_UNKNOWN, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND, TARGETS_INITIAL,
-    TARGETS_UNHEALTHY,
+    NO_NODE_PORT, NO_NODES, NODES_UNKNOWN, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
+    TARGETS_INITIAL, TARGETS_UNHEALTHY,
 };
 use crate::api::my_ingress::{Listener, ListenerStatus};
 use crate::cloud::listeners::{Health, Target};
 
 /// AWS' reasons that may come from a security group
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
-const MAY_BE_KEPT_OUT: [&str; 3] = ["Target.Timeout", "Target.FailedHealthChecks", "Target.ResponseCodeMismatch"];
+const MAY_BE_KEPT_OUT: [&str; 3] = [
+    "Target.Timeout",
+    "Target.FailedHealthChecks",
+    "Target.ResponseCodeMismatch",
+];
 
 /// Why it is not known where a listener is to lead.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -27,7 +31,9 @@ pub enum Problem {
     #[error("Service {0} has no port {1} over TCP: {2}")]
     ServicePortNotFound(String, u16, String),
     /// The Service has no port on the nodes.
-    #[error("Service {0} has no port on the nodes: write type: NodePort in it, or type: LoadBalancer")]
+    #[error(
+        "Service {0} has no port on the nodes: write type: NodePort in it, or type: LoadBalancer"
+    )]
     NoNodePort(String),
     /// No node can take traffic.
     #[error(
@@ -63,34 +69,69 @@ pub fn find(
     instances: &Result<BTreeSet<String>, String>,
 ) -> Result<BTreeSet<Target>, Problem> {
     let (name, port) = (&listener.service.name, listener.service.port);
-    let Some(service) = service else { return Err(Problem::ServiceNotFound(name.clone())) };
-    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    let Some(service) = service else {
+        return Err(Problem::ServiceNotFound(name.clone()));
+    };
+    let ports = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.ports.as_deref())
+        .unwrap_or_default();
     let ports: Vec<_> = ports.iter().filter(|it| is_tcp(it)).collect();
     let Some(found) = ports.iter().find(|it| it.port == i32::from(port)) else {
         let there: Vec<_> = ports.iter().map(|it| it.port.to_string()).collect();
-        let there = if there.is_empty() { "it has none".into() } else { format!("it has {}", there.join(", ")) };
+        let there = if there.is_empty() {
+            "it has none".into()
+        } else {
+            format!("it has {}", there.join(", "))
+        };
         return Err(Problem::ServicePortNotFound(name.clone(), port, there));
     };
-    let Some(node_port) = found.node_port.and_then(|it| u16::try_from(it).ok()).filter(|it| *it != 0) else {
+    let Some(node_port) = found
+        .node_port
+        .and_then(|it| u16::try_from(it).ok())
+        .filter(|it| *it != 0)
+    else {
         return Err(Problem::NoNodePort(name.clone()));
     };
-    let instances = instances.as_ref().map_err(|why| Problem::NodesUnknown(why.clone()))?;
+    let instances = instances
+        .as_ref()
+        .map_err(|why| Problem::NodesUnknown(why.clone()))?;
     if instances.is_empty() {
         return Err(Problem::NoNodes);
     }
-    Ok(instances.iter().map(|instance| Target { instance: instance.clone(), port: node_port }).collect())
+    Ok(instances
+        .iter()
+        .map(|instance| Target {
+            instance: instance.clone(),
+            port: node_port,
+        })
+        .collect())
 }
 
 /// Returns the targets that no longer lead to the Service: Kubernetes may give a node port that it released to another one.
 pub fn released(service: Option<&Service>, registered: &[Health]) -> BTreeSet<Target> {
-    let ports = service.and_then(|service| service.spec.as_ref()?.ports.as_deref()).unwrap_or_default();
-    let held: BTreeSet<_> = ports.iter().filter_map(|port| u16::try_from(port.node_port?).ok()).collect();
-    let there = registered.iter().filter(|it| !it.is_draining()).map(|it| &it.target);
-    there.filter(|target| !held.contains(&target.port)).cloned().collect()
+    let ports = service
+        .and_then(|service| service.spec.as_ref()?.ports.as_deref())
+        .unwrap_or_default();
+    let held: BTreeSet<_> = ports
+        .iter()
+        .filter_map(|port| u16::try_from(port.node_port?).ok())
+        .collect();
+    let there = registered
+        .iter()
+        .filter(|it| !it.is_draining())
+        .map(|it| &it.target);
+    there
+        .filter(|target| !held.contains(&target.port))
+        .cloned()
+        .collect()
 }
 
 fn is_tcp(port: &ServicePort) -> bool {
-    port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP")
+    port.protocol
+        .as_deref()
+        .is_none_or(|protocol| protocol == "TCP")
 }
 
 /// What is to be done about the targets of a group.
@@ -108,16 +149,28 @@ pub struct Change {
 pub fn change(registered: &[Health], wanted: &BTreeSet<Target>) -> Change {
     // One that drains is on its way out; to stay it is registered again.
     let there = || registered.iter().filter(|it| !it.is_draining());
-    let healthy = || there().filter(|it| it.state == "healthy").map(|it| &it.target);
+    let healthy = || {
+        there()
+            .filter(|it| it.state == "healthy")
+            .map(|it| &it.target)
+    };
     let there: BTreeSet<_> = there().map(|it| it.target.clone()).collect();
     let (add, extra) = (wanted - &there, &there - wanted);
     let served = healthy().any(|target| wanted.contains(target));
     let begins = |it: &Health| it.state == "initial" && wanted.contains(&it.target);
     let open = !add.is_empty() || registered.iter().any(begins);
     if served || !open || !healthy().any(|target| extra.contains(target)) {
-        return Change { add, remove: extra, hold: BTreeSet::new() };
+        return Change {
+            add,
+            remove: extra,
+            hold: BTreeSet::new(),
+        };
     }
-    Change { add, remove: BTreeSet::new(), hold: extra }
+    Change {
+        add,
+        remove: BTreeSet::new(),
+        hold: extra,
+    }
 }
 
 /// How a listener is.
@@ -141,7 +194,13 @@ impl Look {
     /// AWS was asked for something of it, and does not show it yet.
     pub fn appearing(port: u16) -> Self {
         let words = format!("AWS was asked for what port {port} needs, and does not show it yet");
-        Self { port, reason: TARGETS_INITIAL, words, changes: true, ..Self::default() }
+        Self {
+            port,
+            reason: TARGETS_INITIAL,
+            words,
+            changes: true,
+            ..Self::default()
+        }
     }
 
     /// What the status has of it. AWS was last asked to create something of it then.
@@ -159,26 +218,47 @@ impl Look {
 }
 
 /// How a listener is whose group had these targets. `groups` are the balancer's security groups.
-pub fn look(port: u16, registered: &[Health], wanted: &BTreeSet<Target>, groups: &BTreeSet<String>) -> Look {
+pub fn look(
+    port: u16,
+    registered: &[Health],
+    wanted: &BTreeSet<Target>,
+    groups: &BTreeSet<String>,
+) -> Look {
     let health: BTreeMap<_, _> = registered.iter().map(|it| (&it.target, it)).collect();
-    let found: Vec<_> = wanted.iter().filter_map(|target| health.get(target)).collect();
+    let found: Vec<_> = wanted
+        .iter()
+        .filter_map(|target| health.get(target))
+        .collect();
     let healthy = found.iter().filter(|it| it.state == "healthy").count();
     // One that is new to the group has no health yet.
     let begins = found.len() < wanted.len() || found.iter().any(|it| it.state == "initial");
     // AWS tells nobody when one that is ill is well again.
     let changes = begins || healthy == 0;
-    let look = Look { port, healthy, total: wanted.len(), changes, ..Look::default() };
+    let look = Look {
+        port,
+        healthy,
+        total: wanted.len(),
+        changes,
+        ..Look::default()
+    };
     if healthy > 0 {
         return look;
     }
     let ill: Vec<_> = found.iter().filter(|it| it.state != "initial").collect();
     if ill.is_empty() {
         let words = format!("AWS has not yet found out how the targets of port {port} are");
-        return Look { reason: TARGETS_INITIAL, words, ..look };
+        return Look {
+            reason: TARGETS_INITIAL,
+            words,
+            ..look
+        };
     }
     let whys: BTreeSet<_> = ill.iter().map(|it| why(it)).collect();
     let whys = whys.into_iter().take(3).collect::<Vec<_>>().join(", ");
-    if !ill.iter().any(|it| MAY_BE_KEPT_OUT.contains(&it.reason.as_str())) {
+    if !ill
+        .iter()
+        .any(|it| MAY_BE_KEPT_OUT.contains(&it.reason.as_str()))
+    {
         return Look {
             reason: TARGETS_UNHEALTHY,
             words: format!("no target of port {port} is healthy ({whys})"),
@@ -192,7 +272,11 @@ pub fn look(port: u16, registered: &[Health], wanted: &BTreeSet<Target>, groups:
          and that a security group of the nodes lets TCP {node_port} in from {}",
         groups.join(", ")
     );
-    Look { reason: TARGETS_UNHEALTHY, words, ..look }
+    Look {
+        reason: TARGETS_UNHEALTHY,
+        words,
+        ..look
+    }
 }
 
 fn why(health: &Health) -> String {
@@ -214,25 +298,46 @@ mod tests {
     use crate::api::my_ingress::ServiceRef;
 
     fn target(instance: &str, port: u16) -> Target {
-        Target { instance: instance.into(), port }
+        Target {
+            instance: instance.into(),
+            port,
+        }
     }
 
     fn targets(all: &[(&str, u16)]) -> BTreeSet<Target> {
-        all.iter().map(|(instance, port)| target(instance, *port)).collect()
+        all.iter()
+            .map(|(instance, port)| target(instance, *port))
+            .collect()
     }
 
     fn health(all: &[(&str, u16, &str)]) -> Vec<Health> {
         let one = |(instance, port, state): &(&str, u16, &str)| {
-            let reason = if *state == "unhealthy" { "Target.Timeout" } else { "" };
+            let reason = if *state == "unhealthy" {
+                "Target.Timeout"
+            } else {
+                ""
+            };
             let description = String::new();
-            Health { target: target(instance, *port), state: (*state).into(), reason: reason.into(), description }
+            Health {
+                target: target(instance, *port),
+                state: (*state).into(),
+                reason: reason.into(),
+                description,
+            }
         };
         all.iter().map(one).collect()
     }
 
     fn listener() -> Listener {
-        let service = ServiceRef { name: "web".into(), port: 80 };
-        Listener { port: 443, service, ..Listener::default() }
+        let service = ServiceRef {
+            name: "web".into(),
+            port: 80,
+        };
+        Listener {
+            port: 443,
+            service,
+            ..Listener::default()
+        }
     }
 
     fn nodes(ids: &[&str]) -> BTreeSet<String> {
@@ -245,13 +350,22 @@ mod tests {
 
     #[test]
     fn targets_at_a_node_port_that_the_service_released_are_removed() {
-        let registered =
-            health(&[("i-1", 30_001, "healthy"), ("i-1", 30_002, "unhealthy"), ("i-2", 30_001, "draining")]);
+        let registered = health(&[
+            ("i-1", 30_001, "healthy"),
+            ("i-1", 30_002, "unhealthy"),
+            ("i-2", 30_001, "draining"),
+        ]);
         let held = service(&json!([{ "port": 81, "nodePort": 30_001 }]));
-        assert_eq!(released(Some(&held), &registered), targets(&[("i-1", 30_002)]));
+        assert_eq!(
+            released(Some(&held), &registered),
+            targets(&[("i-1", 30_002)])
+        );
         let inside = service(&json!([{ "port": 80 }]));
         for service in [Some(&inside), None] {
-            assert_eq!(released(service, &registered), targets(&[("i-1", 30_001), ("i-1", 30_002)]));
+            assert_eq!(
+                released(service, &registered),
+                targets(&[("i-1", 30_001), ("i-1", 30_002)])
+            );
         }
     }
 
@@ -282,7 +396,12 @@ mod tests {
         #[case] reason: &str,
         #[case] words: &str,
     ) {
-        let problem = find(ports.map(|ports| service(&ports)).as_ref(), &listener(), &nodes).unwrap_err();
+        let problem = find(
+            ports.map(|ports| service(&ports)).as_ref(),
+            &listener(),
+            &nodes,
+        )
+        .unwrap_err();
         assert_eq!(problem.reason(), reason);
         assert!(problem.to_string().starts_with(words), "{problem}");
     }
@@ -311,7 +430,11 @@ mod tests {
         #[case] hold: Few<'_>,
     ) {
         let wanted = targets(&[("i-1", 30_001), ("i-2", 30_001)]);
-        let expected = Change { add: targets(add), remove: targets(remove), hold: targets(hold) };
+        let expected = Change {
+            add: targets(add),
+            remove: targets(remove),
+            hold: targets(hold),
+        };
         assert_eq!(change(&health(registered), &wanted), expected);
     }
 
@@ -330,13 +453,31 @@ mod tests {
         #[case] changes: bool,
     ) {
         let wanted = targets(&[("i-1", 30_001), ("i-2", 30_001)]);
-        let look = look(443, &health(registered), &wanted, &["sg-1".to_owned(), "sg-2".to_owned()].into());
-        let status = ListenerStatus { port: 443, healthy, total: 2, reason: reason.into(), requested_at: None };
+        let look = look(
+            443,
+            &health(registered),
+            &wanted,
+            &["sg-1".to_owned(), "sg-2".to_owned()].into(),
+        );
+        let status = ListenerStatus {
+            port: 443,
+            healthy,
+            total: 2,
+            reason: reason.into(),
+            requested_at: None,
+        };
         assert_eq!(look.status(None), status);
-        assert_eq!((look.changes, look.words.is_empty()), (changes, reason.is_empty()));
+        assert_eq!(
+            (look.changes, look.words.is_empty()),
+            (changes, reason.is_empty())
+        );
         if reason == TARGETS_UNHEALTHY {
             let rule = "lets TCP 30001 in from sg-1, sg-2";
-            assert!(look.words.contains("(Target.Timeout") && look.words.ends_with(rule), "{}", look.words);
+            assert!(
+                look.words.contains("(Target.Timeout") && look.words.ends_with(rule),
+                "{}",
+                look.words
+            );
         }
     }
 }

@@ -27,7 +27,12 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// There is none of that name, as far as AWS shows.
-    async fn create(&self, pass: &mut Pass, mark: &Mark<'_>, wanted: &Wanted) -> Result<(Standing, Outcome), Error> {
+    async fn create(
+        &self,
+        pass: &mut Pass,
+        mark: &Mark<'_>,
+        wanted: &Wanted,
+    ) -> Result<(Standing, Outcome), Error> {
         let alb = pass.alb.clone().unwrap_or_default();
         if alb.arn.is_some() && self.may_yet_appear(&alb) {
             return Ok((appearing(alb), Outcome::Waiting));
@@ -35,15 +40,28 @@ impl<C: Cloud> MyIngresses<C> {
         self.guard(pass).await?;
         // Known to whoever comes after us, however this ends.
         let before = pass.alb.clone();
-        let tag_keys = alb.tag_keys.into_iter().chain(keys(pass)).collect::<BTreeSet<_>>().into_iter().collect();
-        let asked = Alb { requested_at: Some(now()), tag_keys, ..Alb::default() };
+        let tag_keys = alb
+            .tag_keys
+            .into_iter()
+            .chain(keys(pass))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        let asked = Alb {
+            requested_at: Some(now()),
+            tag_keys,
+            ..Alb::default()
+        };
         self.note(pass, asked.clone()).await?;
         let created = self.cloud.create(wanted).await.inspect_err(|fault| {
             if fault.undone {
                 pass.alb.clone_from(&before);
             }
         })?;
-        pass.alb = Some(Alb { arn: Some(created.arn.clone()), ..asked });
+        pass.alb = Some(Alb {
+            arn: Some(created.arn.clone()),
+            ..asked
+        });
         pass.unknown = false;
         // The answer may be somebody else's balancer that has these very settings.
         self.look(pass, mark, wanted, created, true).await
@@ -65,14 +83,24 @@ impl<C: Cloud> MyIngresses<C> {
         let lives = |uid: &str| self.ingresses.lives(uid);
         let claim = mark.claim(&tags, lives);
         // The tags of a new one may be shown late too.
-        let outcome = if self.may_yet_appear(&alb) { Outcome::Waiting } else { Outcome::Done };
+        let outcome = if self.may_yet_appear(&alb) {
+            Outcome::Waiting
+        } else {
+            Outcome::Done
+        };
         // Of what is not ours nothing is said but that: whether there is one of ours is looked at anew when this one ends.
         // That it was once is not forgotten: it is left behind then.
         let arn = alb.arn.clone().filter(|arn| *arn == balancer.arn);
-        let unknown = Alb { requested_at: alb.requested_at.clone(), arn, ..Alb::default() };
+        let unknown = Alb {
+            requested_at: alb.requested_at.clone(),
+            arn,
+            ..Alb::default()
+        };
         let refused = |reason, words| Ok((Standing::not(Some(unknown), reason, words), outcome));
         if let Claim::Foreign(foreign) = &claim {
-            let may_live = |uid: &str, namespace: &str| self.ingresses.lives(uid) || !self.scope.covers(namespace);
+            let may_live = |uid: &str, namespace: &str| {
+                self.ingresses.lives(uid) || !self.scope.covers(namespace)
+            };
             return match mark.sibling(foreign, &tags, may_live) {
                 Some(sibling) => refused(
                     NAME_TAKEN,
@@ -87,7 +115,10 @@ impl<C: Cloud> MyIngresses<C> {
         }
         if let Some(words) = unlike(&balancer, wanted) {
             return match claim {
-                Claim::Ours => Ok((Standing::not(Some(known(alb, &balancer)), NOT_ALIKE, words), Outcome::Done)),
+                Claim::Ours => Ok((
+                    Standing::not(Some(known(alb, &balancer)), NOT_ALIKE, words),
+                    Outcome::Done,
+                )),
                 _ => refused(NOT_ALIKE, words),
             };
         }
@@ -106,13 +137,38 @@ impl<C: Cloud> MyIngresses<C> {
             }
             Err(error) => Err(error),
         };
-        let event = |action, reason, words| self.events.normal(pass.ingress.object_ref(&()), action, reason, words);
+        let event = |action, reason, words| {
+            self.events
+                .normal(pass.ingress.object_ref(&()), action, reason, words)
+        };
         if claim != Claim::Ours {
-            event("Adopt", "Adopted", format!("load balancer {} was taken over: {}", wanted.name, balancer.arn));
+            event(
+                "Adopt",
+                "Adopted",
+                format!(
+                    "load balancer {} was taken over: {}",
+                    wanted.name, balancer.arn
+                ),
+            );
         } else if new {
-            event("Create", "Created", format!("load balancer {} was created: {}", wanted.name, balancer.arn));
+            event(
+                "Create",
+                "Created",
+                format!(
+                    "load balancer {} was created: {}",
+                    wanted.name, balancer.arn
+                ),
+            );
         } else if !changed.is_empty() {
-            event("Update", "Updated", format!("{} of load balancer {} put right", changed.join(", "), wanted.name));
+            event(
+                "Update",
+                "Updated",
+                format!(
+                    "{} of load balancer {} put right",
+                    changed.join(", "),
+                    wanted.name
+                ),
+            );
         }
         match came? {
             Ok(()) => self.stand(pass, mark, &balancer).await,
@@ -133,8 +189,15 @@ impl<C: Cloud> MyIngresses<C> {
         wanted: &Wanted,
         changed: &mut Vec<&'static str>,
     ) -> Result<(), Fault> {
-        let Wanted { subnets, security_groups, .. } = wanted;
-        let addresses = wanted.ip_address_type.as_ref().filter(|addresses| balancer.ip_address_type != **addresses);
+        let Wanted {
+            subnets,
+            security_groups,
+            ..
+        } = wanted;
+        let addresses = wanted
+            .ip_address_type
+            .as_ref()
+            .filter(|addresses| balancer.ip_address_type != **addresses);
         // Subnets of another kind may only do for fewer addresses.
         let fewer = |addresses: &&String| **addresses == "ipv4";
         let mut came = Vec::new();
@@ -145,25 +208,55 @@ impl<C: Cloud> MyIngresses<C> {
             came.push(result);
         };
         if let Some(addresses) = addresses.filter(fewer) {
-            did("IP address type", self.cloud.set_ip_address_type(&balancer.arn, addresses).await);
+            did(
+                "IP address type",
+                self.cloud
+                    .set_ip_address_type(&balancer.arn, addresses)
+                    .await,
+            );
         }
         if balancer.subnets != *subnets {
-            did("subnets", self.cloud.set_subnets(&balancer.arn, subnets).await);
+            did(
+                "subnets",
+                self.cloud.set_subnets(&balancer.arn, subnets).await,
+            );
         }
         if let Some(addresses) = addresses.filter(|addresses| !fewer(addresses)) {
-            did("IP address type", self.cloud.set_ip_address_type(&balancer.arn, addresses).await);
+            did(
+                "IP address type",
+                self.cloud
+                    .set_ip_address_type(&balancer.arn, addresses)
+                    .await,
+            );
         }
         if !security_groups.is_empty() && balancer.security_groups != *security_groups {
-            did("security groups", self.cloud.set_security_groups(&balancer.arn, security_groups).await);
+            did(
+                "security groups",
+                self.cloud
+                    .set_security_groups(&balancer.arn, security_groups)
+                    .await,
+            );
         }
         came.into_iter().collect()
     }
 
     /// Has it have the tags that are wanted; whether it had not.
-    async fn tag(&self, pass: &mut Pass, balancer: &Balancer, tags: &Tags, wanted: &Wanted) -> Result<bool, Error> {
+    async fn tag(
+        &self,
+        pass: &mut Pass,
+        balancer: &Balancer,
+        tags: &Tags,
+        wanted: &Wanted,
+    ) -> Result<bool, Error> {
         let mut alb = pass.alb.clone().unwrap_or_default();
-        let (had, wants): (BTreeSet<_>, BTreeSet<_>) = (alb.tag_keys.iter().cloned().collect(), keys(pass).collect());
-        let missing: Tags = wanted.tags.iter().filter(|(key, value)| tags.get(*key) != Some(value)).map(own).collect();
+        let (had, wants): (BTreeSet<_>, BTreeSet<_>) =
+            (alb.tag_keys.iter().cloned().collect(), keys(pass).collect());
+        let missing: Tags = wanted
+            .tags
+            .iter()
+            .filter(|(key, value)| tags.get(*key) != Some(value))
+            .map(own)
+            .collect();
         if !wants.is_subset(&had) {
             // Known before they are there, or nobody would ever take them away again.
             alb.tag_keys = had.union(&wants).cloned().collect();
@@ -173,10 +266,17 @@ impl<C: Cloud> MyIngresses<C> {
             self.cloud.add_tags(&balancer.arn, &missing).await?;
         }
         // Another's consent is for them to use.
-        let used = tags.get(ADOPT_BY).is_some_and(|by| Some(by) == wanted.tags.get(OWNER));
-        let dropped = had.difference(&wants).map(String::as_str).chain(used.then_some(ADOPT_BY));
-        let extra: BTreeSet<_> =
-            dropped.filter(|key| tags.contains_key(*key) && !wanted.tags.contains_key(*key)).map(Into::into).collect();
+        let used = tags
+            .get(ADOPT_BY)
+            .is_some_and(|by| Some(by) == wanted.tags.get(OWNER));
+        let dropped = had
+            .difference(&wants)
+            .map(String::as_str)
+            .chain(used.then_some(ADOPT_BY));
+        let extra: BTreeSet<_> = dropped
+            .filter(|key| tags.contains_key(*key) && !wanted.tags.contains_key(*key))
+            .map(Into::into)
+            .collect();
         if !extra.is_empty() {
             self.cloud.remove_tags(&balancer.arn, &extra).await?;
         }
@@ -193,12 +293,20 @@ pub(super) fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
         // It was shown for so long that it is not shown late any more.
         standing.alb.as_mut().map(|alb| alb.requested_at.take());
     }
-    let outcome = if standing.reason == PROVISIONING { Outcome::Waiting } else { Outcome::Done };
+    let outcome = if standing.reason == PROVISIONING {
+        Outcome::Waiting
+    } else {
+        Outcome::Done
+    };
     (standing, outcome)
 }
 
 pub(super) fn appearing(alb: Alb) -> Standing {
-    Standing::not(Some(alb), CREATING, "AWS was asked for the load balancer, and does not show it yet")
+    Standing::not(
+        Some(alb),
+        CREATING,
+        "AWS was asked for the load balancer, and does not show it yet",
+    )
 }
 
 fn known(alb: Alb, balancer: &Balancer) -> Alb {

@@ -95,7 +95,12 @@ pub struct Standing {
 impl Standing {
     /// It is not well, for this reason.
     pub fn not(alb: Option<Alb>, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { alb, ready: false, reason, message: message.into() }
+        Self {
+            alb,
+            ready: false,
+            reason,
+            message: message.into(),
+        }
     }
 
     /// AWS refuses something.
@@ -105,20 +110,47 @@ impl Standing {
 
     /// It has this balancer.
     pub fn of(alb: Alb, balancer: &Balancer) -> Self {
-        let Balancer { arn, dns, state, state_reason, .. } = balancer;
-        let alb = Alb { dns: some(dns), arn: some(arn), state: some(state), ..alb };
-        let why = if state_reason.is_empty() { String::new() } else { format!(": {state_reason}") };
+        let Balancer {
+            arn,
+            dns,
+            state,
+            state_reason,
+            ..
+        } = balancer;
+        let alb = Alb {
+            dns: some(dns),
+            arn: some(arn),
+            state: some(state),
+            ..alb
+        };
+        let why = if state_reason.is_empty() {
+            String::new()
+        } else {
+            format!(": {state_reason}")
+        };
         let (reason, message) = match state.as_str() {
             "active" => {
-                return Self { alb: Some(alb), ready: true, reason: READY, message: format!("{dns} is active") };
+                return Self {
+                    alb: Some(alb),
+                    ready: true,
+                    reason: READY,
+                    message: format!("{dns} is active"),
+                };
             }
-            "active_impaired" => {
-                (IMPAIRED, format!("{dns} works, but AWS could not give it all that it needs to grow{why}"))
-            }
-            "failed" => {
-                (FAILED, format!("AWS could not make the load balancer{why}; delete this MyIngress and create it anew"))
-            }
-            _ => (PROVISIONING, format!("AWS makes the load balancer, which takes minutes{why}")),
+            "active_impaired" => (
+                IMPAIRED,
+                format!("{dns} works, but AWS could not give it all that it needs to grow{why}"),
+            ),
+            "failed" => (
+                FAILED,
+                format!(
+                    "AWS could not make the load balancer{why}; delete this MyIngress and create it anew"
+                ),
+            ),
+            _ => (
+                PROVISIONING,
+                format!("AWS makes the load balancer, which takes minutes{why}"),
+            ),
         };
         Self::not(Some(alb), reason, message)
     }
@@ -131,14 +163,28 @@ impl Standing {
         generation: i64,
         now: Time,
     ) -> MyIngressStatus {
-        let mut conditions = before.map(|before| before.conditions.clone()).unwrap_or_default();
-        conditions::set(&mut conditions, READY, self.ready, self.reason, &self.message, generation, now);
+        let mut conditions = before
+            .map(|before| before.conditions.clone())
+            .unwrap_or_default();
+        conditions::set(
+            &mut conditions,
+            READY,
+            self.ready,
+            self.reason,
+            &self.message,
+            generation,
+            now,
+        );
         let nowhere = NOWHERE.contains(&self.reason);
         let listener = |it: &ListenerStatus| {
             if !nowhere {
                 return it.clone();
             }
-            ListenerStatus { healthy: 0, reason: self.reason.into(), ..it.clone() }
+            ListenerStatus {
+                healthy: 0,
+                reason: self.reason.into(),
+                ..it.clone()
+            }
         };
         MyIngressStatus {
             alb: self.alb.clone(),
@@ -163,8 +209,20 @@ mod tests {
 
     #[rstest]
     #[case("active", "", true, READY, "web.elb is active")]
-    #[case("provisioning", "", false, PROVISIONING, "AWS makes the load balancer, which takes minutes")]
-    #[case("a_new_one", "why", false, PROVISIONING, "AWS makes the load balancer, which takes minutes: why")]
+    #[case(
+        "provisioning",
+        "",
+        false,
+        PROVISIONING,
+        "AWS makes the load balancer, which takes minutes"
+    )]
+    #[case(
+        "a_new_one",
+        "why",
+        false,
+        PROVISIONING,
+        "AWS makes the load balancer, which takes minutes: why"
+    )]
     #[case(
         "active_impaired",
         "no address",
@@ -193,11 +251,20 @@ mod tests {
             state_reason: why.into(),
             ..Balancer::default()
         };
-        let before = Alb { tag_keys: vec!["team".into()], ..Alb::default() };
+        let before = Alb {
+            tag_keys: vec!["team".into()],
+            ..Alb::default()
+        };
         let standing = Standing::of(before, &balancer);
-        assert_eq!((standing.ready, standing.reason, standing.message.as_str()), (ready, reason, message));
+        assert_eq!(
+            (standing.ready, standing.reason, standing.message.as_str()),
+            (ready, reason, message)
+        );
         let alb = standing.alb.unwrap();
-        assert_eq!((alb.arn.as_deref(), alb.dns.as_deref()), (Some("arn:1"), Some("web.elb")));
+        assert_eq!(
+            (alb.arn.as_deref(), alb.dns.as_deref()),
+            (Some("arn:1"), Some("web.elb"))
+        );
         assert_eq!((alb.state.as_deref(), alb.tag_keys.len()), (Some(state), 1));
     }
 }

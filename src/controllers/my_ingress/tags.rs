@@ -35,13 +35,22 @@ impl Mark<'_> {
     /// What a balancer of these tags is to us: the rule of every kind, with tags for marks. Another cluster's prove nothing here.
     /// `lives` says whether a `MyIngress` has that UID.
     pub fn claim(&self, tags: &Tags, lives: impl Fn(&str) -> bool) -> Claim {
-        let ours = tags.get(CLUSTER).is_some_and(|cluster| cluster == self.cluster);
+        let ours = tags
+            .get(CLUSTER)
+            .is_some_and(|cluster| cluster == self.cluster);
         let these = |names: &[&str]| {
-            names.iter().filter_map(|name| Some(((*name).to_owned(), tags.get(*name)?.clone()))).collect()
+            names
+                .iter()
+                .filter_map(|name| Some(((*name).to_owned(), tags.get(*name)?.clone())))
+                .collect()
         };
         let marks = ObjectMeta {
             labels: ours.then(|| these(&[OWNER_UID])),
-            annotations: Some(if ours { these(&[OWNER, ADOPT_BY]) } else { these(&[ADOPT_BY]) }),
+            annotations: Some(if ours {
+                these(&[OWNER, ADOPT_BY])
+            } else {
+                these(&[ADOPT_BY])
+            }),
             ..ObjectMeta::default()
         };
         self.owner.claim(&marks, lives)
@@ -54,7 +63,9 @@ impl Mark<'_> {
         tags: &Tags,
         may_live: impl Fn(&str, &str) -> bool,
     ) -> Option<&'a str> {
-        let Foreign::Sibling(owner) = foreign else { return None };
+        let Foreign::Sibling(owner) = foreign else {
+            return None;
+        };
         let (namespace, _) = owner.split_once('/')?;
         may_live(tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
@@ -66,10 +77,15 @@ impl Mark<'_> {
                 let owner = owner.map_or("?", |owner| short(owner));
                 format!("belongs to MyIngress {owner} of cluster {}", short(cluster))
             }
-            (Some(_), Some(owner)) if *owner != self.owner.path() => format!("belonged to MyIngress {}", short(owner)),
+            (Some(_), Some(owner)) if *owner != self.owner.path() => {
+                format!("belonged to MyIngress {}", short(owner))
+            }
             _ => "is not ours".into(),
         };
-        format!("load balancer {name} {whose} and is left alone; {}", self.hand_over(&balancer.arn))
+        format!(
+            "load balancer {name} {whose} and is left alone; {}",
+            self.hand_over(&balancer.arn)
+        )
     }
 
     /// What the names of its target groups begin with: AWS has one of each name in an account and region. It is the same after
@@ -97,7 +113,9 @@ impl Mark<'_> {
     /// The command that has AWS looked at again at once.
     pub fn again(&self) -> String {
         let (name, namespace) = (self.owner.name(), self.owner.namespace());
-        format!("kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite")
+        format!(
+            "kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite"
+        )
     }
 }
 
@@ -123,7 +141,10 @@ mod tests {
     }
 
     fn tags(pairs: &[(&str, &str)]) -> Tags {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn foreign(claim: &Claim) -> bool {
@@ -133,9 +154,21 @@ mod tests {
     #[test]
     fn what_it_tags_is_its_own() {
         let owner = owner();
-        let mark = Mark { owner: &owner, cluster: "c1" };
+        let mark = Mark {
+            owner: &owner,
+            cluster: "c1",
+        };
         assert_eq!(mark.claim(&mark.tags(), |_| false), Claim::Ours);
-        assert!(foreign(&Mark { owner: &owner, cluster: "c2" }.claim(&mark.tags(), |_| false)), "of another cluster");
+        assert!(
+            foreign(
+                &Mark {
+                    owner: &owner,
+                    cluster: "c2"
+                }
+                .claim(&mark.tags(), |_| false)
+            ),
+            "of another cluster"
+        );
     }
 
     /// `u2` lives, no other does.
@@ -155,7 +188,12 @@ mod tests {
     #[case::handed_over_to_another(&[(ADOPT_BY, "shop/api")], "foreign")]
     fn claims(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
         let owner = owner();
-        let said = match (Mark { owner: &owner, cluster: "c1" }).claim(&tags(pairs), |uid| uid == "u2") {
+        let said = match (Mark {
+            owner: &owner,
+            cluster: "c1",
+        })
+        .claim(&tags(pairs), |uid| uid == "u2")
+        {
             Claim::Ours => "ours",
             Claim::Restored => "restored",
             Claim::HandedOver => "handed over",
@@ -167,21 +205,44 @@ mod tests {
     #[test]
     fn a_sibling_that_lives_is_named_and_no_command_with_it() {
         let owner = owner();
-        let mark = Mark { owner: &owner, cluster: "c1" };
+        let mark = Mark {
+            owner: &owner,
+            cluster: "c1",
+        };
         let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
-        let Claim::Foreign(foreign) = mark.claim(&theirs, |_| true) else { panic!() };
-        assert_eq!(mark.sibling(&foreign, &theirs, |uid, namespace| (uid, namespace) == ("u2", "a")), Some("a/web"));
-        assert_eq!(mark.sibling(&foreign, &theirs, |_, _| false), None, "its balancer was left behind");
+        let Claim::Foreign(foreign) = mark.claim(&theirs, |_| true) else {
+            panic!()
+        };
+        assert_eq!(
+            mark.sibling(&foreign, &theirs, |uid, namespace| (uid, namespace)
+                == ("u2", "a")),
+            Some("a/web")
+        );
+        assert_eq!(
+            mark.sibling(&foreign, &theirs, |_, _| false),
+            None,
+            "its balancer was left behind"
+        );
     }
 
     #[rstest]
     #[case(&[("ManagedBy", "kopf")], "load balancer web-alb is not ours")]
     #[case(&[(CLUSTER, "c2"), (OWNER, "shop/web")], "load balancer web-alb belongs to MyIngress shop/web of cluster c2")]
     #[case(&[(CLUSTER, "c1"), (OWNER, "a/web"), (OWNER_UID, "u9")], "load balancer web-alb belonged to MyIngress a/web")]
-    fn a_conflict_says_whose_it_is_and_how_it_is_handed_over(#[case] pairs: &[(&str, &str)], #[case] start: &str) {
+    fn a_conflict_says_whose_it_is_and_how_it_is_handed_over(
+        #[case] pairs: &[(&str, &str)],
+        #[case] start: &str,
+    ) {
         let owner = owner();
-        let balancer = Balancer { arn: "arn:aws:elb:eu-1:1:a".into(), ..Balancer::default() };
-        let words = Mark { owner: &owner, cluster: "c1" }.conflict(&balancer, "web-alb", &tags(pairs));
+        let balancer = Balancer {
+            arn: "arn:aws:elb:eu-1:1:a".into(),
+            ..Balancer::default()
+        };
+        let words = Mark {
+            owner: &owner,
+            cluster: "c1",
+        }
+        .conflict(&balancer, "web-alb", &tags(pairs));
         let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
             arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";

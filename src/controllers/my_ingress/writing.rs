@@ -36,7 +36,11 @@ impl<C: Cloud> MyIngresses<C> {
             return Ok(());
         }
         let api = self.api(&pass.ingress);
-        let written = self.written.status(&api, MANAGER, &pass.ingress, &status).await.map_err(Error::WriteStatus)?;
+        let written = self
+            .written
+            .status(&api, MANAGER, &pass.ingress, &status)
+            .await
+            .map_err(Error::WriteStatus)?;
         pass.ingress = written.ok_or(Unconfirmed::Gone)?;
         Ok(())
     }
@@ -47,14 +51,28 @@ impl<C: Cloud> MyIngresses<C> {
         let generation = ingress.metadata.generation.unwrap_or_default();
         let status = standing.status(ingress.status.as_ref(), &pass.listeners, generation, now());
         let api = self.api(ingress);
-        let written = self.written.status(&api, MANAGER, ingress, &status).await.map_err(Error::WriteStatus)?;
+        let written = self
+            .written
+            .status(&api, MANAGER, ingress, &status)
+            .await
+            .map_err(Error::WriteStatus)?;
         if written.is_none() {
             return Ok(());
         }
-        let before = ingress.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        let before = ingress
+            .status
+            .as_ref()
+            .map(|before| &*before.conditions)
+            .unwrap_or_default();
         if let Some(now) = conditions::news(before, &status.conditions, READY) {
             let well = now.status == "True" || standing::PASSING.contains(&now.reason.as_str());
-            self.events.standing(well, ingress.object_ref(&()), "Balance", &now.reason, now.message.clone());
+            self.events.standing(
+                well,
+                ingress.object_ref(&()),
+                "Balance",
+                &now.reason,
+                now.message.clone(),
+            );
         }
         Ok(())
     }
@@ -64,7 +82,9 @@ impl<C: Cloud> MyIngresses<C> {
         let key = Key::of(pass.ingress.as_ref());
         let mut doubted = self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
         match came {
-            Err(Error::Cloud(fault)) if fault.class == Class::Transient => doubted.insert(key) && pass.was_well(),
+            Err(Error::Cloud(fault)) if fault.class == Class::Transient => {
+                doubted.insert(key) && pass.was_well()
+            }
             _ => {
                 doubted.remove(&key);
                 false
@@ -73,17 +93,27 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// Writes down what came of a pass.
-    pub(super) async fn close(&self, pass: &Pass, came: Result<(Standing, Outcome), Error>) -> Result<Outcome, Error> {
+    pub(super) async fn close(
+        &self,
+        pass: &Pass,
+        came: Result<(Standing, Outcome), Error>,
+    ) -> Result<Outcome, Error> {
         if self.is_hiccup(pass, &came) {
             return came.map(|(_, outcome)| outcome);
         }
         let (standing, outcome) = match came {
             Ok((standing, outcome)) => (standing, Ok(outcome)),
-            Err(Error::Cloud(fault)) if fault.class != Class::Conflict => {
-                (Standing::refused(pass.alb.clone(), &fault), Err(Error::Cloud(fault)))
-            }
-            Err(error @ (Error::ReadCluster(_) | Error::ReadService(..))) if error.class() == Class::Slow => {
-                (Standing::not(pass.alb.clone(), FORBIDDEN, error.to_string()), Err(error))
+            Err(Error::Cloud(fault)) if fault.class != Class::Conflict => (
+                Standing::refused(pass.alb.clone(), &fault),
+                Err(Error::Cloud(fault)),
+            ),
+            Err(error @ (Error::ReadCluster(_) | Error::ReadService(..)))
+                if error.class() == Class::Slow =>
+            {
+                (
+                    Standing::not(pass.alb.clone(), FORBIDDEN, error.to_string()),
+                    Err(error),
+                )
             }
             Err(error) => return Err(error),
         };

@@ -31,7 +31,10 @@ pub struct Whose {
 impl Whose {
     /// What `object` follows.
     pub fn of(object: &TrackedField) -> Self {
-        Self { uid: object.uid(), subject: Subject::new(&object.spec.target, &object.spec.field) }
+        Self {
+            uid: object.uid(),
+            subject: Subject::new(&object.spec.target, &object.spec.field),
+        }
     }
 }
 
@@ -167,7 +170,8 @@ impl Follower {
             let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
                 // A list that disagrees comes from a stale cache, or from an etcd that was restored.
-                let disagrees = relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
+                let disagrees =
+                    relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
                 if disagrees {
                     self.doubt(Instant::now(), None);
                 }
@@ -177,7 +181,9 @@ impl Follower {
         }
         self.shown += 1;
         let recovered = self.unreadable.take().is_some();
-        self.outdated_by = self.outdated_by.filter(|shown| value.is_some() && version.unwrap_or_default() < *shown);
+        self.outdated_by = self
+            .outdated_by
+            .filter(|shown| value.is_some() && version.unwrap_or_default() < *shown);
         if let Some(newest) = &mut self.newest
             && newest.value == value
             && (value.is_none() || newest.uid == uid)
@@ -195,11 +201,18 @@ impl Follower {
         self.listed = true;
         let version = version(object);
         // As in `observe`: a watch that lags behind a read shows what the read has overtaken.
-        if version.is_some() && self.newest.as_ref().is_some_and(|newest| version <= newest.version) {
+        if version.is_some()
+            && self
+                .newest
+                .as_ref()
+                .is_some_and(|newest| version <= newest.version)
+        {
             return false;
         }
         self.shown += 1;
-        self.outdated_by = self.outdated_by.filter(|shown| version.unwrap_or_default() < *shown);
+        self.outdated_by = self
+            .outdated_by
+            .filter(|shown| version.unwrap_or_default() < *shown);
         self.unreadable.replace(why.clone()).as_ref() != Some(why)
     }
 
@@ -208,8 +221,10 @@ impl Follower {
         let relisted = !std::mem::replace(&mut self.listed, true);
         let shown = version(metadata);
         if let Some(newest) = &self.newest {
-            let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
-            let same = newest.value.is_some() && newest.uid == metadata.uid() && newest.version == shown;
+            let ended =
+                newest.value.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
+            let same =
+                newest.value.is_some() && newest.uid == metadata.uid() && newest.version == shown;
             // A watch that lags behind a read shows the past; a list that does comes from an etcd that was restored.
             let past = (shown.is_some() && shown <= newest.version) || ended;
             if same || (past && !relisted) {
@@ -243,20 +258,39 @@ impl Follower {
 
     /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
     pub(super) fn is_satisfied_by(&self, object: &RawObject) -> bool {
-        self.outdated_by.is_some_and(|shown| version(object).unwrap_or_default() >= shown)
+        self.outdated_by
+            .is_some_and(|shown| version(object).unwrap_or_default() >= shown)
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) {
-        let observation = Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
-        self.newest = Some(Newest { uid, version, value, outranks: None });
+        let observation =
+            Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
+        self.newest = Some(Newest {
+            uid,
+            version,
+            value,
+            outranks: None,
+        });
         self.merged += self.buffer.push(observation.with_id(Uuid::now_v7()));
     }
 
     /// Returns the newest state, to compare with the history.
     pub(super) fn newest(&self) -> Option<NewestState> {
-        let Newest { uid, version, value, outranks } = self.newest.as_ref()?;
-        let observation = Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), *version);
-        Some(NewestState { observation, outranks: *outranks })
+        let Newest {
+            uid,
+            version,
+            value,
+            outranks,
+        } = self.newest.as_ref()?;
+        let observation = Observation::new(
+            Timestamp::now(),
+            state(uid.clone(), value.clone()),
+            *version,
+        );
+        Some(NewestState {
+            observation,
+            outranks: *outranks,
+        })
     }
 
     /// Records that the history, whose last entry has version `outranks`, contradicts the newest state. Reads decide.
@@ -264,13 +298,19 @@ impl Follower {
         match &mut self.certainty {
             Certainty::NeedsRead => {}
             // Each reconcile repeats the contradiction, which must not postpone the decision.
-            Certainty::Contradicted(doubt) if doubt.shown == self.shown => doubt.outranks = Some(outranks),
+            Certainty::Contradicted(doubt) if doubt.shown == self.shown => {
+                doubt.outranks = Some(outranks)
+            }
             _ => self.doubt(Instant::now(), Some(outranks)),
         }
     }
 
     fn doubt(&mut self, since: Instant, outranks: Option<u64>) {
-        self.certainty = Certainty::Contradicted(Doubt { since, shown: self.shown, outranks });
+        self.certainty = Certainty::Contradicted(Doubt {
+            since,
+            shown: self.shown,
+            outranks,
+        });
     }
 
     /// Waits for the lists of a new generation, which begins now.
@@ -281,7 +321,9 @@ impl Follower {
     /// Returns whether the present state must be read: unknown, doubted, or not confirmed for longer than `trusted`.
     pub(super) fn has_to_be_read(&self, trusted: Duration) -> bool {
         match self.certainty {
-            Certainty::AwaitingList(since) | Certainty::Confirmed(since) => since.elapsed() > trusted,
+            Certainty::AwaitingList(since) | Certainty::Confirmed(since) => {
+                since.elapsed() > trusted
+            }
             Certainty::NeedsRead | Certainty::Contradicted(_) => true,
         }
     }
@@ -292,19 +334,29 @@ impl Follower {
             Certainty::Contradicted(doubt) => doubt.outranks,
             _ => None,
         };
-        Asked { shown: self.shown, outranks }
+        Asked {
+            shown: self.shown,
+            outranks,
+        }
     }
 
     /// Takes the result of a read, `None` if the object does not exist. A result that contradicts the watch is accepted
     /// after the watch has shown nothing more for [`DOUBT`].
-    pub(super) fn read(&mut self, asked: Asked, now: Instant, found: Option<(&RawObject, Observed)>) {
+    pub(super) fn read(
+        &mut self,
+        asked: Asked,
+        now: Instant,
+        found: Option<(&RawObject, Observed)>,
+    ) {
         let overtaken = asked.shown != self.shown;
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
         if found.is_none() && overtaken {
             return;
         }
         let known = self.newest.as_ref().is_some_and(|newest| match &found {
-            Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
+            Some((object, value)) => {
+                newest.value.as_ref() == Some(value) && newest.uid == object.uid()
+            }
             None => newest.value.is_none(),
         });
         if !known && self.certainty != Certainty::NeedsRead && self.newest.is_some() {
@@ -347,7 +399,13 @@ impl Follower {
 
     /// Takes the result of a read that found the object, which cannot be read. No further read is needed: the watch
     /// shows the next version.
-    pub(super) fn read_unreadable(&mut self, asked: Asked, now: Instant, object: &RawObject, why: &Unreadable) {
+    pub(super) fn read_unreadable(
+        &mut self,
+        asked: Asked,
+        now: Instant,
+        object: &RawObject,
+        why: &Unreadable,
+    ) {
         self.confirm(Some(object), now);
         if asked.shown == self.shown {
             self.listed = true;
@@ -363,7 +421,11 @@ impl Follower {
             self.outdated_by = None;
         }
         // The watch has shown a later version during the read: another read is needed.
-        self.certainty = if self.is_outdated() { Certainty::NeedsRead } else { Certainty::Confirmed(now) };
+        self.certainty = if self.is_outdated() {
+            Certainty::NeedsRead
+        } else {
+            Certainty::Confirmed(now)
+        };
     }
 }
 

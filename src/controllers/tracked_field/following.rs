@@ -70,13 +70,19 @@ pub(super) struct Untracked {
 
 impl From<Waiting> for Untracked {
     fn from(waiting: Waiting) -> Self {
-        Self { waiting, error: None }
+        Self {
+            waiting,
+            error: None,
+        }
     }
 }
 
 impl From<Error> for Untracked {
     fn from(error: Error) -> Self {
-        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(Box::new(error)) }
+        Self {
+            waiting: Waiting::TargetUnreadable(error.to_string()),
+            error: Some(Box::new(error)),
+        }
     }
 }
 
@@ -105,8 +111,12 @@ impl Targets {
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and no
     /// read is needed. The watch itself begins with [`Targets::watch`].
     pub fn follow(&self, object: &TrackedField) {
-        let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
-        let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
+        let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else {
+            return;
+        };
+        let Some(resolved) = self.resolver.known(&object.spec.target) else {
+            return;
+        };
         if !self.is_granted(&resolved) {
             // The leader's reconcile records what was observed before it stops following.
             if !self.tracker.leads() {
@@ -121,7 +131,13 @@ impl Targets {
 
     fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
         let key = Key::of(object);
-        if self.tracker.follow(&key, &Whose::of(object), &tracked.target, field, tracked.shard.clone()) {
+        if self.tracker.follow(
+            &key,
+            &Whose::of(object),
+            &tracked.target,
+            field,
+            tracked.shard.clone(),
+        ) {
             self.end_idle_watches();
         }
     }
@@ -133,8 +149,11 @@ impl Targets {
         }
         // An answer about a target that cannot be tracked anyway would only take turns with the true reason.
         let Target { kind, .. } = &object.spec.target;
-        if Field::compile(kind, &object.spec.field).is_ok() && matches!(self.target(object), Ok(None)) {
-            self.reads.ask(self, object, Lane::discovery(&object.spec.target));
+        if Field::compile(kind, &object.spec.field).is_ok()
+            && matches!(self.target(object), Ok(None))
+        {
+            self.reads
+                .ask(self, object, Lane::discovery(&object.spec.target));
         }
     }
 
@@ -142,7 +161,9 @@ impl Targets {
     /// is known.
     pub(super) fn ensure(&self, object: &TrackedField) -> bool {
         let target = &object.spec.target;
-        let Some(resolved) = self.resolver.known(target) else { return false };
+        let Some(resolved) = self.resolver.known(target) else {
+            return false;
+        };
         if self.reaches(object, resolved.place(target)).is_ok() && self.is_granted(&resolved) {
             self.hub.ensure(&resolved.resource, resolved.namespaced);
         }
@@ -152,10 +173,14 @@ impl Targets {
     /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped one.
     fn reaches(&self, object: &TrackedField, namespace: &str) -> Result<(), Waiting> {
         if !self.scope.covers(namespace) {
-            return Err(Waiting::OutOfScope { namespace: namespace.into() });
+            return Err(Waiting::OutOfScope {
+                namespace: namespace.into(),
+            });
         }
         if self.no_cross_namespace_refs && object.metadata.namespace.as_deref() != Some(namespace) {
-            return Err(Waiting::CrossNamespace { namespace: namespace.into() });
+            return Err(Waiting::CrossNamespace {
+                namespace: namespace.into(),
+            });
         }
         Ok(())
     }
@@ -168,13 +193,19 @@ impl Targets {
         let target = &object.spec.target;
         let namespace = resolved.place(target);
         if resolved.namespaced && namespace.is_empty() {
-            let words = format!("{} lie in namespaces: write target.namespace", resolved.resource.plural);
+            let words = format!(
+                "{} lie in namespaces: write target.namespace",
+                resolved.resource.plural
+            );
             return Err(Waiting::ResourceMismatch(words));
         }
         self.reaches(object, namespace)?;
         // A right in the namespace that is named is all that a policy asks its author for.
         if !resolved.namespaced && !target.namespace.is_empty() {
-            let words = format!("{} lie in no namespace: leave target.namespace out", resolved.resource.plural);
+            let words = format!(
+                "{} lie in no namespace: leave target.namespace out",
+                resolved.resource.plural
+            );
             return Err(Waiting::ResourceMismatch(words));
         }
         let resource = ResourceName::from(&resolved.resource);
@@ -190,30 +221,54 @@ impl Targets {
             Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
-        let key = TargetKey { resource, namespace: namespace.into(), name: target.name.clone() };
-        Ok(Tracked { target: key, api, shard })
+        let key = TargetKey {
+            resource,
+            namespace: namespace.into(),
+            name: target.name.clone(),
+        };
+        Ok(Tracked {
+            target: key,
+            api,
+            shard,
+        })
     }
 
     fn turn(&self, target: &Target) -> u64 {
         let discovered = target.api_version.clone().zip(target.resource.clone());
-        discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }))
+        discovered.map_or(0, |(api_version, plural)| {
+            self.tracker.turn(&ResourceName {
+                api_version,
+                plural,
+            })
+        })
     }
 
     /// Returns the target without any request, `None` if only the apiserver knows its resource. The error says why the
     /// target cannot be tracked.
     fn target(&self, object: &TrackedField) -> Result<Option<(Tracked, Resolved)>, Untracked> {
         let target = &object.spec.target;
-        let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else { return Ok(None) };
+        let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else {
+            return Ok(None);
+        };
         // No watch follows a mismatch, so no event would reveal a later change of the resource.
-        let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target))?;
+        let tracked = self
+            .tracked(object, &resolved)
+            .inspect_err(|_| self.resolver.forget(target))?;
         Ok(Some((tracked, resolved)))
     }
 
     /// Follows and watches the target, if its resource is known.
     pub(super) fn track(&self, object: &TrackedField) -> Result<Option<Tracked>, Untracked> {
-        let field = Field::compile(&object.spec.target.kind, &object.spec.field)
-            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let Some((tracked, resolved)) = self.target(object)? else { return Ok(None) };
+        let field =
+            Field::compile(&object.spec.target.kind, &object.spec.field).map_err(|error| {
+                Waiting::Field {
+                    reason: error.reason(),
+                    message: error.to_string(),
+                }
+            })?;
+        let Some((tracked, resolved)) = self.target(object)? else {
+            return Ok(None);
+        };
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         Ok(Some(tracked))
@@ -221,11 +276,17 @@ impl Targets {
 
     /// Requests a read of the target of `object`, or discovery if nothing is `tracked`; returns false if neither is
     /// needed. The answer wakes the reconcile.
-    pub(super) fn ask(self: &Arc<Self>, object: &Arc<TrackedField>, tracked: Option<&Tracked>) -> bool {
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        object: &Arc<TrackedField>,
+        tracked: Option<&Tracked>,
+    ) -> bool {
         let key = Key::of(object.as_ref());
         let lane = match tracked {
             None => Lane::discovery(&object.spec.target),
-            Some(tracked) if self.is_unread(&key) => Lane::read(&tracked.target, self.tracker.is_put_off(&key)),
+            Some(tracked) if self.is_unread(&key) => {
+                Lane::read(&tracked.target, self.tracker.is_put_off(&key))
+            }
             Some(_) => {
                 self.reads.needless(&key);
                 return false;
@@ -242,20 +303,32 @@ impl Targets {
 
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
     /// the answer.
-    pub(super) async fn look(&self, object: &TrackedField, lane: &Lane) -> Result<Answer, Untracked> {
+    pub(super) async fn look(
+        &self,
+        object: &TrackedField,
+        lane: &Lane,
+    ) -> Result<Answer, Untracked> {
         let target = &object.spec.target;
         if let Lane::Discovery(_) = lane {
-            self.resolver.resolve(&self.client, target, self.turn(target)).await?;
+            self.resolver
+                .resolve(&self.client, target, self.turn(target))
+                .await?;
             return Ok(Answer::Discovered);
         }
-        let Some((tracked, _)) = self.target(object)? else { return Ok(Answer::Discovered) };
+        let Some((tracked, _)) = self.target(object)? else {
+            return Ok(Answer::Discovered);
+        };
         let key = Key::of(object);
         if let Some(asked) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => self.take(object, tracked.target, lane, asked, found).await,
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
-                    return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
+                    return Err(Waiting::Forbidden {
+                        resource: tracked.target.resource,
+                        message,
+                    }
+                    .into());
                 }
                 Err(error) => return Err(Error::ReadTarget(error).into()),
             }
@@ -272,13 +345,21 @@ impl Targets {
         asked: Asked,
         found: Option<RawObject>,
     ) {
-        let (key, whose, tracker) = (Key::of(object), Whose::of(object), Arc::clone(&self.tracker));
-        let is_large = found.as_ref().is_some_and(|found| found.text_len() > AT_ONCE);
+        let (key, whose, tracker) = (
+            Key::of(object),
+            Whose::of(object),
+            Arc::clone(&self.tracker),
+        );
+        let is_large = found
+            .as_ref()
+            .is_some_and(|found| found.text_len() > AT_ONCE);
         if !is_large && !matches!(lane, Lane::Apart(_)) {
             return tracker.read(&key, &whose, &target, asked, found);
         }
         // The closure holds the turn, because it goes on when the request has timed out.
-        let Ok(turn) = self.reads.turn().await else { return };
+        let Ok(turn) = self.reads.turn().await else {
+            return;
+        };
         let lookups = move || {
             let _turn = turn;
             tracker.read_apart(&key, &whose, &target, asked, found);

@@ -46,7 +46,10 @@ pub enum Grant {
 impl Grants {
     /// Creates the rules of the `ClusterRole` named `role`, unknown until [`Grants::follow`] has read them.
     pub fn new(role: &str) -> Self {
-        Self { role: role.into(), rules: Mutex::default() }
+        Self {
+            role: role.into(),
+            rules: Mutex::default(),
+        }
     }
 
     fn rules(&self) -> MutexGuard<'_, Option<Rules>> {
@@ -75,10 +78,20 @@ impl Grants {
     fn judge(&self, rules: &[PolicyRule], resource: &ResourceName) -> Grant {
         // A watch cannot be limited to names, so a rule with names grants nothing.
         let granted = |verb, named: bool| {
-            let has_names = |rule: &&PolicyRule| rule.resource_names.as_ref().is_some_and(|names| !names.is_empty());
-            rules.iter().filter(|rule| has_names(rule) == named).any(|rule| covers(rule, verb, resource))
+            let has_names = |rule: &&PolicyRule| {
+                rule.resource_names
+                    .as_ref()
+                    .is_some_and(|names| !names.is_empty())
+            };
+            rules
+                .iter()
+                .filter(|rule| has_names(rule) == named)
+                .any(|rule| covers(rule, verb, resource))
         };
-        let missing: Vec<_> = VERBS.into_iter().filter(|verb| !granted(verb, false)).collect();
+        let missing: Vec<_> = VERBS
+            .into_iter()
+            .filter(|verb| !granted(verb, false))
+            .collect();
         if missing.is_empty() {
             return Grant::Granted;
         }
@@ -105,7 +118,9 @@ impl Grants {
         changed: C,
     ) -> impl Future<Output = ()> + Send + use<C> {
         let grants = Arc::clone(self);
-        let config = watches.clone().fields(&format!("metadata.name={}", self.role));
+        let config = watches
+            .clone()
+            .fields(&format!("metadata.name={}", self.role));
         let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
@@ -122,15 +137,25 @@ impl Grants {
                         continue;
                     }
                     Told::Shown(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
-                    Told::Shown(Event::Apply(role)) => Rules::Present(role.rules.unwrap_or_default()),
+                    Told::Shown(Event::Apply(role)) => {
+                        Rules::Present(role.rules.unwrap_or_default())
+                    }
                     Told::Shown(Event::Delete(_)) => Rules::NotFound,
                     Told::Stands => continue,
                     Told::Failed(error) => {
                         let cause = &error as &dyn std::error::Error;
-                        warn!(role = grants.role, error = cause, "watch of the tracker role failed; will retry");
-                        match watching::refusal(&error).filter(|status| matches!(status.code, 401 | 403)) {
+                        warn!(
+                            role = grants.role,
+                            error = cause,
+                            "watch of the tracker role failed; will retry"
+                        );
+                        match watching::refusal(&error)
+                            .filter(|status| matches!(status.code, 401 | 403))
+                        {
                             // Rules that were read stay valid: the role itself did not change.
-                            Some(status) if !matches!(&*grants.rules(), Some(Rules::Present(_))) => {
+                            Some(status)
+                                if !matches!(&*grants.rules(), Some(Rules::Present(_))) =>
+                            {
                                 Rules::Unreadable(status.message.clone())
                             }
                             _ => continue,
@@ -148,11 +173,19 @@ impl Grants {
 }
 
 fn covers(rule: &PolicyRule, verb: &str, resource: &ResourceName) -> bool {
-    let group = resource.api_version.split_once('/').map_or("", |(group, _)| group);
-    let has = |values: &[String], wanted: &str| values.iter().any(|value| value == "*" || value == wanted);
+    let group = resource
+        .api_version
+        .split_once('/')
+        .map_or("", |(group, _)| group);
+    let has = |values: &[String], wanted: &str| {
+        values.iter().any(|value| value == "*" || value == wanted)
+    };
     has(&rule.verbs, verb)
         && has(rule.api_groups.as_deref().unwrap_or_default(), group)
-        && has(rule.resources.as_deref().unwrap_or_default(), &resource.plural)
+        && has(
+            rule.resources.as_deref().unwrap_or_default(),
+            &resource.plural,
+        )
 }
 
 #[cfg(test)]
@@ -168,14 +201,21 @@ pub(super) mod tests {
     pub fn everything() -> Grants {
         let grants = Grants::new("tracker");
         let rules = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
-        grants.rules().replace(Rules::Present(serde_json::from_value(rules).unwrap()));
+        grants
+            .rules()
+            .replace(Rules::Present(serde_json::from_value(rules).unwrap()));
         grants
     }
 
     fn of(rules: Value, api_version: &str, plural: &str) -> Grant {
         let grants = Grants::new("tracker");
-        grants.rules().replace(Rules::Present(serde_json::from_value(rules).unwrap()));
-        grants.of(&ResourceName { api_version: api_version.into(), plural: plural.into() })
+        grants
+            .rules()
+            .replace(Rules::Present(serde_json::from_value(rules).unwrap()));
+        grants.of(&ResourceName {
+            api_version: api_version.into(),
+            plural: plural.into(),
+        })
     }
 
     #[rstest]
@@ -189,9 +229,14 @@ pub(super) mod tests {
     )]
     fn rule_grants_what_it_names(#[case] rule: Value, #[case] missing: Option<&str>) {
         let wanted = missing.map_or(Grant::Granted, |verbs| {
-            let resource = ResourceName { api_version: "batch/v1".into(), plural: "cronjobs".into() };
+            let resource = ResourceName {
+                api_version: "batch/v1".into(),
+                plural: "cronjobs".into(),
+            };
             let hint = how_to_grant(&resource);
-            Grant::Missing(format!("ClusterRole \"tracker\" does not grant {verbs} on cronjobs.batch; {hint}"))
+            Grant::Missing(format!(
+                "ClusterRole \"tracker\" does not grant {verbs} on cronjobs.batch; {hint}"
+            ))
         });
         assert_eq!(of(json!([rule]), "batch/v1", "cronjobs"), wanted);
     }
@@ -199,21 +244,40 @@ pub(super) mod tests {
     #[test]
     fn verbs_of_several_rules_count_together_and_named_rules_never() {
         let rule = |verbs: Value, names: Value| json!({ "apiGroups": [""], "resources": ["configmaps"], "verbs": verbs, "resourceNames": names });
-        let rules = json!([rule(json!(["get", "list"]), Value::Null), rule(json!(["watch"]), Value::Null)]);
+        let rules = json!([
+            rule(json!(["get", "list"]), Value::Null),
+            rule(json!(["watch"]), Value::Null)
+        ]);
         assert_eq!(of(rules, "v1", "configmaps"), Grant::Granted);
-        let rules = json!([rule(json!(["get", "list"]), Value::Null), rule(json!(["watch"]), json!(["one"]))]);
-        let Grant::Missing(message) = of(rules, "v1", "configmaps") else { panic!() };
-        assert!(message.contains("does not grant watch on configmaps; its rule with resourceNames"), "{message}");
+        let rules = json!([
+            rule(json!(["get", "list"]), Value::Null),
+            rule(json!(["watch"]), json!(["one"]))
+        ]);
+        let Grant::Missing(message) = of(rules, "v1", "configmaps") else {
+            panic!()
+        };
+        assert!(
+            message.contains("does not grant watch on configmaps; its rule with resourceNames"),
+            "{message}"
+        );
     }
 
     #[test]
     fn nothing_is_granted_before_the_role_is_read_nor_without_it() {
         let grants = Grants::new("tracker");
-        let resource = ResourceName { api_version: "apps/v1".into(), plural: "deployments".into() };
+        let resource = ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        };
         assert_eq!(grants.of(&resource), Grant::Unknown);
-        for (rules, problem) in [(Rules::NotFound, "not found"), (Rules::Unreadable("no".into()), "cannot be read")] {
+        for (rules, problem) in [
+            (Rules::NotFound, "not found"),
+            (Rules::Unreadable("no".into()), "cannot be read"),
+        ] {
             grants.rules().replace(rules);
-            let Grant::Missing(message) = grants.of(&resource) else { panic!() };
+            let Grant::Missing(message) = grants.of(&resource) else {
+                panic!()
+            };
             assert!(message.contains(problem), "{message}");
         }
     }

@@ -55,8 +55,14 @@ impl Estimate {
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(nodes) => write!(f, "looking the field up takes about {} steps in this object", grouped(nodes))?,
-            None => f.write_str("too many TrackedFields look into this object, so this path was not estimated")?,
+            Some(nodes) => write!(
+                f,
+                "looking the field up takes about {} steps in this object",
+                grouped(nodes)
+            )?,
+            None => f.write_str(
+                "too many TrackedFields look into this object, so this path was not estimated",
+            )?,
         }
         write!(
             f,
@@ -70,7 +76,12 @@ impl fmt::Display for Estimate {
 /// Writes a number with a comma between thousands.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    let groups: Vec<_> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(String::from_utf8_lossy)
+        .collect();
     groups.join(",")
 }
 
@@ -92,7 +103,9 @@ pub(super) fn look_up(
     wanted: impl Fn(&Field) -> bool,
     place: Place,
 ) -> HashMap<Field, Lookup> {
-    fields.sort_unstable_by(|one, other| (one.branches(), one.text()).cmp(&(other.branches(), other.text())));
+    fields.sort_unstable_by(|one, other| {
+        (one.branches(), one.text()).cmp(&(other.branches(), other.text()))
+    });
     fields.dedup();
     let mut sizes = Sizes::of(object);
     let mut estimated: Vec<(Cost, Field)> = Vec::with_capacity(fields.len());
@@ -132,7 +145,13 @@ pub(super) fn look_up(
                 }
             }
             // What writing the value costs may be known only now.
-            Place::Apart => match within(object, &field, cost, &mut sizes, left.saturating_add(cost.known())) {
+            Place::Apart => match within(
+                object,
+                &field,
+                cost,
+                &mut sizes,
+                left.saturating_add(cost.known()),
+            ) {
                 Ok((value, spent)) => {
                     left = left.saturating_add(cost.known()).saturating_sub(spent);
                     Lookup::Found(value)
@@ -159,9 +178,15 @@ fn within<'a>(
         return Err(cost.known());
     }
     let matches = field.matches(object);
-    let written = cost.written.unwrap_or_else(|| sizes.written(&matches, most));
+    let written = cost
+        .written
+        .unwrap_or_else(|| sizes.written(&matches, most));
     let cost = cost.visited.saturating_add(written);
-    if cost > most { Err(cost) } else { Ok((Observed::of_matches(&matches), cost)) }
+    if cost > most {
+        Err(cost)
+    } else {
+        Ok((Observed::of_matches(&matches), cost))
+    }
 }
 
 #[cfg(test)]

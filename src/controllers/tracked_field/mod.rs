@@ -59,7 +59,11 @@ pub const KIND: Kind = Kind::of::<TrackedField>(
     Lends::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
-        Right::namespaced(GROUP, &["trackedfields"], &["get", "list", "patch", "watch"]),
+        Right::namespaced(
+            GROUP,
+            &["trackedfields"],
+            &["get", "list", "patch", "watch"],
+        ),
         Right::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
@@ -96,9 +100,10 @@ pub enum Error {
 impl Failure for Error {
     fn class(&self) -> Class {
         match self {
-            Self::ReadTarget(error) | Self::ReadAgain(error) | Self::WriteStatus(error) | Self::WriteWaiting(error) => {
-                error.class()
-            }
+            Self::ReadTarget(error)
+            | Self::ReadAgain(error)
+            | Self::WriteStatus(error)
+            | Self::WriteWaiting(error) => error.class(),
             Self::Discovery(_) | Self::Unanswered(_) | Self::History(_) => Class::Transient,
         }
     }
@@ -151,7 +156,11 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// The object as it now stands. None if somebody changed what a pass goes by: the next pass has it.
-    async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
+    async fn read_again(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+    ) -> Result<Option<Arc<TrackedField>>, Error> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let requested = |object: &TrackedField| object.annotations().get(REQUESTED_AT).cloned();
         let mut newest = api.get(&key.name).await.map_err(Error::ReadAgain)?;
@@ -164,10 +173,17 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Reports a stored spec that was not read. The history stays as it is.
-    async fn reject(&self, key: &Key, object: Arc<TrackedField>, message: String) -> Result<Outcome, Error> {
+    async fn reject(
+        &self,
+        key: &Key,
+        object: Arc<TrackedField>,
+        message: String,
+    ) -> Result<Outcome, Error> {
         self.targets.unfollow(key);
         self.outbox.withdraw(key, false);
-        let renew = self.say(key, object, Some(Waiting::SpecInvalid(message))).await?;
+        let renew = self
+            .say(key, object, Some(Waiting::SpecInvalid(message)))
+            .await?;
         Ok(renew.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
@@ -190,7 +206,9 @@ impl<T: Transport> TrackedFields<T> {
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
                 // What was sent stood in a status: this one is older, and would be none the wiser.
                 raced = true;
-                let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
+                let Some(newest) = self.read_again(key, &object).await? else {
+                    return Ok(None);
+                };
                 object = newest;
                 continue;
             }
@@ -215,20 +233,24 @@ impl<T: Transport> TrackedFields<T> {
             }
             if changes.changed {
                 let status = StoredHistory::try_from(&*changes.history);
-                let status = status.map_err(|error| Error::WriteStatus(kube::Error::SerdeError(error)))?;
+                let status =
+                    status.map_err(|error| Error::WriteStatus(kube::Error::SerdeError(error)))?;
                 match apply::status(&api, MANAGER, object.as_ref(), &status).await {
                     Ok(written) => object = self.written.wrote(key, written),
                     Err(kube::Error::Api(status)) if status.code == 409 && !raced => {
                         debug!("the object changed in the meantime; its history is computed again");
                         raced = true;
-                        let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
+                        let Some(newest) = self.read_again(key, &object).await? else {
+                            return Ok(None);
+                        };
                         object = newest;
                         continue;
                     }
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
-            self.outbox.observe(key, &changes.history, held, history::Now::read());
+            self.outbox
+                .observe(key, &changes.history, held, history::Now::read());
             changes.merged += seen.merged;
             seen.recorded();
             if let Some(version) = changes.contradicted {
@@ -270,22 +292,35 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             _ => self.targets.track(&object),
         };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
-        let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
+        let point = self
+            .points
+            .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();
-        let held = suspended || point.as_ref().is_some_and(|point| point.spec.suspend.unwrap_or_default());
+        let held = suspended
+            || point
+                .as_ref()
+                .is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let recorded = self.record(&key, Arc::clone(&object), &outcomes, held).await;
+        let recorded = self
+            .record(&key, Arc::clone(&object), &outcomes, held)
+            .await;
         if let Err(Error::WriteStatus(error)) = &recorded
             && let Some((code, message)) = apply::rejection(error, self.availability.is_out())
         {
             self.metrics.status_write_rejected(code);
-            self.outbox.write_rejected(&key, &point_key, (code, &message), circumstances);
+            self.outbox
+                .write_rejected(&key, &point_key, (code, &message), circumstances);
             self.report_write_rejected(&key, object).await;
         }
-        let Some((object, history)) = recorded? else { return Ok(Outcome::Waiting) };
+        let Some((object, history)) = recorded? else {
+            return Ok(Outcome::Waiting);
+        };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
-        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
+        if tracked
+            .as_ref()
+            .is_err_and(|untracked| untracked.waiting.ends_tracking())
+        {
             self.targets.unfollow(&key);
         }
         // The request runs outside this reconcile: outcomes and other objects must not wait for a target that hangs.
@@ -298,7 +333,8 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if suspended {
             self.outbox.withdraw(&key, false);
         } else {
-            self.outbox.offer(&point_key, Offer::of(&object).map_err(Error::History)?);
+            self.outbox
+                .offer(&point_key, Offer::of(&object).map_err(Error::History)?);
         }
         self.outbox.recorded(&key, &outcomes);
         if let Some(panic) = panic {
@@ -312,22 +348,42 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         };
         let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
-            Err(Untracked { error: Some(error), .. }) => return Err(*error),
-            Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => return Ok(Outcome::Waiting),
+            Err(Untracked {
+                error: Some(error), ..
+            }) => return Err(*error),
+            Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => {
+                return Ok(Outcome::Waiting);
+            }
             Ok(_) if asks => self.terms.resync,
             Ok(Some(Tracked { target, shard, .. }))
-                if self.targets.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
+                if self
+                    .targets
+                    .tracker
+                    .trouble(&target.resource, shard.as_deref())
+                    == Some(Trouble::NotServed) =>
             {
                 return Ok(Outcome::Waiting);
             }
             _ if unserved => return Ok(Outcome::Waiting),
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if self.targets.tracker.unread(&key, self.terms.resync).is_some() => follower::DOUBT,
+            Ok(Some(_))
+                if self
+                    .targets
+                    .tracker
+                    .unread(&key, self.terms.resync)
+                    .is_some() =>
+            {
+                follower::DOUBT
+            }
             Ok(_) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
             Err(_) => self.terms.resync,
         };
         let due = renew.map_or(resync, |renew| renew.min(resync));
-        Ok(if asks { Outcome::Unfinished(due) } else { Outcome::RequeueAfter(due) })
+        Ok(if asks {
+            Outcome::Unfinished(due)
+        } else {
+            Outcome::RequeueAfter(due)
+        })
     }
 
     fn lead(&self) {
@@ -342,6 +398,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         self.targets.reads.forget(key);
         self.outbox.withdraw(key, true);
         self.written.forget(key);
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.told
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
     }
 }

@@ -145,12 +145,23 @@ impl Reads {
     pub(super) fn ask(&self, targets: &Arc<Targets>, object: &Arc<TrackedField>, lane: Lane) {
         let (key, whose) = (Key::of(object.as_ref()), Whose::of(object));
         let mut state = self.state();
-        if state.tickets.get(&key).is_some_and(|ticket| ticket.whose == whose) {
+        if state
+            .tickets
+            .get(&key)
+            .is_some_and(|ticket| ticket.whose == whose)
+        {
             return;
         }
         state.last += 1;
         let number = state.last;
-        state.tickets.insert(key, Ticket { number, whose, answer: None });
+        state.tickets.insert(
+            key,
+            Ticket {
+                number,
+                whose,
+                answer: None,
+            },
+        );
         let width = lane.width();
         let queue = state.lanes.entry(lane.clone()).or_default();
         queue.waiting.push_back((number, Arc::clone(object)));
@@ -162,18 +173,33 @@ impl Reads {
 
     fn apart(&self, resource: &ResourceName) -> Arc<Semaphore> {
         let mut state = self.state();
-        Arc::clone(state.apart.entry(resource.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))))
+        Arc::clone(
+            state
+                .apart
+                .entry(resource.clone())
+                .or_insert_with(|| Arc::new(Semaphore::new(1))),
+        )
     }
 
     /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
     pub(super) fn take(&self, key: &Key, whose: &Whose) -> Option<Answered> {
         let mut state = self.state();
-        if state.tickets.get(key).is_some_and(|ticket| ticket.whose == *whose && ticket.answer.is_none()) {
+        if state
+            .tickets
+            .get(key)
+            .is_some_and(|ticket| ticket.whose == *whose && ticket.answer.is_none())
+        {
             return None;
         }
-        let answer = state.tickets.remove(key).filter(|ticket| ticket.whose == *whose)?.answer;
+        let answer = state
+            .tickets
+            .remove(key)
+            .filter(|ticket| ticket.whose == *whose)?
+            .answer;
         if let Some(Ok(Err(untracked))) = &answer {
-            state.failures.insert(key.clone(), (whose.clone(), untracked.waiting.clone()));
+            state
+                .failures
+                .insert(key.clone(), (whose.clone(), untracked.waiting.clone()));
         } else {
             state.failures.remove(key);
         }
@@ -183,7 +209,11 @@ impl Reads {
     /// Returns why the last request for this `TrackedField` failed.
     pub(super) fn failure(&self, key: &Key, whose: &Whose) -> Option<Waiting> {
         let state = self.state();
-        state.failures.get(key).filter(|(of, _)| of == whose).map(|(_, waiting)| waiting.clone())
+        state
+            .failures
+            .get(key)
+            .filter(|(of, _)| of == whose)
+            .map(|(_, waiting)| waiting.clone())
     }
 
     /// Records that this `TrackedField` needs no request.
@@ -204,7 +234,10 @@ impl Reads {
         let State { tickets, lanes, .. } = &mut *state;
         let queue = lanes.get_mut(lane)?;
         while let Some((number, object)) = queue.waiting.pop_front() {
-            if tickets.get(&Key::of(object.as_ref())).is_some_and(|ticket| ticket.number == number) {
+            if tickets
+                .get(&Key::of(object.as_ref()))
+                .is_some_and(|ticket| ticket.number == number)
+            {
                 return Some((number, object));
             }
         }
@@ -218,7 +251,13 @@ impl Reads {
     /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
     fn answered(&self, key: &Key, number: u64, answer: Answered, leads: bool) -> bool {
         let mut state = self.state();
-        let Some(ticket) = state.tickets.get_mut(key).filter(|ticket| ticket.number == number) else { return false };
+        let Some(ticket) = state
+            .tickets
+            .get_mut(key)
+            .filter(|ticket| ticket.number == number)
+        else {
+            return false;
+        };
         ticket.answer = Some(answer);
         if !leads {
             state.tickets.remove(key);
@@ -232,7 +271,8 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
     let all = async {
         while let Some((number, object)) = targets.reads.next(&lane) {
             let key = Key::of(object.as_ref());
-            let reads_object = matches!(lane, Lane::Object(_) | Lane::Apart(_)) && targets.is_unread(&key);
+            let reads_object =
+                matches!(lane, Lane::Object(_) | Lane::Apart(_)) && targets.is_unread(&key);
             let apart;
             let permits = match &lane {
                 Lane::Object(_) if reads_object => &targets.reads.objects,
@@ -242,13 +282,21 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
                 }
                 _ => &targets.reads.all,
             };
-            let Ok(permit) = permits.acquire().await else { return };
+            let Ok(permit) = permits.acquire().await else {
+                return;
+            };
             let limit = targets.timeout;
-            let span = telemetry::ask(NAME, &TrackedField::group(&()), &TrackedField::kind(&()), &key);
+            let span = telemetry::ask(
+                NAME,
+                &TrackedField::group(&()),
+                &TrackedField::kind(&()),
+                &key,
+            );
             let look = tokio::time::timeout(limit, targets.look(&object, &lane)).instrument(span);
             let answer = AssertUnwindSafe(look).catch_unwind().await;
             drop(permit);
-            let answer = answer.map(|in_time| in_time.unwrap_or_else(|_| Err(Error::Unanswered(limit).into())));
+            let answer = answer
+                .map(|in_time| in_time.unwrap_or_else(|_| Err(Error::Unanswered(limit).into())));
             if let Err(panic) = &answer {
                 error!(panic = tasks::words(&**panic), trackedField = %key, "asking for the target panicked");
             }
@@ -303,7 +351,15 @@ mod tests {
         let watchdog = Health::new().watchdog("targets", Duration::from_mins(1));
         let observer = Arc::clone(&tracker) as _;
         let (scope, metrics) = (Scope::of(&[].into()), Metrics::new());
-        let hub = WatchHub::new(client.clone(), scope.clone(), config, observer, metrics, Tasks::new(), watchdog);
+        let hub = WatchHub::new(
+            client.clone(),
+            scope.clone(),
+            config,
+            observer,
+            metrics,
+            Tasks::new(),
+            watchdog,
+        );
         Arc::new(Targets {
             client,
             scope,
@@ -355,16 +411,27 @@ mod tests {
             }
         });
         let targets = targets(Client::new(service, "a"));
-        let fields: Vec<_> = (0..12).map(|number| field(&format!("field-{number}"), "job")).collect();
+        let fields: Vec<_> = (0..12)
+            .map(|number| field(&format!("field-{number}"), "job"))
+            .collect();
         for field in fields.iter().chain(&fields) {
             assert!(targets.ask(field, None));
         }
-        assert_eq!(tasks::words(&*answer(&targets, &fields[0]).await.unwrap_err()), "boom");
-        assert_eq!(asked.load(Ordering::SeqCst), 1 + PER_LANE, "the others wait for their turn");
+        assert_eq!(
+            tasks::words(&*answer(&targets, &fields[0]).await.unwrap_err()),
+            "boom"
+        );
+        assert_eq!(
+            asked.load(Ordering::SeqCst),
+            1 + PER_LANE,
+            "the others wait for their turn"
+        );
         for field in &fields[1..] {
             let untracked = answer(&targets, field).await.unwrap().unwrap_err();
             assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
-            let failure = targets.reads.failure(&Key::of(field.as_ref()), &Whose::of(field));
+            let failure = targets
+                .reads
+                .failure(&Key::of(field.as_ref()), &Whose::of(field));
             assert_eq!(failure, Some(untracked.waiting));
         }
         assert!(targets.reads.state().lanes.is_empty() && targets.reads.state().tickets.is_empty());
@@ -372,14 +439,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn request_for_what_was_tracked_before_holds_up_none_for_what_is_tracked_now() {
-        let service =
-            tower::service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>());
+        let service = tower::service_fn(|_: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, Infallible>>()
+        });
         let targets = targets(Client::new(service, "a"));
         let (before, now) = (field("field", "before"), field("field", "now"));
         assert!(targets.ask(&before, None));
-        assert!(targets.reads.take(&Key::of(now.as_ref()), &Whose::of(&now)).is_none());
+        assert!(
+            targets
+                .reads
+                .take(&Key::of(now.as_ref()), &Whose::of(&now))
+                .is_none()
+        );
         assert!(targets.ask(&now, None));
         assert!(answer(&targets, &now).await.unwrap().is_err());
-        assert!(targets.reads.take(&Key::of(before.as_ref()), &Whose::of(&before)).is_none());
+        assert!(
+            targets
+                .reads
+                .take(&Key::of(before.as_ref()), &Whose::of(&before))
+                .is_none()
+        );
     }
 }

@@ -8,7 +8,9 @@ use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 
-use crate::api::tracked_field::{GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
+use crate::api::tracked_field::{
+    GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target,
+};
 use crate::runtime::watch_hub::ResourceName;
 
 /// One object of one resource.
@@ -34,7 +36,11 @@ pub struct Resolved {
 impl Resolved {
     /// The namespace that `target` lies in; empty for a cluster-scoped one.
     pub fn place<'a>(&self, target: &'a Target) -> &'a str {
-        if self.namespaced { &target.namespace } else { "" }
+        if self.namespaced {
+            &target.namespace
+        } else {
+            ""
+        }
     }
 }
 
@@ -72,7 +78,8 @@ impl Resolver {
         match (&target.api_version, &target.resource) {
             (Some(api_version), Some(plural)) => {
                 let discovered = self.discovered();
-                let Discovered { resolved, .. } = discovered.get(&(api_version.clone(), plural.clone()))?;
+                let Discovered { resolved, .. } =
+                    discovered.get(&(api_version.clone(), plural.clone()))?;
                 (resolved.resource.kind == target.kind).then(|| resolved.clone())
             }
             _ => built_in(&target.kind),
@@ -82,7 +89,8 @@ impl Resolver {
     /// What was discovered of `target` is not to be believed any more.
     pub fn forget(&self, target: &Target) {
         if let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) {
-            self.discovered().remove(&(api_version.clone(), plural.clone()));
+            self.discovered()
+                .remove(&(api_version.clone(), plural.clone()));
         }
     }
 
@@ -104,23 +112,39 @@ impl Resolver {
         if is_secret(api_version, plural) || target.kind.eq_ignore_ascii_case("secret") {
             return Err(TargetError::Refused(SECRETS_ARE_NOT_TRACKED));
         }
-        if api_version.split_once('/').is_some_and(|(group, _)| group == GROUP) {
+        if api_version
+            .split_once('/')
+            .is_some_and(|(group, _)| group == GROUP)
+        {
             return Err(TargetError::Refused(OURS_ARE_NOT_TRACKED));
         }
         let discovered = self.discovered();
-        let known = discovered.get(&(api_version.clone(), plural.clone())).filter(|known| known.turn == turn);
-        Ok(known.map(|known| known.resolved.clone()).filter(|resolved| resolved.resource.kind == target.kind))
+        let known = discovered
+            .get(&(api_version.clone(), plural.clone()))
+            .filter(|known| known.turn == turn);
+        Ok(known
+            .map(|known| known.resolved.clone())
+            .filter(|resolved| resolved.resource.kind == target.kind))
     }
 
     /// Returns the resource of `target`, from the apiserver if [`resolved`](Self::resolved) does not know it.
     ///
     /// # Errors
     /// If `target` cannot be tracked, or the apiserver does not answer.
-    pub async fn resolve(&self, client: &Client, target: &Target, turn: u64) -> Result<Resolved, TargetError> {
+    pub async fn resolve(
+        &self,
+        client: &Client,
+        target: &Target,
+        turn: u64,
+    ) -> Result<Resolved, TargetError> {
         if let Some(resolved) = self.resolved(target, turn)? {
             return Ok(resolved);
         }
-        let (api_version, plural) = target.api_version.clone().zip(target.resource.clone()).unwrap_or_default();
+        let (api_version, plural) = target
+            .api_version
+            .clone()
+            .zip(target.resource.clone())
+            .unwrap_or_default();
         let resolved = discover(client, &api_version, &plural).await?;
         if resolved.resource.kind != target.kind {
             return Err(TargetError::ResourceMismatch(format!(
@@ -128,7 +152,13 @@ impl Resolver {
                 resolved.resource.kind, target.kind, resolved.resource.kind
             )));
         }
-        self.discovered().insert((api_version, plural), Discovered { turn, resolved: resolved.clone() });
+        self.discovered().insert(
+            (api_version, plural),
+            Discovered {
+                turn,
+                resolved: resolved.clone(),
+            },
+        );
         Ok(resolved)
     }
 }
@@ -142,10 +172,17 @@ fn is_secret(api_version: &str, plural: &str) -> bool {
 fn built_in(kind: &str) -> Option<Resolved> {
     let (_, group, plural) = KNOWN.into_iter().find(|(known, ..)| *known == kind)?;
     let gvk = GroupVersionKind::gvk(group, "v1", kind);
-    Some(Resolved { resource: ApiResource::from_gvk_with_plural(&gvk, plural), namespaced: true })
+    Some(Resolved {
+        resource: ApiResource::from_gvk_with_plural(&gvk, plural),
+        namespaced: true,
+    })
 }
 
-async fn discover(client: &Client, api_version: &str, plural: &str) -> Result<Resolved, TargetError> {
+async fn discover(
+    client: &Client,
+    api_version: &str,
+    plural: &str,
+) -> Result<Resolved, TargetError> {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let served = if group.is_empty() {
         client.list_core_api_resources(version).await
@@ -155,23 +192,38 @@ async fn discover(client: &Client, api_version: &str, plural: &str) -> Result<Re
     let served = match served {
         Ok(list) => list.resources,
         Err(kube::Error::Api(status)) if status.code == 404 => {
-            return Err(TargetError::ResourceMismatch(format!("the apiserver does not serve {api_version}")));
+            return Err(TargetError::ResourceMismatch(format!(
+                "the apiserver does not serve {api_version}"
+            )));
         }
         Err(error) => return Err(TargetError::Discovery(error)),
     };
-    let Some(APIResource { kind, namespaced, .. }) = served.iter().find(|resource| resource.name == plural) else {
+    let Some(APIResource {
+        kind, namespaced, ..
+    }) = served.iter().find(|resource| resource.name == plural)
+    else {
         let names = served.iter().map(|resource| resource.name.as_str());
-        let near = nearest(plural, names).map(|near| format!("; there is {near:?}")).unwrap_or_default();
-        return Err(TargetError::ResourceMismatch(format!("{api_version} has no resource {plural:?}{near}")));
+        let near = nearest(plural, names)
+            .map(|near| format!("; there is {near:?}"))
+            .unwrap_or_default();
+        return Err(TargetError::ResourceMismatch(format!(
+            "{api_version} has no resource {plural:?}{near}"
+        )));
     };
     let gvk = GroupVersionKind::gvk(group, version, kind);
-    Ok(Resolved { resource: ApiResource::from_gvk_with_plural(&gvk, plural), namespaced: *namespaced })
+    Ok(Resolved {
+        resource: ApiResource::from_gvk_with_plural(&gvk, plural),
+        namespaced: *namespaced,
+    })
 }
 
 /// The name nearest to one that does not exist, if any is near.
 pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let scored = names.map(|name| (strsim::normalized_damerau_levenshtein(wanted, name), name));
-    scored.filter(|(score, _)| *score >= 0.5).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+    scored
+        .filter(|(score, _)| *score >= 0.5)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

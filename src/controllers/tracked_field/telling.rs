@@ -35,18 +35,31 @@ impl<T: Transport> TrackedFields<T> {
             let value = last.value.as_deref().unwrap_or("(no value)");
             let note = match others.len() {
                 0 => format!("{} {value}: not delivered: {reason}", last.action),
-                others => format!("{} {value}, and {others} before it: not delivered: {reason}", last.action),
+                others => format!(
+                    "{} {value}, and {others} before it: not delivered: {reason}",
+                    last.action
+                ),
             };
-            self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
+            self.events
+                .warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
         self.metrics.entries_expired(changes.expired as u64);
-        self.metrics.entries_rejected(changes.failed.len().saturating_sub(changes.expired) as u64);
+        self.metrics
+            .entries_rejected(changes.failed.len().saturating_sub(changes.expired) as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
             // Once, for as long as something joined waits.
-            if !before.iter().any(|entry| entry.is_pending() && entry.merged.is_some()) {
+            if !before
+                .iter()
+                .any(|entry| entry.is_pending() && entry.merged.is_some())
+            {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
-                self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note.into());
+                self.events.warning(
+                    object.object_ref(&()),
+                    "Record",
+                    "EntriesMerged",
+                    note.into(),
+                );
             }
         }
     }
@@ -54,11 +67,16 @@ impl<T: Transport> TrackedFields<T> {
     /// Once other objects go on without this one, reports the refused status write in an Event and in the annotation,
     /// which may be refused too.
     pub(super) async fn report_write_rejected(&self, key: &Key, object: Arc<TrackedField>) {
-        let Some(why) = self.outbox.left_out(key) else { return };
+        let Some(why) = self.outbox.left_out(key) else {
+            return;
+        };
         let waiting = Waiting::WriteRejected(why);
         self.say_event(key, &object.object_ref(&()), Some(waiting.clone()));
         if let Err(error) = self.annotate(key, &object, Some(&waiting)).await {
-            debug!(error = &error as &dyn std::error::Error, "the annotation was not written either; will retry");
+            debug!(
+                error = &error as &dyn std::error::Error,
+                "the annotation was not written either; will retry"
+            );
         }
     }
 
@@ -74,7 +92,10 @@ impl<T: Transport> TrackedFields<T> {
         let Some(point) = point else {
             if let Some(why) = self.points_phase.absent(&key.namespace) {
                 let because = format!("this operator does not serve contact points: {why}");
-                return Some(Waiting::ContactPointNotReady { name: name.clone(), because });
+                return Some(Waiting::ContactPointNotReady {
+                    name: name.clone(),
+                    because,
+                });
             }
             let points = self.points.state();
             let names: Vec<String> = points
@@ -82,12 +103,19 @@ impl<T: Transport> TrackedFields<T> {
                 .filter(|point| point.namespace().as_deref() == Some(&*key.namespace))
                 .map(|point| point.name_any())
                 .collect();
-            let nearest = target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
-            return Some(Waiting::ContactPointNotFound { name: name.clone(), nearest });
+            let nearest =
+                target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
+            return Some(Waiting::ContactPointNotFound {
+                name: name.clone(),
+                nearest,
+            });
         };
         waiting::of_point(point).or_else(|| {
             let message = self.outbox.failing(&Key::of(point))?;
-            pending.then(|| Waiting::DeliveryFailing { name: name.clone(), message })
+            pending.then(|| Waiting::DeliveryFailing {
+                name: name.clone(),
+                message,
+            })
         })
     }
 
@@ -112,15 +140,18 @@ impl<T: Transport> TrackedFields<T> {
             return Why::Known(of_point);
         }
         let Targets { tracker, reads, .. } = &*self.targets;
-        let (unknown, failure) = (tracker.exists(key).is_none(), reads.failure(key, &Whose::of(object)));
+        let (unknown, failure) = (
+            tracker.exists(key).is_none(),
+            reads.failure(key, &Whose::of(object)),
+        );
         let of_target = match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             // The last failure counts until the next answer.
             Ok(_) if asks && failure.is_some() => failure,
             Ok(_) if asks && unknown => return Why::Unknown,
-            Ok(tracked) => tracked
-                .as_ref()
-                .and_then(|it| waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)),
+            Ok(tracked) => tracked.as_ref().and_then(|it| {
+                waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)
+            }),
         };
         if of_target.is_none() && unknown {
             return Why::Unknown;
@@ -141,23 +172,44 @@ impl<T: Transport> TrackedFields<T> {
         object: Arc<TrackedField>,
         waiting: Option<Waiting>,
     ) -> Result<Option<Duration>, Error> {
-        self.annotate(key, &object, waiting.as_ref()).await.map_err(Error::WriteWaiting)?;
+        self.annotate(key, &object, waiting.as_ref())
+            .await
+            .map_err(Error::WriteWaiting)?;
         Ok(self.say_event(key, &object.object_ref(&()), waiting))
     }
 
-    async fn annotate(&self, key: &Key, object: &TrackedField, waiting: Option<&Waiting>) -> kube::Result<()> {
+    async fn annotate(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+        waiting: Option<&Waiting>,
+    ) -> kube::Result<()> {
         let text = waiting.map(Waiting::to_string);
-        let desired = [(WAITING, text.as_deref()), (WAITING_REASON, waiting.map(Waiting::reason))];
-        if desired.iter().any(|(name, value)| object.annotations().get(*name).map(String::as_str) != *value) {
+        let desired = [
+            (WAITING, text.as_deref()),
+            (WAITING_REASON, waiting.map(Waiting::reason)),
+        ];
+        if desired
+            .iter()
+            .any(|(name, value)| object.annotations().get(*name).map(String::as_str) != *value)
+        {
             let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-            self.written.wrote(key, apply::annotate(&api, MANAGER, object, &desired.into()).await?);
+            self.written.wrote(
+                key,
+                apply::annotate(&api, MANAGER, object, &desired.into()).await?,
+            );
         }
         Ok(())
     }
 
     /// Publishes the Event that says why an object waits, once for each change and again before it is forgotten. Gives
     /// when it is due again.
-    fn say_event(&self, key: &Key, regarding: &ObjectReference, waiting: Option<Waiting>) -> Option<Duration> {
+    fn say_event(
+        &self,
+        key: &Key,
+        regarding: &ObjectReference,
+        waiting: Option<Waiting>,
+    ) -> Option<Duration> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
             told.remove(key);

@@ -95,11 +95,17 @@ impl Drop for Seen<'_> {
     fn drop(&mut self) {
         let mut state = self.tracker.state();
         // The spec may be another one by now.
-        let follower = state.followers.get_mut(self.key).filter(|follower| follower.whose.uid == self.whose.uid);
+        let follower = state
+            .followers
+            .get_mut(self.key)
+            .filter(|follower| follower.whose.uid == self.whose.uid);
         let Some(follower) = follower else { return };
         follower.merged += self.merged;
         let observations = std::mem::take(&mut self.observations);
-        follower.take_back(Series { subject: self.whose.subject.clone(), observations });
+        follower.take_back(Series {
+            subject: self.whose.subject.clone(),
+            observations,
+        });
         if let Some(former) = self.former.take() {
             follower.take_back(former);
         }
@@ -110,8 +116,14 @@ impl Tracker {
     /// Creates a tracker. `wake` wakes the reconcile of a `TrackedField` with changes to record; `leads`: this replica
     /// leads from the start.
     pub fn new(wake: Trigger<TrackedField>, leads: bool) -> Self {
-        let tracked = Tracked { leads_since: leads.then_some(0), ..Tracked::default() };
-        Self { state: Mutex::new(tracked), wake }
+        let tracked = Tracked {
+            leads_since: leads.then_some(0),
+            ..Tracked::default()
+        };
+        Self {
+            state: Mutex::new(tracked),
+            wake,
+        }
     }
 
     /// Starts to lead: lists of this generation and later ones count.
@@ -131,29 +143,51 @@ impl Tracker {
     }
 
     /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
-    pub fn follow(&self, key: &Key, whose: &Whose, target: &TargetKey, field: &Field, shard: Option<String>) -> bool {
+    pub fn follow(
+        &self,
+        key: &Key,
+        whose: &Whose,
+        target: &TargetKey,
+        field: &Field,
+        shard: Option<String>,
+    ) -> bool {
         let mut state = self.state();
         let before = state.followers.get(key);
-        if before.is_some_and(|it| it.whose == *whose && it.target == *target && it.field == *field) {
+        if before.is_some_and(|it| it.whose == *whose && it.target == *target && it.field == *field)
+        {
             return false;
         }
         let replaced = state.forget(key);
-        let begun = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
+        let begun = state
+            .watches
+            .get(&(target.resource.clone(), shard))
+            .is_some_and(|watch| watch.begun);
         let begun = begun && state.counts(&target.resource, &target.namespace);
-        let certainty = if begun { Certainty::NeedsRead } else { Certainty::AwaitingList(Instant::now()) };
+        let certainty = if begun {
+            Certainty::NeedsRead
+        } else {
+            Certainty::AwaitingList(Instant::now())
+        };
         let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), certainty);
         let was_followed = replaced.is_some();
         // What was seen is still to be recorded: of what the spec tracked before, or of a resource that is in another scope now.
         if let Some(mut before) = replaced.filter(|before| before.whose.uid == whose.uid) {
             let (observations, former) = before.unrecorded();
             follower.merged = before.merged;
-            follower.take_back(Series { subject: before.whose.subject, observations });
+            follower.take_back(Series {
+                subject: before.whose.subject,
+                observations,
+            });
             if let Some(former) = former {
                 follower.take_back(former);
             }
         }
         state.followers.insert(key.clone(), follower);
-        state.targets.entry(target.clone()).or_default().push(key.clone());
+        state
+            .targets
+            .entry(target.clone())
+            .or_default()
+            .push(key.clone());
         was_followed
     }
 
@@ -164,14 +198,20 @@ impl Tracker {
 
     /// Whether anything of `resource` is followed.
     pub fn follows(&self, resource: &ResourceName) -> bool {
-        self.state().targets.keys().any(|target| target.resource == *resource)
+        self.state()
+            .targets
+            .keys()
+            .any(|target| target.resource == *resource)
     }
 
     /// What was known of the watches of resources of which nothing is followed any more.
     pub fn forget_watches(&self) {
         let mut state = self.state();
-        let Tracked { targets, watches, .. } = &mut *state;
-        watches.retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
+        let Tracked {
+            targets, watches, ..
+        } = &mut *state;
+        watches
+            .retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
     }
 
     /// The turn in which the watch of `resource` is: another one after it has begun anew, or was told that the apiserver
@@ -179,7 +219,10 @@ impl Tracker {
     pub fn turn(&self, resource: &ResourceName) -> u64 {
         let state = self.state();
         let of_resource = state.watches.iter().filter(|((of, _), _)| of == resource);
-        of_resource.map(|(_, watch)| watch.turn).max().unwrap_or_default()
+        of_resource
+            .map(|(_, watch)| watch.turn)
+            .max()
+            .unwrap_or_default()
     }
 
     /// Asks for the target's present state to be read, if it has to be: the watch may have shown it already, or has not
@@ -194,12 +237,26 @@ impl Tracker {
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
     /// read. Lookups that are not cheap are put off until [`Tracker::read_apart`].
-    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<RawObject>) {
+    pub fn read(
+        &self,
+        key: &Key,
+        whose: &Whose,
+        target: &TargetKey,
+        asked: Asked,
+        object: Option<RawObject>,
+    ) {
         self.take_read((key, whose), target, asked, object, Place::AtOnce);
     }
 
     /// Takes the result of a read as [`Tracker::read`] does, and puts off no lookup: this may take a tenth of a second.
-    pub fn read_apart(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<RawObject>) {
+    pub fn read_apart(
+        &self,
+        key: &Key,
+        whose: &Whose,
+        target: &TargetKey,
+        asked: Asked,
+        object: Option<RawObject>,
+    ) {
         self.take_read((key, whose), target, asked, object, Place::Apart);
     }
 
@@ -212,7 +269,11 @@ impl Tracker {
         place: Place,
     ) {
         let Some(object) = object else {
-            if let Some(follower) = self.state().follower(key, whose).filter(|follower| follower.target == *target) {
+            if let Some(follower) = self
+                .state()
+                .follower(key, whose)
+                .filter(|follower| follower.target == *target)
+            {
                 follower.read(asked, Instant::now(), None);
             }
             return;
@@ -226,7 +287,8 @@ impl Tracker {
             }
         });
         // Decode and look up without the lock, because everything else waits for it.
-        let looked_up = decoded(&object).map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
+        let looked_up = decoded(&object)
+            .map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
         self.state().each_of(target, |of, follower| {
             let asked = if is_asked(of, follower) {
                 asked
@@ -240,10 +302,17 @@ impl Tracker {
             match &looked_up {
                 Err(why) => follower.read_unreadable(asked, now, &object, why),
                 Ok(lookups) => match lookups.get(&follower.field) {
-                    Some(Lookup::Found(value)) => follower.read(asked, now, Some((&object, value.clone()))),
+                    Some(Lookup::Found(value)) => {
+                        follower.read(asked, now, Some((&object, value.clone())))
+                    }
                     Some(Lookup::PutOff) => follower.put_off_read(&object),
                     Some(Lookup::Refused(estimate)) => {
-                        follower.read_unreadable(asked, now, &object, &Unreadable::TooExpensive(*estimate));
+                        follower.read_unreadable(
+                            asked,
+                            now,
+                            &object,
+                            &Unreadable::TooExpensive(*estimate),
+                        );
                     }
                     // Followed, or shown a later version, during the lookups: it has to be read.
                     None => {}
@@ -255,8 +324,16 @@ impl Tracker {
     /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
     pub fn is_put_off(&self, key: &Key) -> bool {
         let state = self.state();
-        let of_target = state.followers.get(key).and_then(|follower| state.targets.get(&follower.target));
-        of_target.into_iter().flatten().any(|key| state.followers.get(key).is_some_and(|follower| follower.put_off))
+        let of_target = state
+            .followers
+            .get(key)
+            .and_then(|follower| state.targets.get(&follower.target));
+        of_target.into_iter().flatten().any(|key| {
+            state
+                .followers
+                .get(key)
+                .is_some_and(|follower| follower.put_off)
+        })
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
@@ -266,7 +343,10 @@ impl Tracker {
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
     pub fn is_outdated(&self, key: &Key) -> bool {
-        self.state().followers.get(key).is_some_and(Follower::is_outdated)
+        self.state()
+            .followers
+            .get(key)
+            .is_some_and(Follower::is_outdated)
     }
 
     /// Shows every follower of an object that the object has changed, and wakes those that need a read.
@@ -280,9 +360,14 @@ impl Tracker {
         if !state.counts(&target.resource, &target.namespace) {
             return;
         }
-        let Tracked { followers, targets, .. } = &mut *state;
+        let Tracked {
+            followers, targets, ..
+        } = &mut *state;
         for key in targets.get(&target).into_iter().flatten() {
-            if followers.get_mut(key).is_some_and(|follower| follower.show_metadata(metadata)) {
+            if followers
+                .get_mut(key)
+                .is_some_and(|follower| follower.show_metadata(metadata))
+            {
                 self.wake.wake(key);
             }
         }
@@ -298,8 +383,15 @@ impl Tracker {
     /// What is to be recorded for `key`, if it is `whose` that is followed.
     pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
         let mut state = self.state();
-        let mut seen =
-            Seen { tracker: self, key, whose, observations: Vec::new(), newest: None, former: None, merged: 0 };
+        let mut seen = Seen {
+            tracker: self,
+            key,
+            whose,
+            observations: Vec::new(),
+            newest: None,
+            former: None,
+            merged: 0,
+        };
         if let Some(follower) = state.follower(key, whose) {
             seen.newest = follower.newest();
             (seen.observations, seen.former) = follower.unrecorded();
@@ -311,12 +403,21 @@ impl Tracker {
     /// Whether the target of `key` exists, as far as is known.
     pub fn exists(&self, key: &Key) -> Option<bool> {
         let state = self.state();
-        state.followers.get(key)?.newest.as_ref().map(|newest| newest.value.is_some())
+        state
+            .followers
+            .get(key)?
+            .newest
+            .as_ref()
+            .map(|newest| newest.value.is_some())
     }
 
     /// Why the watch of `resource` in `shard` does not work.
     pub fn trouble(&self, resource: &ResourceName, shard: Option<&str>) -> Option<Trouble> {
-        self.state().watches.get(&(resource.clone(), shard.map(str::to_owned)))?.trouble.clone()
+        self.state()
+            .watches
+            .get(&(resource.clone(), shard.map(str::to_owned)))?
+            .trouble
+            .clone()
     }
 
     /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
@@ -389,8 +490,13 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 impl Tracked {
     /// Returns whether events of the watch of this place count.
     fn counts(&self, resource: &ResourceName, namespace: &str) -> bool {
-        let place = |shard: Option<&str>| self.watches.get(&(resource.clone(), shard.map(str::to_owned)));
-        let generation = place(None).or_else(|| place(Some(namespace))).map_or(0, |watch| watch.generation);
+        let place = |shard: Option<&str>| {
+            self.watches
+                .get(&(resource.clone(), shard.map(str::to_owned)))
+        };
+        let generation = place(None)
+            .or_else(|| place(Some(namespace)))
+            .map_or(0, |watch| watch.generation);
         self.leads_since.is_some_and(|since| since <= generation)
     }
 
@@ -405,7 +511,9 @@ impl Tracked {
 
     /// What follows for `key`, if it is `whose`.
     fn follower(&mut self, key: &Key, whose: &Whose) -> Option<&mut Follower> {
-        self.followers.get_mut(key).filter(|follower| follower.whose == *whose)
+        self.followers
+            .get_mut(key)
+            .filter(|follower| follower.whose == *whose)
     }
 
     fn forget(&mut self, key: &Key) -> Option<Follower> {
@@ -423,14 +531,24 @@ impl Tracked {
 impl Observer for Tracker {
     fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
         let mut state = self.state();
-        let watch = state.watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        let watch = state
+            .watches
+            .entry((resource.clone(), shard.map(str::to_owned)))
+            .or_default();
         (watch.generation, watch.begun) = (generation, false);
     }
 
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked { followers, watches, turns, .. } = &mut *state;
-        let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        let Tracked {
+            followers,
+            watches,
+            turns,
+            ..
+        } = &mut *state;
+        let watch = watches
+            .entry((resource.clone(), shard.map(str::to_owned)))
+            .or_default();
         *turns += 1;
         (watch.begun, watch.turn) = (true, *turns);
         for follower in followers.values_mut() {
@@ -458,7 +576,10 @@ impl Observer for Tracker {
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let place = (resource.clone(), shard.map(str::to_owned));
-        let generation = state.watches.get(&place).map_or(0, |watch| watch.generation);
+        let generation = state
+            .watches
+            .get(&place)
+            .map_or(0, |watch| watch.generation);
         if state.leads_since.is_none_or(|since| generation < since) {
             return;
         }
@@ -467,10 +588,14 @@ impl Observer for Tracker {
                 continue;
             }
             // The list may come from a cache that lags behind: a read tells whether it is gone.
-            let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
+            let known_absent = follower
+                .newest
+                .as_ref()
+                .is_some_and(|newest| newest.value.is_none());
             if !follower.listed && !known_absent {
                 follower.certainty = Certainty::NeedsRead;
-            } else if let Certainty::AwaitingList(_) | Certainty::Confirmed(_) = follower.certainty {
+            } else if let Certainty::AwaitingList(_) | Certainty::Confirmed(_) = follower.certainty
+            {
                 follower.certainty = Certainty::Confirmed(Instant::now());
             }
             // One that is known to be absent may have to be looked for in another scope by now.
@@ -482,7 +607,9 @@ impl Observer for Tracker {
 
     fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let watch = state.watches.get_mut(&(resource.clone(), shard.map(str::to_owned)));
+        let watch = state
+            .watches
+            .get_mut(&(resource.clone(), shard.map(str::to_owned)));
         let recovered = watch.is_some_and(|watch| watch.trouble.take().is_some());
         drop(state);
         if recovered {
@@ -491,15 +618,22 @@ impl Observer for Tracker {
     }
 
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        let Some(trouble) = Trouble::of(error) else { return };
+        let Some(trouble) = Trouble::of(error) else {
+            return;
+        };
         let mut state = self.state();
         let Tracked { watches, turns, .. } = &mut *state;
-        let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        let watch = watches
+            .entry((resource.clone(), shard.map(str::to_owned)))
+            .or_default();
         if trouble == Trouble::NotServed {
             *turns += 1;
             watch.turn = *turns;
         }
-        let news = watch.trouble.as_ref().is_none_or(|known| discriminant(known) != discriminant(&trouble));
+        let news = watch
+            .trouble
+            .as_ref()
+            .is_none_or(|known| discriminant(known) != discriminant(&trouble));
         if news {
             watch.trouble = Some(trouble);
         }
@@ -541,7 +675,11 @@ fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
     if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
     }
-    if is_deeper(&whole, OBJECT_LEVELS) { Err(Unreadable::TooDeep) } else { Ok(whole) }
+    if is_deeper(&whole, OBJECT_LEVELS) {
+        Err(Unreadable::TooDeep)
+    } else {
+        Ok(whole)
+    }
 }
 
 #[cfg(test)]

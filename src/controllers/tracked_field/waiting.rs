@@ -128,7 +128,9 @@ impl Waiting {
         match self {
             Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
             // Of a kind that may be made anew in the other scope.
-            Self::OutOfScope { namespace } | Self::CrossNamespace { namespace } => namespace.is_empty(),
+            Self::OutOfScope { namespace } | Self::CrossNamespace { namespace } => {
+                namespace.is_empty()
+            }
             _ => false,
         }
     }
@@ -153,7 +155,9 @@ impl Waiting {
             Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
-            Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => "ContactPointNotReady",
+            Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => {
+                "ContactPointNotReady"
+            }
             Self::WriteRejected(_) => "WriteRejected",
             Self::DeliveryFailing { .. } => "DeliveryFailing",
         }
@@ -218,7 +222,10 @@ pub fn how_to_grant(resource: &ResourceName) -> String {
     format!(
         "grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose rule is apiGroups: \
          [{:?}], resources: [{:?}], verbs: [get, list, watch]",
-        resource.api_version.split_once('/').map_or("", |(group, _)| group),
+        resource
+            .api_version
+            .split_once('/')
+            .map_or("", |(group, _)| group),
         resource.plural
     )
 }
@@ -244,18 +251,30 @@ pub fn of_target(
 ) -> Option<Waiting> {
     match tracker.trouble(&target.resource, shard) {
         Some(Trouble::Forbidden(message)) => {
-            return Some(Waiting::Forbidden { resource: target.resource.clone(), message });
+            return Some(Waiting::Forbidden {
+                resource: target.resource.clone(),
+                message,
+            });
         }
         Some(Trouble::NotServed) => {
-            let ResourceName { api_version, plural } = &target.resource;
-            return Some(Waiting::ResourceMismatch(format!("the apiserver does not serve {plural} of {api_version}")));
+            let ResourceName {
+                api_version,
+                plural,
+            } = &target.resource;
+            return Some(Waiting::ResourceMismatch(format!(
+                "the apiserver does not serve {plural} of {api_version}"
+            )));
         }
         Some(Trouble::Failing(message)) => return Some(Waiting::TargetUnreadable(message)),
         None => {}
     }
     let name = || {
         let kind = &object.spec.target.kind;
-        let place = if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
+        let place = if target.namespace.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", target.namespace)
+        };
         format!("{kind} {place}{}", target.name)
     };
     if let Some(why) = tracker.unreadable(key) {
@@ -271,7 +290,11 @@ pub fn of_target(
 }
 
 /// What is wrong with the template.
-pub fn of_template(object: &TrackedField, history: &[Entry], cluster: Option<&str>) -> Option<Waiting> {
+pub fn of_template(
+    object: &TrackedField,
+    history: &[Entry],
+    cluster: Option<&str>,
+) -> Option<Waiting> {
     let template = object.spec.template.as_deref()?;
     if let Err(error) = message::check_template(template) {
         return Some(Waiting::TemplateInvalid(error));
@@ -299,8 +322,13 @@ pub fn of_body(
     let item = newest(object, history)?;
     let view = message::View::of(&item, cluster);
     let text = message::render(std::slice::from_ref(&item), cluster, false, Limit::WEBHOOK).text;
-    let message = body.render(&view, std::slice::from_ref(&view), &text).err()?;
-    Some(Waiting::BodyInvalid { name: object.spec.contact_point.clone(), message })
+    let message = body
+        .render(&view, std::slice::from_ref(&view), &text)
+        .err()?;
+    Some(Waiting::BodyInvalid {
+        name: object.spec.contact_point.clone(),
+        message,
+    })
 }
 
 /// The newest change, as its message without a template has it.
@@ -315,15 +343,23 @@ pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
     let status = point.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     // One that is being resumed says so until its status is written.
-    if point.spec.suspend.unwrap_or_default() || ready.is_some_and(|ready| ready.reason == SUSPENDED) {
-        return Some(Waiting::ContactPointNotReady { name, because: "it is suspended".into() });
+    if point.spec.suspend.unwrap_or_default()
+        || ready.is_some_and(|ready| ready.reason == SUSPENDED)
+    {
+        return Some(Waiting::ContactPointNotReady {
+            name,
+            because: "it is suspended".into(),
+        });
     }
     if status.is_some_and(|status| status.ready) {
         return None;
     }
     Some(match ready {
         None => Waiting::ContactPointNew { name },
-        Some(ready) => Waiting::ContactPointNotReady { name, because: format!("{}: {}", ready.reason, ready.message) },
+        Some(ready) => Waiting::ContactPointNotReady {
+            name,
+            because: format!("{}: {}", ready.reason, ready.message),
+        },
     })
 }
 
@@ -347,15 +383,24 @@ mod tests {
     #[test]
     fn that_a_contact_point_is_new_is_no_warning() {
         let new = of(&json!(null)).unwrap();
-        assert_eq!(new.to_string(), r#"ContactPointNotReady: "hook": it has not been tried yet"#);
+        assert_eq!(
+            new.to_string(),
+            r#"ContactPointNotReady: "hook": it has not been tried yet"#
+        );
         assert!(!new.is_warning());
         let condition = |status: &str| {
             json!([{ "type": "Ready", "status": status, "reason": "Unauthorized", "message": "no",
                      "lastTransitionTime": "2026-01-01T00:00:00Z" }])
         };
         let refused = of(&json!({ "ready": false, "conditions": condition("False") })).unwrap();
-        assert_eq!(refused.to_string(), r#"ContactPointNotReady: "hook": Unauthorized: no"#);
+        assert_eq!(
+            refused.to_string(),
+            r#"ContactPointNotReady: "hook": Unauthorized: no"#
+        );
         assert!(refused.is_warning());
-        assert_eq!(of(&json!({ "ready": true, "conditions": condition("True") })), None);
+        assert_eq!(
+            of(&json!({ "ready": true, "conditions": condition("True") })),
+            None
+        );
     }
 }

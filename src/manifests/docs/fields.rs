@@ -10,8 +10,13 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use super::{cell, code};
 
 /// Fields of Kubernetes' own types, which its own documentation tells of.
-pub const KUBERNETES: [&str; 5] =
-    ["spec.env", "spec.envFrom", "spec.livenessProbe", "spec.readinessProbe", "spec.startupProbe"];
+pub const KUBERNETES: [&str; 5] = [
+    "spec.env",
+    "spec.envFrom",
+    "spec.livenessProbe",
+    "spec.readinessProbe",
+    "spec.startupProbe",
+];
 
 /// One field.
 struct Field<'a> {
@@ -24,8 +29,18 @@ pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
     let names = &crd.spec.names;
     let version = &crd.spec.versions[0];
     let none = JSONSchemaProps::default();
-    let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()).unwrap_or(&none);
-    let short = names.short_names.iter().flatten().map(|name| code(name)).collect::<Vec<_>>().join(", ");
+    let schema = version
+        .schema
+        .as_ref()
+        .and_then(|schema| schema.open_api_v3_schema.as_ref())
+        .unwrap_or(&none);
+    let short = names
+        .short_names
+        .iter()
+        .flatten()
+        .map(|name| code(name))
+        .collect::<Vec<_>>()
+        .join(", ");
     let mut page = format!(
         "# {kind}: fields\n\n{}\n\n`{}/{}`, plural `{}`, short {short}. With examples, defaults and reasons: \
          [{kind}](../{told}).\n",
@@ -39,18 +54,30 @@ pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
     walk("", schema, false, &mut fields);
     for (heading, part) in [("Spec", "spec"), ("Status", "status")] {
         // Writing to a String does not fail.
-        let _ = write!(page, "\n## {heading}\n\n| field | type | bounds | what |\n| --- | --- | --- | --- |\n");
-        for field in fields.iter().filter(|field| field.path.starts_with(part) && field.path != part) {
+        let _ = write!(
+            page,
+            "\n## {heading}\n\n| field | type | bounds | what |\n| --- | --- | --- | --- |\n"
+        );
+        for field in fields
+            .iter()
+            .filter(|field| field.path.starts_with(part) && field.path != part)
+        {
             page.push_str(&row(field));
         }
     }
     page.push_str("\n## What `kubectl get` shows\n\n| column | is | |\n| --- | --- | --- |\n");
     for column in version.additional_printer_columns.iter().flatten() {
-        let wide = if column.priority.unwrap_or_default() > 0 { "with `-o wide`" } else { "" };
+        let wide = if column.priority.unwrap_or_default() > 0 {
+            "with `-o wide`"
+        } else {
+            ""
+        };
         let (name, path) = (column.name.to_uppercase(), code(&cell(&column.json_path)));
         let _ = writeln!(page, "| {name} | {path} | {wide} |");
     }
-    page.push_str("\n## What `kubectl apply` refuses\n\nEach message says what to write instead.\n");
+    page.push_str(
+        "\n## What `kubectl apply` refuses\n\nEach message says what to write instead.\n",
+    );
     for (message, paths) in refusals(&fields) {
         let _ = write!(page, "\n- {}\n  ({paths})", code(message));
     }
@@ -59,14 +86,27 @@ pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
 }
 
 fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, required: bool, into: &mut Vec<Field<'a>>) {
-    into.push(Field { path: path.to_owned(), schema, required });
+    into.push(Field {
+        path: path.to_owned(),
+        schema,
+        required,
+    });
     // Conditions are Kubernetes' own, too.
     if path.ends_with("conditions") || KUBERNETES.contains(&path) {
         return;
     }
     for (name, property) in schema.properties.iter().flatten() {
-        let below = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        walk(&below, property, schema.required.iter().flatten().any(|it| it == name), into);
+        let below = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        walk(
+            &below,
+            property,
+            schema.required.iter().flatten().any(|it| it == name),
+            into,
+        );
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items
         && items.properties.is_some()
@@ -79,7 +119,12 @@ fn row(field: &Field) -> String {
     let schema = field.schema;
     let what = schema.description.as_deref().unwrap_or_default();
     let bounds = bounds(field).join("; ");
-    format!("| `{}` | {} | {bounds} | {} |\n", field.path, kind_of(schema), cell(what))
+    format!(
+        "| `{}` | {} | {bounds} | {} |\n",
+        field.path,
+        kind_of(schema),
+        cell(what)
+    )
 }
 
 fn kind_of(schema: &JSONSchemaProps) -> String {
@@ -104,19 +149,38 @@ fn bounds(field: &Field) -> Vec<String> {
     bounds.extend(range(whole(schema.minimum), whole(schema.maximum), ""));
     bounds.extend(range(schema.min_length, schema.max_length, " characters"));
     bounds.extend(range(schema.min_items, schema.max_items, " items"));
-    bounds.extend(range(schema.min_properties, schema.max_properties, " entries"));
+    bounds.extend(range(
+        schema.min_properties,
+        schema.max_properties,
+        " entries",
+    ));
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
-        bounds.extend(range(items.min_length, items.max_length, " characters each"));
+        bounds.extend(range(
+            items.min_length,
+            items.max_length,
+            " characters each",
+        ));
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
-        bounds.extend(range(values.min_length, values.max_length, " characters each"));
+        bounds.extend(range(
+            values.min_length,
+            values.max_length,
+            " characters each",
+        ));
     }
-    match (schema.x_kubernetes_list_type.as_deref(), &schema.x_kubernetes_list_map_keys) {
+    match (
+        schema.x_kubernetes_list_type.as_deref(),
+        &schema.x_kubernetes_list_map_keys,
+    ) {
         (Some("map"), Some(keys)) => bounds.push(format!("each {} once", code(&keys.join(", ")))),
         (Some("set"), _) => bounds.push("each once".into()),
         _ => {}
     }
-    let words = schema.enum_.iter().flatten().map(|word| code(word.0.as_str().unwrap_or_default()));
+    let words = schema
+        .enum_
+        .iter()
+        .flatten()
+        .map(|word| code(word.0.as_str().unwrap_or_default()));
     let words = words.collect::<Vec<_>>().join(", ");
     bounds.extend((!words.is_empty()).then_some(words));
     bounds
@@ -141,12 +205,19 @@ fn refusals<'a>(fields: &[Field<'a>]) -> Vec<(&'a str, String)> {
             if !order.contains(&message) {
                 order.push(message);
             }
-            let path = if field.path.is_empty() { "the object".to_owned() } else { code(&field.path) };
+            let path = if field.path.is_empty() {
+                "the object".to_owned()
+            } else {
+                code(&field.path)
+            };
             let of = paths.entry(message).or_default();
             if !of.contains(&path) {
                 of.push(path);
             }
         }
     }
-    order.into_iter().map(|message| (message, paths[message].join(", "))).collect()
+    order
+        .into_iter()
+        .map(|message| (message, paths[message].join(", ")))
+        .collect()
 }

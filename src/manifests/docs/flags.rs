@@ -19,10 +19,21 @@ pub fn page() -> String {
     let mut page = BEGIN.to_owned();
     let mut program = Cli::command();
     program.build();
-    for command in program.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help") {
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    for command in program
+        .get_subcommands()
+        .filter(|it| !it.is_hide_set() && it.get_name() != "help")
+    {
+        let about = command
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         // Writing to a String does not fail.
-        let _ = write!(page, "\n## {}\n\n{}.\n", command.get_name(), code_after_colon(&about));
+        let _ = write!(
+            page,
+            "\n## {}\n\n{}.\n",
+            command.get_name(),
+            code_after_colon(&about)
+        );
         let flags: Vec<&Arg> = command
             .get_arguments()
             .filter(|it| !it.is_hide_set() && !["help", "version"].contains(&it.get_id().as_str()))
@@ -40,7 +51,10 @@ pub fn page() -> String {
                 let _ = write!(page, "\n### {}: {heading}\n", command.get_name());
             }
             page.push_str("\n| flag, environment | default | what |\n| --- | --- | --- |\n");
-            for flag in flags.iter().filter(|flag| flag.get_help_heading() == heading) {
+            for flag in flags
+                .iter()
+                .filter(|flag| flag.get_help_heading() == heading)
+            {
                 page.push_str(&row(flag));
             }
         }
@@ -59,23 +73,50 @@ fn code_after_colon(about: &str) -> String {
 fn row(flag: &Arg) -> String {
     let long = flag.get_long().map(|name| format!("--{name}"));
     let short = flag.get_short().map(|name| format!("-{name}"));
-    let mut names: Vec<_> = short.into_iter().chain(long).map(|name| code(&name)).collect();
+    let mut names: Vec<_> = short
+        .into_iter()
+        .chain(long)
+        .map(|name| code(&name))
+        .collect();
     if names.is_empty() {
         let value = flag.get_value_names().and_then(|names| names.first());
-        names.push(code(value.map_or(flag.get_id().as_str(), |name| name.as_str())));
+        names.push(code(
+            value.map_or(flag.get_id().as_str(), |name| name.as_str()),
+        ));
     }
-    let environment = flag.get_env().map(|name| format!("<br>{}", code(&name.to_string_lossy()))).unwrap_or_default();
-    let defaults = flag.get_default_values().iter().map(|value| value.to_string_lossy());
-    let default = defaults.filter(|value| !value.is_empty()).map(|value| code(&value)).collect::<Vec<_>>().join(", ");
-    format!("| {}{environment} | {default} | {} |\n", names.join(", "), cell(&what(flag)))
+    let environment = flag
+        .get_env()
+        .map(|name| format!("<br>{}", code(&name.to_string_lossy())))
+        .unwrap_or_default();
+    let defaults = flag
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy());
+    let default = defaults
+        .filter(|value| !value.is_empty())
+        .map(|value| code(&value))
+        .collect::<Vec<_>>()
+        .join(", ");
+    format!(
+        "| {}{environment} | {default} | {} |\n",
+        names.join(", "),
+        cell(&what(flag))
+    )
 }
 
 /// All that its help says: a sentence for each paragraph, and each value that it may have.
 fn what(flag: &Arg) -> String {
-    let help = flag.get_long_help().or(flag.get_help()).map(ToString::to_string).unwrap_or_default();
+    let help = flag
+        .get_long_help()
+        .or(flag.get_help())
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let sentence = |text: &str| format!("{}.", text.trim().trim_end_matches('.'));
     let mut words: Vec<_> = help.split("\n\n").map(sentence).collect();
-    let values = flag.get_possible_values().into_iter().filter(|it| !it.is_hide_set());
+    let values = flag
+        .get_possible_values()
+        .into_iter()
+        .filter(|it| !it.is_hide_set());
     let values = values.filter(|value| !["true", "false"].contains(&value.get_name()));
     words.extend(values.map(|value| match value.get_help() {
         Some(help) => sentence(&format!("{}: {help}", code(value.get_name()))),

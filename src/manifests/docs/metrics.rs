@@ -36,10 +36,17 @@ struct Shown {
 pub fn page() -> String {
     let mut page = BEGIN.to_owned();
     for (name, Shown { kind, help, labels }) in shown(&every_metric()) {
-        let labels: Vec<_> = labels.iter().map(|(label, values)| cell_of(label, values)).collect();
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|(label, values)| cell_of(label, values))
+            .collect();
         // Writing to a String does not fail.
         let what = cell(&help).replace('<', "&lt;");
-        let by = if labels.is_empty() { String::new() } else { format!(" by {}", labels.join(", ")) };
+        let by = if labels.is_empty() {
+            String::new()
+        } else {
+            format!(" by {}", labels.join(", "))
+        };
         let _ = writeln!(page, "| {}<br>{kind}{by} | {what} |", code(&name));
     }
     page
@@ -58,22 +65,45 @@ fn cell_of(label: &str, values: &BTreeSet<String>) -> String {
 fn shown(text: &str) -> BTreeMap<String, Shown> {
     let (mut all, mut of) = (BTreeMap::<String, Shown>::new(), String::new());
     for line in text.lines() {
-        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((name, help)) = line
+            .strip_prefix("# HELP ")
+            .and_then(|rest| rest.split_once(' '))
+        {
             name.clone_into(&mut of);
             help.clone_into(&mut all.entry(of.clone()).or_default().help);
-        } else if let Some((_, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        } else if let Some((_, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|rest| rest.split_once(' '))
+        {
             kind.clone_into(&mut all.entry(of.clone()).or_default().kind);
         } else if let Some((_, rest)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
             let labels = &mut all.entry(of.clone()).or_default().labels;
-            let pairs = rest.split_once('}').map_or("", |(pairs, _)| pairs).split("\",");
-            for (label, value) in pairs.filter_map(|pair| pair.split_once("=\"")).filter(|(label, _)| *label != "le") {
-                labels.entry(label.to_owned()).or_default().insert(value.trim_end_matches('"').to_owned());
+            let pairs = rest
+                .split_once('}')
+                .map_or("", |(pairs, _)| pairs)
+                .split("\",");
+            for (label, value) in pairs
+                .filter_map(|pair| pair.split_once("=\""))
+                .filter(|(label, _)| *label != "le")
+            {
+                labels
+                    .entry(label.to_owned())
+                    .or_default()
+                    .insert(value.trim_end_matches('"').to_owned());
             }
         }
     }
     // The sample of a counter has another name than the counter.
-    let total = |name: String, it: &Shown| if it.kind == "counter" { format!("{name}_total") } else { name };
-    all.into_iter().map(|(name, it)| (total(name, &it), it)).collect()
+    let total = |name: String, it: &Shown| {
+        if it.kind == "counter" {
+            format!("{name}_total")
+        } else {
+            name
+        }
+    };
+    all.into_iter()
+        .map(|(name, it)| (total(name, &it), it))
+        .collect()
 }
 
 /// Every metric with some value, so that each one and its labels are written.
@@ -84,10 +114,18 @@ pub fn every_metric() -> String {
         controller.reconciled(result, Duration::ZERO);
     }
     controller.queued(Duration::ZERO);
-    metrics.show_queue("a", || QueueState { depth: 0, unfinished: Duration::ZERO });
+    metrics.show_queue("a", || QueueState {
+        depth: 0,
+        unfinished: Duration::ZERO,
+    });
     metrics.api_request("host", "GET", None);
     metrics.show_leadership("a", Fence::open());
-    for outcome in [Notified::Delivered, Notified::Retried, Notified::Stopped, Notified::Rejected] {
+    for outcome in [
+        Notified::Delivered,
+        Notified::Retried,
+        Notified::Stopped,
+        Notified::Rejected,
+    ] {
         metrics.notified(Receiver::Telegram, outcome);
         metrics.notified(Receiver::Webhook, outcome);
     }
@@ -98,7 +136,9 @@ pub fn every_metric() -> String {
     metrics.aws_request("DescribeTags", "OK");
     metrics.drift_corrections("a");
     let ready = [Ready::True, Ready::False, Ready::Unknown];
-    metrics.show_resources("a", move || Some(tally(ready.into_iter().map(|ready| (ready, "Reason")))));
+    metrics.show_resources("a", move || {
+        Some(tally(ready.into_iter().map(|ready| (ready, "Reason"))))
+    });
     metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     metrics.encode()
 }
@@ -119,7 +159,10 @@ mod tests {
              taken its message. |",
             "| `process_threads`<br>gauge | Threads. |",
         ] {
-            assert!(page.lines().any(|line| line == row), "no line is {row}: {page}");
+            assert!(
+                page.lines().any(|line| line == row),
+                "no line is {row}: {page}"
+            );
         }
         assert!(page.contains("or &lt;error> when"), "{page}");
     }

@@ -14,17 +14,31 @@ pub use fields::KUBERNETES;
 pub use metrics::every_metric;
 
 /// Every generated page: its path in the tree, and its text. `read` gives the text of a file of the tree.
-pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
-    let mut pages = vec![("flags".to_owned(), flags::page()), ("metrics".to_owned(), metrics::page())];
+pub fn files(
+    read: &impl Fn(&Path) -> Result<String, Error>,
+) -> Result<Vec<(String, String)>, Error> {
+    let mut pages = vec![
+        ("flags".to_owned(), flags::page()),
+        ("metrics".to_owned(), metrics::page()),
+    ];
     let mut told = Vec::new();
     for (kind, crd) in KINDS.iter().zip(registry::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
-        told.push((kind.resource().kind, read(&Path::new("docs").join(&page))?, page));
+        told.push((
+            kind.resource().kind,
+            read(&Path::new("docs").join(&page))?,
+            page,
+        ));
     }
     pages.push(("reasons".to_owned(), reasons::page(&told)));
     let generated = "<!-- Generated from the code: run `make manifests`. -->\n";
-    let file = |(name, text)| (format!("docs/reference/{name}.md"), format!("{generated}{text}"));
+    let file = |(name, text)| {
+        (
+            format!("docs/reference/{name}.md"),
+            format!("{generated}{text}"),
+        )
+    };
     Ok(pages.into_iter().map(file).collect())
 }
 
@@ -43,12 +57,18 @@ pub fn page_of(kind: &str) -> String {
 /// The anchor that GitHub and mdBook give a heading.
 pub fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
-    kept.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c)).collect::<String>().replace(' ', "-")
+    kept.chars()
+        .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
+        .collect::<String>()
+        .replace(' ', "-")
 }
 
 /// Text in a cell of a table.
 fn cell(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+    text.split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace('|', "\\|")
 }
 
 /// As it stands, also where it holds a backtick.
@@ -68,12 +88,18 @@ mod tests {
 
     #[test]
     fn an_anchor_is_that_of_the_heading() {
-        assert_eq!(anchor(" What `kubectl apply` refuses: all_of it"), "what-kubectl-apply-refuses-all_of-it");
+        assert_eq!(
+            anchor(" What `kubectl apply` refuses: all_of it"),
+            "what-kubectl-apply-refuses-all_of-it"
+        );
     }
 
     #[test]
     fn code_may_hold_a_backtick() {
-        assert_eq!((code("a"), code("^_`|~")), ("`a`".to_owned(), "``^_`|~``".to_owned()));
+        assert_eq!(
+            (code("a"), code("^_`|~")),
+            ("`a`".to_owned(), "``^_`|~``".to_owned())
+        );
         assert_eq!(cell("a\n b|c"), "a b\\|c");
     }
 }

@@ -20,7 +20,11 @@ pub fn page(kinds: &[(String, String, String)]) -> String {
     let mut index = BTreeMap::<String, Vec<String>>::new();
     for (kind, page, name) in kinds {
         for (word, heading, is_event) in rows(page) {
-            let of = if is_event { format!("{kind} (Event)") } else { kind.clone() };
+            let of = if is_event {
+                format!("{kind} (Event)")
+            } else {
+                kind.clone()
+            };
             let link = format!("[{of}](../{name}#{})", anchor(&heading));
             index.entry(word).or_default().push(link);
         }
@@ -41,11 +45,19 @@ fn rows(page: &str) -> Vec<(String, String, bool)> {
         if line.starts_with('#') {
             line.trim_start_matches('#').trim().clone_into(&mut heading);
         }
-        let Some(first) = line.strip_prefix("| ").and_then(|line| line.split(" |").next()) else {
+        let Some(first) = line
+            .strip_prefix("| ")
+            .and_then(|line| line.split(" |").next())
+        else {
             column = None;
             continue;
         };
-        match (column, first.strip_prefix('`').and_then(|word| word.split('`').next())) {
+        match (
+            column,
+            first
+                .strip_prefix('`')
+                .and_then(|word| word.split('`').next()),
+        ) {
             (None, _) => column = Some(first),
             (Some("reason"), Some(word)) => rows.push((word.to_owned(), heading.clone(), false)),
             (Some("event"), Some(word)) => rows.push((word.to_owned(), heading.clone(), true)),

@@ -42,7 +42,9 @@ pub fn render(items: &[Item], cluster: Option<&str>, plain: bool, limit: Limit) 
     if items.len() > 1 {
         let offered = &items[..items.len().min(MAX_ENTRIES)];
         // The widest header there can be: the count in the end is the same or smaller.
-        let mut room = limit.max().saturating_sub(limit.measure(&header(offered, cluster)));
+        let mut room = limit
+            .max()
+            .saturating_sub(limit.measure(&header(offered, cluster)));
         let mut lines = String::new();
         let mut taken = 0;
         for item in offered {
@@ -58,15 +60,26 @@ pub fn render(items: &[Item], cluster: Option<&str>, plain: bool, limit: Limit) 
             taken += 1;
         }
         if taken > 1 {
-            return Rendered { text: header(&items[..taken], cluster) + &lines, taken };
+            return Rendered {
+                text: header(&items[..taken], cluster) + &lines,
+                taken,
+            };
         }
     }
-    let text = items.first().map(|item| entry_text(item, &View::of(item, cluster), plain)).unwrap_or_default();
-    Rendered { text: limit.cut(&text).into_owned(), taken: items.len().min(1) }
+    let text = items
+        .first()
+        .map(|item| entry_text(item, &View::of(item, cluster), plain))
+        .unwrap_or_default();
+    Rendered {
+        text: limit.cut(&text).into_owned(),
+        taken: items.len().min(1),
+    }
 }
 
 fn header(items: &[Item], cluster: Option<&str>) -> String {
-    let changes = items.iter().fold(0_u64, |sum, item| sum.saturating_add(item.entry.merged.unwrap_or(1).max(1)));
+    let changes = items.iter().fold(0_u64, |sum, item| {
+        sum.saturating_add(item.entry.merged.unwrap_or(1).max(1))
+    });
     match cluster {
         Some(cluster) => format!("{changes} changes in {cluster}"),
         None => format!("{changes} changes"),

@@ -131,19 +131,34 @@ impl View {
         let entry = &item.entry;
         let subject = entry.subject.as_ref();
         // A resource that was gone had no value.
-        let previous = item.previous.as_ref().filter(|previous| previous.action != Action::Deleted);
+        let previous = item
+            .previous
+            .as_ref()
+            .filter(|previous| previous.action != Action::Deleted);
         Self {
             id: entry_id(item),
             time: entry.time.as_ref().map(|time| time.0.to_string()),
             cluster: cluster.map(Into::into),
             tracked_field: item.name.clone(),
             tracked_field_namespace: item.namespace.clone(),
-            kind: subject.map(|subject| subject.kind().into()).unwrap_or_default(),
-            namespace: subject.map(|subject| subject.namespace().into()).unwrap_or_default(),
-            name: subject.map(|subject| subject.name().into()).unwrap_or_default(),
-            field: subject.map(|subject| subject.field().into()).unwrap_or_default(),
+            kind: subject
+                .map(|subject| subject.kind().into())
+                .unwrap_or_default(),
+            namespace: subject
+                .map(|subject| subject.namespace().into())
+                .unwrap_or_default(),
+            name: subject
+                .map(|subject| subject.name().into())
+                .unwrap_or_default(),
+            field: subject
+                .map(|subject| subject.field().into())
+                .unwrap_or_default(),
             action: entry.action.to_string(),
-            value: if entry.action == Action::Deleted || entry.missing { None } else { entry.value.clone() },
+            value: if entry.action == Action::Deleted || entry.missing {
+                None
+            } else {
+                entry.value.clone()
+            },
             missing: entry.missing,
             cut: entry.cut.clone(),
             previous: previous.map(shown_value),
@@ -174,12 +189,18 @@ impl View {
             lines.push(format!("Namespace: {}", one_line(&self.namespace)));
         }
         if let Some(previous) = &self.previous {
-            lines.push(format!("Previous: {}", with_cut(previous, self.previous_cut.as_ref())));
+            lines.push(format!(
+                "Previous: {}",
+                with_cut(previous, self.previous_cut.as_ref())
+            ));
         }
         if self.merged > 1 {
             let first = self.first_value.as_deref().unwrap_or(NOT_SET);
             let (first, last) = (one_line(first), one_line(self.shown()));
-            lines.push(format!("Merged: {} changes, the first value {first}, the last {last}", self.merged));
+            lines.push(format!(
+                "Merged: {} changes, the first value {first}, the last {last}",
+                self.merged
+            ));
         }
         if let Some(cluster) = &self.cluster {
             lines.push(cluster_line(cluster));
@@ -189,14 +210,24 @@ impl View {
 
     /// One line of a digest.
     pub fn line(&self) -> String {
-        let place = if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) };
+        let place = if self.namespace.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", self.namespace)
+        };
         let change = match (&self.previous, &self.first_value) {
             _ if self.value.is_none() && !self.missing => self.action.clone(),
             (Some(previous), _) => format!("{} -> {}", brief(previous), brief(self.shown())),
-            (None, Some(first)) if self.merged > 1 => format!("{} -> {}", brief(first), brief(self.shown())),
+            (None, Some(first)) if self.merged > 1 => {
+                format!("{} -> {}", brief(first), brief(self.shown()))
+            }
             (None, _) => format!("{} {}", self.action, brief(self.shown())),
         };
-        let merged = if self.merged > 1 { format!(" ({} changes)", self.merged) } else { String::new() };
+        let merged = if self.merged > 1 {
+            format!(" ({} changes)", self.merged)
+        } else {
+            String::new()
+        };
         let subject = format!("{} {place}{} {}", self.kind, self.name, self.field);
         format!("{}: {change}{merged}", one_line(&subject))
     }
@@ -205,7 +236,12 @@ impl View {
 /// The id of an entry. One that the original program wrote has none and is never sent; it still gets a stable one.
 pub fn entry_id(item: &Item) -> String {
     item.entry.id.clone().unwrap_or_else(|| {
-        let time = item.entry.time.as_ref().map(|time| time.0.to_string()).unwrap_or_default();
+        let time = item
+            .entry
+            .time
+            .as_ref()
+            .map(|time| time.0.to_string())
+            .unwrap_or_default();
         format!("{}.{time}.{}", item.uid, item.entry.action)
     })
 }
@@ -221,14 +257,23 @@ fn shown_value(entry: &Entry) -> String {
 fn with_cut<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
     let shown = one_line(value);
     match cut {
-        Some(cut) => format!("{shown}… (the first {} of {} bytes)", value.len(), cut.length).into(),
+        Some(cut) => format!(
+            "{shown}… (the first {} of {} bytes)",
+            value.len(),
+            cut.length
+        )
+        .into(),
         None => shown,
     }
 }
 
 /// Returns `text` with a space for each character that could make it read as another line of the message.
 fn one_line(text: &str) -> Cow<'_, str> {
-    if text.contains(leaves_line) { text.replace(leaves_line, " ").into() } else { text.into() }
+    if text.contains(leaves_line) {
+        text.replace(leaves_line, " ").into()
+    } else {
+        text.into()
+    }
 }
 
 /// Returns whether a receiver may show what follows the character on another line, or in another direction.
@@ -240,7 +285,11 @@ pub(super) fn leaves_line(char: char) -> bool {
 /// A value within one line, 100 characters at most.
 fn brief(value: &str) -> String {
     const CHARS: usize = 100;
-    let mut brief: String = value.chars().take(CHARS).map(|char| if leaves_line(char) { ' ' } else { char }).collect();
+    let mut brief: String = value
+        .chars()
+        .take(CHARS)
+        .map(|char| if leaves_line(char) { ' ' } else { char })
+        .collect();
     if value.chars().nth(CHARS).is_some() {
         brief.push('…');
     }

@@ -26,9 +26,17 @@ struct Bounds {
 }
 
 /// Of a `TrackedField`'s template: a digest renders up to a hundred.
-const MESSAGE: Bounds = Bounds { budget: 1024 * 1024, fuel: 10_000, output: super::Limit::WEBHOOK.max() };
+const MESSAGE: Bounds = Bounds {
+    budget: 1024 * 1024,
+    fuel: 10_000,
+    output: super::Limit::WEBHOOK.max(),
+};
 /// Of a webhook's `body`: a request renders one.
-const WHOLE_BODY: Bounds = Bounds { budget: 16 * 1024 * 1024, fuel: 100_000, output: BODY };
+const WHOLE_BODY: Bounds = Bounds {
+    budget: 16 * 1024 * 1024,
+    fuel: 100_000,
+    output: BODY,
+};
 /// What filter `replace` gives at most.
 const REPLACED: usize = 64 * 1024;
 
@@ -89,7 +97,11 @@ pub fn check_template(source: &str) -> Result<(), String> {
 /// # Errors
 /// Why it cannot be rendered, in words.
 pub fn check_body(source: &str) -> Result<(), String> {
-    bounds::check(source, &[&VARIABLES[..], &BODY_VARIABLES].concat(), WHOLE_BODY)
+    bounds::check(
+        source,
+        &[&VARIABLES[..], &BODY_VARIABLES].concat(),
+        WHOLE_BODY,
+    )
 }
 
 /// Renders a `TrackedField`'s template.
@@ -128,15 +140,23 @@ impl Body {
             entries: Vec<View>,
             text: &'a str,
         }
-        static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| environment(WHOLE_BODY));
-        let variables = Variables { view: shown(view), entries: entries.iter().map(shown).collect(), text };
+        static ENVIRONMENT: LazyLock<Environment<'static>> =
+            LazyLock::new(|| environment(WHOLE_BODY));
+        let variables = Variables {
+            view: shown(view),
+            entries: entries.iter().map(shown).collect(),
+            text,
+        };
         render(&ENVIRONMENT, &self.0, &variables, WHOLE_BODY.output)
     }
 }
 
 /// In a template `value` is a text: what the default message shows.
 fn shown(view: &View) -> View {
-    View { value: Some(view.shown().to_owned()), ..view.clone() }
+    View {
+        value: Some(view.shown().to_owned()),
+        ..view.clone()
+    }
 }
 
 fn render<'a>(
@@ -145,11 +165,18 @@ fn render<'a>(
     variables: &impl Serialize,
     limit: usize,
 ) -> Result<String, String> {
-    let template = environment.template_from_str(source).map_err(|error| words(&error))?;
-    let mut output = Bounded { bytes: Vec::new(), limit };
+    let template = environment
+        .template_from_str(source)
+        .map_err(|error| words(&error))?;
+    let mut output = Bounded {
+        bytes: Vec::new(),
+        limit,
+    };
     match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
         Ok(_) => String::from_utf8(output.bytes).map_err(|_| "it gives no text".into()),
-        Err(error) if error.kind() == ErrorKind::WriteFailure => Err(format!("it gives more than {limit} bytes")),
+        Err(error) if error.kind() == ErrorKind::WriteFailure => {
+            Err(format!("it gives more than {limit} bytes"))
+        }
         Err(error) => Err(words(&error)),
     }
 }
@@ -161,7 +188,11 @@ fn environment(bounds: Bounds) -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_formatter(|output, state, value| {
         // What is not there is nothing, not the word "none".
-        if value.is_none() { Ok(()) } else { minijinja::escape_formatter(output, state, value) }
+        if value.is_none() {
+            Ok(())
+        } else {
+            minijinja::escape_formatter(output, state, value)
+        }
     });
     environment.add_filter("abs", filters::abs);
     environment.add_filter("capitalize", filters::capitalize);
@@ -191,15 +222,22 @@ fn environment(bounds: Bounds) -> Environment<'static> {
 /// JSON as it stands: minijinja's own filter escapes for HTML (`<` as `\u003c`), which readers of plain JSON also take,
 /// but which makes a log hard to read.
 fn to_json(value: &Value) -> Result<Value, Error> {
-    let json =
-        serde_json::to_string(value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    let json = serde_json::to_string(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
     Ok(Value::from_safe_string(json))
 }
 
 fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
-    let grown = text.matches(from).count().saturating_mul(to.len()).saturating_add(text.len());
+    let grown = text
+        .matches(from)
+        .count()
+        .saturating_mul(to.len())
+        .saturating_add(text.len());
     if grown > REPLACED {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("replace gives more than {REPLACED} bytes")));
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("replace gives more than {REPLACED} bytes"),
+        ));
     }
     Ok(text.replace(from, to))
 }
@@ -209,7 +247,10 @@ fn truncate(text: &str, length: usize) -> String {
     if text.chars().nth(length).is_none() {
         return text.to_owned();
     }
-    text.chars().take(length.saturating_sub(1)).chain((length > 0).then_some('…')).collect()
+    text.chars()
+        .take(length.saturating_sub(1))
+        .chain((length > 0).then_some('…'))
+        .collect()
 }
 
 struct Bounded {
@@ -232,7 +273,10 @@ impl io::Write for Bounded {
 }
 
 fn words(error: &Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()));
+    let what = error.detail().map_or_else(
+        || error.kind().to_string(),
+        |detail| format!("{}: {detail}", error.kind()),
+    );
     match error.line() {
         Some(line) => format!("line {line}: {what}"),
         None => what,

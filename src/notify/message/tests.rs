@@ -57,7 +57,11 @@ fn what_comes_after_a_deletion_has_no_previous() {
 
 #[test]
 fn missing_is_not_empty() {
-    let mut missing = item(Action::Updated, None, Some(item(Action::Created, Some(""), None).entry));
+    let mut missing = item(
+        Action::Updated,
+        None,
+        Some(item(Action::Created, Some(""), None).entry),
+    );
     missing.entry.missing = true;
     insta::assert_snapshot!(text(&missing, None), @"
     Resource kind: Deployment
@@ -68,13 +72,19 @@ fn missing_is_not_empty() {
     Previous:
     ");
     let back = item(Action::Updated, Some(""), Some(missing.entry));
-    assert!(text(&back, None).contains("\nValue: \n") && text(&back, None).ends_with("\nPrevious: (not set)"));
+    assert!(
+        text(&back, None).contains("\nValue: \n")
+            && text(&back, None).ends_with("\nPrevious: (not set)")
+    );
 }
 
 #[test]
 fn a_cut_value_says_so() {
     let mut cut = updated("1", &"x".repeat(10));
-    cut.entry.cut = Some(Cut { length: 900_000, sha256: "00".into() });
+    cut.entry.cut = Some(Cut {
+        length: 900_000,
+        sha256: "00".into(),
+    });
     assert!(text(&cut, None).contains("Value: xxxxxxxxxx… (the first 10 of 900000 bytes)\n"));
 }
 
@@ -84,15 +94,26 @@ fn a_merged_entry_says_how_many_it_stands_for() {
     merged.entry.merged = Some(7);
     merged.entry.first_value = Some("2".into());
     assert!(text(&merged, None).ends_with("Merged: 7 changes, the first value 2, the last 9"));
-    assert_eq!(View::of(&merged, None).line(), "Deployment default/nginx replicas: 1 -> 9 (7 changes)");
+    assert_eq!(
+        View::of(&merged, None).line(),
+        "Deployment default/nginx replicas: 1 -> 9 (7 changes)"
+    );
 }
 
 #[test]
 fn a_cluster_scoped_resource_has_no_namespace_line() {
     let mut item = updated("1", "2");
-    item.entry.subject = Some(crate::notify::fixtures::subject("Node", "", "n1", "{.spec.unschedulable}"));
+    item.entry.subject = Some(crate::notify::fixtures::subject(
+        "Node",
+        "",
+        "n1",
+        "{.spec.unschedulable}",
+    ));
     assert!(!text(&item, None).contains("Namespace"));
-    assert_eq!(View::of(&item, None).line(), "Node n1 {.spec.unschedulable}: 1 -> 2");
+    assert_eq!(
+        View::of(&item, None).line(),
+        "Node n1 {.spec.unschedulable}: 1 -> 2"
+    );
 }
 
 #[test]
@@ -119,7 +140,11 @@ fn a_digest_has_a_line_for_each() {
     ");
     assert_eq!(digest.taken, 5);
     // Without templates on request.
-    assert!(render(&items, None, true, Limit::TELEGRAM).text.contains("\nDeployment default/nginx replicas: 3 -> 4\n"));
+    assert!(
+        render(&items, None, true, Limit::TELEGRAM)
+            .text
+            .contains("\nDeployment default/nginx replicas: 3 -> 4\n")
+    );
 }
 
 #[rstest]
@@ -139,7 +164,12 @@ fn a_template_that_fails_gives_way_to_the_default_message(#[case] template: &str
 fn one_that_is_too_long_by_itself_is_cut() {
     let mut long = updated("1", "3");
     long.template = Some("😀".repeat(3000).into());
-    let rendered = render(&[long.clone(), updated("1", "3")], None, false, Limit::TELEGRAM);
+    let rendered = render(
+        &[long.clone(), updated("1", "3")],
+        None,
+        false,
+        Limit::TELEGRAM,
+    );
     assert_eq!(rendered.taken, 1);
     assert_eq!(rendered.text, "😀".repeat(2047) + "…");
     assert_eq!(Limit::TELEGRAM.measure(&rendered.text), 4095);
@@ -148,22 +178,43 @@ fn one_that_is_too_long_by_itself_is_cut() {
 #[test]
 fn a_digest_is_bounded_in_entries() {
     let items = vec![updated("1", "3"); 500];
-    assert_eq!(render(&items, None, false, Limit::Bytes(usize::MAX)).taken, MAX_ENTRIES);
+    assert_eq!(
+        render(&items, None, false, Limit::Bytes(usize::MAX)).taken,
+        MAX_ENTRIES
+    );
 }
 
 fn any_item() -> impl Strategy<Value = Item> {
-    let value = prop_oneof![Just(String::new()), "[a-z0-9]{1,20}", "\\PC{0,300}", "(😀|é|\n){0,700}"];
-    (value.clone(), prop::option::of(value.clone()), prop::option::of(value), any::<bool>(), 0_u64..9).prop_map(
-        |(new, old, template, deleted, merged)| {
+    let value = prop_oneof![
+        Just(String::new()),
+        "[a-z0-9]{1,20}",
+        "\\PC{0,300}",
+        "(😀|é|\n){0,700}"
+    ];
+    (
+        value.clone(),
+        prop::option::of(value.clone()),
+        prop::option::of(value),
+        any::<bool>(),
+        0_u64..9,
+    )
+        .prop_map(|(new, old, template, deleted, merged)| {
             let mut item = match old {
                 Some(old) => updated(&old, &new),
-                None => item(if deleted { Action::Deleted } else { Action::Created }, Some(&new), None),
+                None => item(
+                    if deleted {
+                        Action::Deleted
+                    } else {
+                        Action::Created
+                    },
+                    Some(&new),
+                    None,
+                ),
             };
             item.template = template.map(Arc::from);
             item.entry.merged = (merged > 1).then_some(merged);
             item
-        },
-    )
+        })
 }
 
 proptest! {
@@ -221,13 +272,31 @@ fn value_cannot_forge_a_line() {
     let nasty = "1\nNamespace: prod\r\u{2028}Status: Deleted\u{202e}\u{2066}\u{61c}\u{85}x";
     let one = updated(nasty, nasty);
     let text = text(&one, None);
-    assert_eq!(text.lines().filter(|line| line.starts_with("Namespace: ")).count(), 1, "{text}");
-    assert!(!text.chars().any(|char| char != '\n' && leaves_line(char)), "{text:?}");
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.starts_with("Namespace: "))
+            .count(),
+        1,
+        "{text}"
+    );
+    assert!(
+        !text.chars().any(|char| char != '\n' && leaves_line(char)),
+        "{text:?}"
+    );
     assert_eq!(text.lines().count(), 6, "{text:?}");
     let digest = render(&[one.clone(), one.clone()], None, false, Limit::TELEGRAM).text;
     assert_eq!(digest.lines().count(), 3, "{digest:?}");
-    assert!(!digest.chars().any(|char| char != '\n' && leaves_line(char)), "{digest:?}");
+    assert!(
+        !digest.chars().any(|char| char != '\n' && leaves_line(char)),
+        "{digest:?}"
+    );
     assert_eq!(View::of(&one, None).value.as_deref(), Some(nasty));
-    let templated = Item { template: Some("{{ value }}".into()), ..one };
-    assert_eq!(render(&[templated], None, false, Limit::TELEGRAM).text, nasty);
+    let templated = Item {
+        template: Some("{{ value }}".into()),
+        ..one
+    };
+    assert_eq!(
+        render(&[templated], None, false, Limit::TELEGRAM).text,
+        nasty
+    );
 }

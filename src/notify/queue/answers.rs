@@ -36,7 +36,10 @@ impl Lines {
             line.sending = false;
         }
         let departed = self.departed(point, &request.picks);
-        let current = self.by_point.get(point).is_some_and(|line| line.edition == request.edition);
+        let current = self
+            .by_point
+            .get(point)
+            .is_some_and(|line| line.edition == request.edition);
         match answer {
             Ok(sent) => {
                 // Delivered is delivered, also when the endpoint has changed since.
@@ -53,10 +56,13 @@ impl Lines {
                 Failure::Retry { message, after } => {
                     concerned = self.failed(point, request, carried, message, after, now);
                 }
-                Failure::Unsent { message } => concerned = self.failed(point, request, 0, message, None, now),
+                Failure::Unsent { message } => {
+                    concerned = self.failed(point, request, 0, message, None, now)
+                }
                 Failure::Refused { reason, message } => {
                     let refusal = (reason, &*message, carried);
-                    concerned.point |= self.refused(point, request, refusal, &mut concerned.fields, now);
+                    concerned.point |=
+                        self.refused(point, request, refusal, &mut concerned.fields, now);
                 }
             },
             Err(_) => {}
@@ -66,11 +72,19 @@ impl Lines {
             self.forget(point, field);
         }
         self.abandon_batch(point);
-        if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
+        if self
+            .by_point
+            .get(point)
+            .is_none_or(|line| line.batch.is_none())
+        {
             self.ground(point);
         }
         // The messages may have been deleted while the request was in flight.
-        concerned.point |= was_failing && self.by_point.get(point).is_some_and(|line| !self.has_messages(line));
+        concerned.point |= was_failing
+            && self
+                .by_point
+                .get(point)
+                .is_some_and(|line| !self.has_messages(line));
         concerned.fields.sort();
         concerned.fields.dedup();
         self.notify(point);
@@ -88,9 +102,14 @@ impl Lines {
         after: Option<Duration>,
         now: Instant,
     ) -> Concerned {
-        let mut concerned = Concerned { fields: self.expire(request, carried, &message), point: false };
+        let mut concerned = Concerned {
+            fields: self.expire(request, carried, &message),
+            point: false,
+        };
         let patience = self.patience;
-        let Some(line) = self.by_point.get_mut(point) else { return concerned };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return concerned;
+        };
         if !concerned.fields.is_empty() {
             line.batch = None;
         }
@@ -106,11 +125,22 @@ impl Lines {
     /// Expires the entries that were too old when this failed attempt began; returns their `TrackedField`s.
     fn expire(&mut self, request: &Request, carried: usize, message: &str) -> Vec<Key> {
         let max_age = self.patience.max_age;
-        let waited = |pick: &Pick| self.ages.get(&pick.field).map(|ages| ages.waited(&pick.id, request.began));
+        let waited = |pick: &Pick| {
+            self.ages
+                .get(&pick.field)
+                .map(|ages| ages.waited(&pick.id, request.began))
+        };
         let carried = request.picks.iter().take(carried);
-        let expired: Vec<_> = carried.filter(|pick| waited(pick).is_some_and(|age| age > max_age)).collect();
+        let expired: Vec<_> = carried
+            .filter(|pick| waited(pick).is_some_and(|age| age > max_age))
+            .collect();
         for pick in &expired {
-            self.flights.settle(pick, &Outcome::Expired { reason: history::expired(max_age, message) });
+            self.flights.settle(
+                pick,
+                &Outcome::Expired {
+                    reason: history::expired(max_age, message),
+                },
+            );
         }
         expired.into_iter().map(|pick| pick.field.clone()).collect()
     }
@@ -125,7 +155,9 @@ impl Lines {
         now: Instant,
     ) -> bool {
         let patience = self.patience;
-        let Some(line) = self.by_point.get_mut(point) else { return false };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return false;
+        };
         let Some(pick) = request.picks.first().filter(|_| reason.may_be_message()) else {
             // No entry can be the cause of this refusal.
             line.answers.refuse_test(reason, message);
@@ -134,14 +166,22 @@ impl Lines {
             return news;
         };
         if carried > 1 {
-            line.answers.refuse_digest(reason, message, request.picks.iter().take(carried));
+            line.answers
+                .refuse_digest(reason, message, request.picks.iter().take(carried));
             line.batch = None;
             line.go_on();
             return false;
         }
-        let last = line.stage == Gate::Open && line.answers.turn_of(&pick.field, &pick.id) == Turn::Last;
-        if !request.plain && pick.object.spec.template.is_some() && (last || reason.suggests_message()) {
-            line.batch = Some(Batch { picks: vec![pick.clone()], plain: true });
+        let last =
+            line.stage == Gate::Open && line.answers.turn_of(&pick.field, &pick.id) == Turn::Last;
+        if !request.plain
+            && pick.object.spec.template.is_some()
+            && (last || reason.suggests_message())
+        {
+            line.batch = Some(Batch {
+                picks: vec![pick.clone()],
+                plain: true,
+            });
             line.go_on();
             return false;
         }
@@ -149,13 +189,22 @@ impl Lines {
         if last {
             line.answers.fail_entry(pick);
             line.go_on();
-            self.flights.settle(pick, &Outcome::Failed { reason: message.to_owned() });
+            self.flights.settle(
+                pick,
+                &Outcome::Failed {
+                    reason: message.to_owned(),
+                },
+            );
             fields.push(pick.field.clone());
             return false;
         }
         let expired = self.expire(request, carried, message);
-        let Some(line) = self.by_point.get_mut(point) else { return false };
-        let after = line.answers.refuse_entry(reason, message, pick, expired.is_empty());
+        let Some(line) = self.by_point.get_mut(point) else {
+            return false;
+        };
+        let after = line
+            .answers
+            .refuse_entry(reason, message, pick, expired.is_empty());
         fields.extend(expired);
         if after == AfterRefusal::GoOn && line.stage == Gate::Open {
             line.go_on();
@@ -164,7 +213,9 @@ impl Lines {
         let is_stopped = line.stage == Gate::Stopped;
         self.ground(point);
         let alternates = reason.suggests_message() && is_stopped && self.alternates(point);
-        let Some(line) = self.by_point.get_mut(point) else { return false };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return false;
+        };
         if alternates {
             line.stop_silently();
             return false;

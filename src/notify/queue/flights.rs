@@ -43,7 +43,11 @@ struct RejectedWrites {
 
 impl Flights {
     pub(super) fn take_off(&mut self, line: &Key, Pick { field, id, .. }: &Pick) {
-        let flying = Flying { id: id.to_string(), line: line.clone(), outcome: None };
+        let flying = Flying {
+            id: id.to_string(),
+            line: line.clone(),
+            outcome: None,
+        };
         self.by_field.entry(field.clone()).or_default().push(flying);
     }
 
@@ -67,9 +71,16 @@ impl Flights {
 
     /// These outcomes are recorded. Gives the lines of their entries.
     pub(super) fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Vec<Key> {
-        let Some(flying) = self.by_field.get_mut(field) else { return Vec::new() };
-        let is_done = |entry: &mut Flying| entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id);
-        let lines = flying.extract_if(.., is_done).map(|entry| entry.line).collect();
+        let Some(flying) = self.by_field.get_mut(field) else {
+            return Vec::new();
+        };
+        let is_done = |entry: &mut Flying| {
+            entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id)
+        };
+        let lines = flying
+            .extract_if(.., is_done)
+            .map(|entry| entry.line)
+            .collect();
         if flying.is_empty() {
             self.by_field.remove(field);
         }
@@ -79,7 +90,12 @@ impl Flights {
     /// Nobody will record anything of that `TrackedField`. Gives the lines of its entries.
     pub(super) fn forget(&mut self, field: &Key) -> Vec<Key> {
         self.rejected.remove(field);
-        self.by_field.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
+        self.by_field
+            .remove(field)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.line)
+            .collect()
     }
 
     /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
@@ -95,8 +111,13 @@ impl Flights {
         now: Instant,
     ) -> bool {
         let known = self.rejected.remove(field);
-        let count = known.as_ref().map_or(0, |known| known.count).saturating_add(1);
-        let backoff = known.as_ref().filter(|known| known.circumstances == circumstances);
+        let count = known
+            .as_ref()
+            .map_or(0, |known| known.count)
+            .saturating_add(1);
+        let backoff = known
+            .as_ref()
+            .filter(|known| known.circumstances == circumstances);
         let mut backoff = backoff.map_or_else(|| retry.series(), |known| known.backoff.clone());
         let not_before = now + backoff.next_delay();
         // The message may have a part that differs each time.
@@ -104,7 +125,15 @@ impl Flights {
         let is_news = count == REJECTED_WRITES || (count > REJECTED_WRITES && same.is_none());
         let message = same.map_or_else(|| message.to_owned(), |known| known.message);
         let point = point.clone();
-        let writes = RejectedWrites { count, code, message, point, backoff, not_before, circumstances };
+        let writes = RejectedWrites {
+            count,
+            code,
+            message,
+            point,
+            backoff,
+            not_before,
+            circumstances,
+        };
         self.rejected.insert(field.clone(), writes);
         is_news
     }
@@ -116,19 +145,33 @@ impl Flights {
         circumstances: &Circumstances,
         now: Instant,
     ) -> Option<Duration> {
-        let writes = self.rejected.get(field).filter(|writes| writes.circumstances == *circumstances)?;
-        writes.not_before.checked_duration_since(now).filter(|left| !left.is_zero())
+        let writes = self
+            .rejected
+            .get(field)
+            .filter(|writes| writes.circumstances == *circumstances)?;
+        writes
+            .not_before
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())
     }
 
     /// Returns why the others go on without that `TrackedField`, if they do.
     pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
-        self.rejected.get(field).filter(|writes| writes.count >= REJECTED_WRITES).map(|writes| &*writes.message)
+        self.rejected
+            .get(field)
+            .filter(|writes| writes.count >= REJECTED_WRITES)
+            .map(|writes| &*writes.message)
     }
 
     /// Returns the `TrackedField`s that the contact point goes on without, with the causes.
     pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
-        let of_point = self.rejected.iter().filter(|(_, writes)| writes.point == *point);
-        of_point.filter_map(|(field, _)| Some((field.clone(), self.left_out(field)?.to_owned()))).collect()
+        let of_point = self
+            .rejected
+            .iter()
+            .filter(|(_, writes)| writes.point == *point);
+        of_point
+            .filter_map(|(field, _)| Some((field.clone(), self.left_out(field)?.to_owned())))
+            .collect()
     }
 
     /// Records a successful status write. Returns the contact point that had gone on without the `TrackedField`.
@@ -143,16 +186,27 @@ impl Flights {
 
     /// Returns whether that entry is in flight.
     pub(super) fn holds(&self, Pick { field, id, .. }: &Pick) -> bool {
-        self.by_field.get(field).into_iter().flatten().any(|entry| *entry.id == **id)
+        self.by_field
+            .get(field)
+            .into_iter()
+            .flatten()
+            .any(|entry| *entry.id == **id)
     }
 
     pub(super) fn ids(&self, field: &Key) -> HashSet<String> {
-        self.by_field.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
+        self.by_field
+            .get(field)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.id.clone())
+            .collect()
     }
 
     pub(super) fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
         let flying = self.by_field.get(field).into_iter().flatten();
-        flying.filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?))).collect()
+        flying
+            .filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?)))
+            .collect()
     }
 
     /// Returns whether the queue must wait until an outcome is recorded.
@@ -165,7 +219,12 @@ impl Flights {
     }
 
     fn awaited(&self) -> impl Iterator<Item = &Flying> {
-        let fields = self.by_field.iter().filter(|(field, _)| self.left_out(field).is_none());
-        fields.flat_map(|(_, flying)| flying).filter(|entry| entry.outcome.is_some())
+        let fields = self
+            .by_field
+            .iter()
+            .filter(|(field, _)| self.left_out(field).is_none());
+        fields
+            .flat_map(|(_, flying)| flying)
+            .filter(|entry| entry.outcome.is_some())
     }
 }

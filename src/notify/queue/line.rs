@@ -137,12 +137,22 @@ impl Answers {
     ) {
         self.refusal = Some((reason, message.to_owned()));
         for pick in entries {
-            self.by_field.entry(pick.field.clone()).or_default().alone.insert(Arc::clone(&pick.id));
+            self.by_field
+                .entry(pick.field.clone())
+                .or_default()
+                .alone
+                .insert(Arc::clone(&pick.id));
         }
     }
 
     /// Records the refusal of an entry that went alone. An entry that is not `kept` has an outcome.
-    pub(super) fn refuse_entry(&mut self, reason: Refusal, message: &str, pick: &Pick, kept: bool) -> AfterRefusal {
+    pub(super) fn refuse_entry(
+        &mut self,
+        reason: Refusal,
+        message: &str,
+        pick: &Pick,
+        kept: bool,
+    ) -> AfterRefusal {
         self.refusal = Some((reason, message.to_owned()));
         self.turn += 1;
         let accepted = self.accepted;
@@ -154,7 +164,11 @@ impl Answers {
             return AfterRefusal::Stop;
         }
         self.rejected_in_a_row += 1;
-        if self.rejected_in_a_row < REJECTED_IN_A_ROW { AfterRefusal::GoOn } else { AfterRefusal::Stop }
+        if self.rejected_in_a_row < REJECTED_IN_A_ROW {
+            AfterRefusal::GoOn
+        } else {
+            AfterRefusal::Stop
+        }
     }
 
     /// Records that the receiver refused an entry again, after accepting another message.
@@ -164,7 +178,9 @@ impl Answers {
     }
 
     fn forget_entry(&mut self, field: &Key, id: &Arc<str>) {
-        let Some(marks) = self.by_field.get_mut(field) else { return };
+        let Some(marks) = self.by_field.get_mut(field) else {
+            return;
+        };
         marks.alone.remove(id);
         marks.refused.take_if(|(refused, _)| refused == id);
         if marks.is_empty() {
@@ -179,7 +195,9 @@ impl Answers {
 
     /// Forgets the answers to all entries of that `TrackedField` except the `waiting` ones.
     pub(super) fn renew(&mut self, field: &Key, waiting: &[Arc<str>]) {
-        let Some(marks) = self.by_field.get_mut(field) else { return };
+        let Some(marks) = self.by_field.get_mut(field) else {
+            return;
+        };
         marks.alone.retain(|id| waiting.contains(id));
         marks.refused.take_if(|(id, _)| waiting.first() != Some(id));
         if waiting.is_empty() || marks.is_empty() {
@@ -189,7 +207,11 @@ impl Answers {
 
     /// Returns the state of that entry after the answers so far.
     pub(super) fn turn_of(&self, field: &Key, id: &Arc<str>) -> Turn {
-        match self.by_field.get(field).and_then(|marks| marks.refused.as_ref()) {
+        match self
+            .by_field
+            .get(field)
+            .and_then(|marks| marks.refused.as_ref())
+        {
             Some((refused, accepted)) if refused == id => {
                 if self.accepted > *accepted {
                     Turn::Last
@@ -208,7 +230,9 @@ impl Answers {
 
     /// Returns whether that entry was in a refused digest.
     pub(super) fn goes_alone(&self, field: &Key, id: &Arc<str>) -> bool {
-        self.by_field.get(field).is_some_and(|marks| marks.alone.contains(id))
+        self.by_field
+            .get(field)
+            .is_some_and(|marks| marks.alone.contains(id))
     }
 
     /// Returns whether a message was rejected, perhaps for its own fault, and none was accepted since.
@@ -281,9 +305,16 @@ impl Offer {
     /// Those of [`TrackedField::history`].
     pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
         let history = object.history()?;
-        let ids = history::pending(&history).filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from)).collect();
+        let ids = history::pending(&history)
+            .filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from))
+            .collect();
         let since = history::waiting_since(&history);
-        Ok(Self { object: Arc::clone(object), ids, since, origin: traces::here() })
+        Ok(Self {
+            object: Arc::clone(object),
+            ids,
+            since,
+            origin: traces::here(),
+        })
     }
 }
 
@@ -323,7 +354,8 @@ impl Line {
     pub(super) fn accept(&mut self, sent: &Sent, entries: &[Pick]) -> bool {
         self.go_on();
         let could_test = self.answers.may_test();
-        self.answers.accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
+        self.answers
+            .accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
         let is_test = entries.is_empty();
         if is_test && let Some(test) = &mut self.test {
             test.accepted.count += 1;
@@ -336,7 +368,9 @@ impl Line {
         if let (Some(to), Some(endpoint)) = (sent.migrated_to, &mut self.endpoint) {
             endpoint.follow(to);
         }
-        let standing = Standing::Taken { migrated_to: sent.migrated_to };
+        let standing = Standing::Taken {
+            migrated_to: sent.migrated_to,
+        };
         let news = match (&self.standing, &standing) {
             (Some(Standing::Taken { .. }), Standing::Taken { migrated_to: None }) => false,
             (known, new) => known.as_ref() != Some(new),
@@ -349,9 +383,18 @@ impl Line {
 
     /// Records that the receiver did not answer, or may accept the same request later; returns whether the contact
     /// point's status changes.
-    pub(super) fn retry(&mut self, message: String, after: Option<Duration>, patience: Patience, now: Instant) -> bool {
+    pub(super) fn retry(
+        &mut self,
+        message: String,
+        after: Option<Duration>,
+        patience: Patience,
+        now: Instant,
+    ) -> bool {
         self.failures += 1;
-        let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
+        let delay = self
+            .backoff
+            .get_or_insert_with(|| patience.retry.series())
+            .next_delay();
         let asked = after.unwrap_or_default();
         let message = if asked < LONG {
             message
@@ -370,8 +413,13 @@ impl Line {
     pub(super) fn stop(&mut self, patience: Patience, now: Instant) -> bool {
         self.stop_silently();
         self.not_before = Some(now + patience.stopped);
-        let Some((reason, message)) = self.answers.refusal.clone() else { return false };
-        let news = self.say(Standing::Stopped { reason: reason.as_str(), message });
+        let Some((reason, message)) = self.answers.refusal.clone() else {
+            return false;
+        };
+        let news = self.say(Standing::Stopped {
+            reason: reason.as_str(),
+            message,
+        });
         // Each 401 triggers a new read of the Secret, which somebody may have fixed.
         news || reason == Refusal::Unauthorized
     }
@@ -385,7 +433,10 @@ impl Line {
     }
 
     fn say(&mut self, standing: Standing) -> bool {
-        let news = !self.standing.as_ref().is_some_and(|known| says_the_same(known, &standing));
+        let news = !self
+            .standing
+            .as_ref()
+            .is_some_and(|known| says_the_same(known, &standing));
         if news {
             self.standing = Some(standing);
         }
@@ -403,7 +454,11 @@ impl Line {
     /// A request that is tried again is the same one, so that its receiver can tell; unless an entry of it has been
     /// given up in the meantime.
     pub(super) fn still_waits(&self, batch: &Batch) -> bool {
-        let waits = |pick: &Pick| self.offers.get(&pick.field).is_some_and(|offer| offer.ids.contains(&pick.id));
+        let waits = |pick: &Pick| {
+            self.offers
+                .get(&pick.field)
+                .is_some_and(|offer| offer.ids.contains(&pick.id))
+        };
         batch.picks.iter().all(waits)
     }
 }
@@ -412,9 +467,13 @@ impl Line {
 fn says_the_same(one: &Standing, other: &Standing) -> bool {
     match (one, other) {
         (Standing::Retrying(one), Standing::Retrying(other)) => gist(one) == gist(other),
-        (Standing::Stopped { reason, message }, Standing::Stopped { reason: other_reason, message: other }) => {
-            reason == other_reason && gist(message) == gist(other)
-        }
+        (
+            Standing::Stopped { reason, message },
+            Standing::Stopped {
+                reason: other_reason,
+                message: other,
+            },
+        ) => reason == other_reason && gist(message) == gist(other),
         _ => one == other,
     }
 }
@@ -424,7 +483,10 @@ fn says_the_same(one: &Standing, other: &Standing) -> bool {
 fn gist(message: &str) -> (&str, &str, &str) {
     match (message.find('('), message.rfind(')')) {
         (Some(open), Some(close)) if open < close => {
-            let code = message[open + 1..close].split([' ', ',', ')']).next().unwrap_or_default();
+            let code = message[open + 1..close]
+                .split([' ', ',', ')'])
+                .next()
+                .unwrap_or_default();
             (&message[..open], code, &message[close + 1..])
         }
         _ => (message, "", ""),

@@ -73,16 +73,22 @@ impl Request {
     /// Those of [`TrackedField::history`].
     pub fn items(&self) -> serde_json::Result<Vec<Item>> {
         let (mut items, mut opened) = (Vec::with_capacity(self.picks.len()), HashMap::new());
-        for Pick { field, object, id, .. } in &self.picks {
+        for Pick {
+            field, object, id, ..
+        } in &self.picks
+        {
             let (template, history) = match opened.entry(field) {
                 hash_map::Entry::Occupied(known) => known.into_mut(),
-                hash_map::Entry::Vacant(new) => {
-                    new.insert((object.spec.template.as_deref().map(Arc::<str>::from), object.history()?))
-                }
+                hash_map::Entry::Vacant(new) => new.insert((
+                    object.spec.template.as_deref().map(Arc::<str>::from),
+                    object.history()?,
+                )),
             };
             let (entry, previous) = history::pending(history)
                 .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
-                .ok_or_else(|| serde_json::Error::custom(format!("entry {id} does not wait in it")))?;
+                .ok_or_else(|| {
+                    serde_json::Error::custom(format!("entry {id} does not wait in it"))
+                })?;
             items.push(Item::of(object, template.clone(), entry, previous));
         }
         Ok(items)
@@ -134,7 +140,10 @@ impl Lines {
         line.endpoint = Some(endpoint);
         let known = line.test.take();
         // The status may lag behind.
-        test.accepted.count = known.as_ref().map_or(0, |known| known.accepted.count).max(test.accepted.count);
+        test.accepted.count = known
+            .as_ref()
+            .map_or(0, |known| known.accepted.count)
+            .max(test.accepted.count);
         if known.is_none_or(|known| known.configuration != test.configuration) {
             self.editions += 1;
             line.edition = self.editions;
@@ -153,7 +162,9 @@ impl Lines {
     }
 
     pub fn open(&mut self, point: &Key) {
-        let Some(line) = self.by_point.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return;
+        };
         if line.stage == Gate::Tested {
             line.stage = Gate::Open;
             line.changed.notify_one();
@@ -163,7 +174,9 @@ impl Lines {
     /// Closes the queue. Knowledge of the receiver stays, because the same configuration may return.
     pub fn close(&mut self, point: &Key) {
         self.ground(point);
-        let Some(line) = self.by_point.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return;
+        };
         line.endpoint = None;
         line.batch = None;
         line.changed.notify_one();
@@ -193,7 +206,9 @@ impl Lines {
     }
 
     pub fn retry_now(&mut self, point: &Key, now: Instant) {
-        let Some(line) = self.by_point.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else {
+            return;
+        };
         line.backoff = None;
         line.not_before = line.not_before.map(|_| now);
         if line.offers.is_empty() {
@@ -203,21 +218,31 @@ impl Lines {
     }
 
     pub fn standing(&self, point: &Key) -> Standing {
-        self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
+        self.by_point
+            .get(point)
+            .and_then(|line| line.standing.clone())
+            .unwrap_or(Standing::Untried)
     }
 
     /// Returns the test messages that receivers of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
-        let Some(line) = self.by_point.get(point) else { return AcceptedTests::default() };
+        let Some(line) = self.by_point.get(point) else {
+            return AcceptedTests::default();
+        };
         let count = line.test.as_ref().map_or(0, |test| test.accepted.count);
-        AcceptedTests { count, while_stopped: !line.answers.may_test() }
+        AcceptedTests {
+            count,
+            while_stopped: !line.answers.may_test(),
+        }
     }
 
     /// Returns why messages to `point` have failed more than once in a row, if any wait.
     pub fn failing(&self, point: &Key) -> Option<String> {
         let line = self.by_point.get(point)?;
         match &line.standing {
-            Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM && self.has_messages(line) => {
+            Some(Standing::Retrying(message))
+                if line.failures >= FAILING_FROM && self.has_messages(line) =>
+            {
                 Some(message.clone())
             }
             _ => None,
@@ -226,7 +251,11 @@ impl Lines {
 
     /// Returns whether messages wait to be sent, or are retried.
     pub(super) fn has_messages(&self, line: &Line) -> bool {
-        line.batch.is_some() || line.offers.keys().any(|field| self.flights.left_out(field).is_none())
+        line.batch.is_some()
+            || line
+                .offers
+                .keys()
+                .any(|field| self.flights.left_out(field).is_none())
     }
 
     /// Returns the contact point whose line holds entries of `field`.
@@ -236,7 +265,11 @@ impl Lines {
 
     /// Since when the oldest of all waits that may be sent.
     pub fn oldest_since(&self) -> Option<Timestamp> {
-        self.by_point.values().flat_map(|line| line.offers.values()).filter_map(|offer| offer.since).min()
+        self.by_point
+            .values()
+            .flat_map(|line| line.offers.values())
+            .filter_map(|offer| offer.since)
+            .min()
     }
 
     /// How many more entries wait than before.
@@ -270,7 +303,10 @@ impl Lines {
     /// `object` is cached: what waits of it in this very state needs no copy of its own.
     pub fn cached(&mut self, object: &Arc<TrackedField>) {
         let field = Key::of(object.as_ref());
-        let line = self.places.get(&field).and_then(|place| self.by_point.get_mut(place));
+        let line = self
+            .places
+            .get(&field)
+            .and_then(|place| self.by_point.get_mut(place));
         let Some(line) = line else { return };
         if let Some(offer) = line.offers.get_mut(&field)
             && offer.object.metadata == object.metadata
@@ -302,7 +338,9 @@ impl Lines {
                 self.notify(&line);
             }
         }
-        let Some((place, waited)) = before else { return 0 };
+        let Some((place, waited)) = before else {
+            return 0;
+        };
         self.abandon_batch(&place);
         self.drop_if_idle(&place);
         -signed(waited)
@@ -311,7 +349,9 @@ impl Lines {
     /// Returns the `TrackedField`s of these entries that were deleted or moved away from `point`.
     pub(super) fn departed(&self, point: &Key, picks: &[Pick]) -> Vec<Key> {
         let moved = |field: &Key| self.places.get(field).is_some_and(|place| place != point);
-        let departed = picks.iter().filter(|pick| !self.flights.holds(pick) || moved(&pick.field));
+        let departed = picks
+            .iter()
+            .filter(|pick| !self.flights.holds(pick) || moved(&pick.field));
         departed.map(|pick| pick.field.clone()).collect()
     }
 
@@ -323,7 +363,13 @@ impl Lines {
 
     /// Updates the ages of the entries of `field` from its status; `held`: they are suspended from now on. Returns how
     /// long entries have been suspended.
-    pub fn observe(&mut self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
+    pub fn observe(
+        &mut self,
+        field: &Key,
+        history: &[Entry],
+        held: bool,
+        now: Now,
+    ) -> BTreeMap<String, Duration> {
         let ages = self.ages.entry(field.clone()).or_default();
         ages.observe(history, held, now);
         let held_for = ages.held();
@@ -358,7 +404,14 @@ impl Lines {
         circumstances: Circumstances,
         now: Instant,
     ) -> bool {
-        let newly = self.flights.write_rejected(field, point, said, circumstances, self.patience.retry, now);
+        let newly = self.flights.write_rejected(
+            field,
+            point,
+            said,
+            circumstances,
+            self.patience.retry,
+            now,
+        );
         if newly {
             // The unrecorded outcome may belong to another contact point.
             for line in self.by_point.values() {
@@ -370,7 +423,12 @@ impl Lines {
 
     /// Returns how long to wait before the status of `field` is written again, if the apiserver refused the last write
     /// and the next one is not due.
-    pub fn rejected_write_due(&self, field: &Key, circumstances: &Circumstances, now: Instant) -> Option<Duration> {
+    pub fn rejected_write_due(
+        &self,
+        field: &Key,
+        circumstances: &Circumstances,
+        now: Instant,
+    ) -> Option<Duration> {
         self.flights.rejected_write_due(field, circumstances, now)
     }
 
@@ -398,7 +456,9 @@ impl Lines {
 
     /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.
     pub fn is_that_of(&self, point: &Key, changed: &Arc<Notify>) -> bool {
-        self.by_point.get(point).is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
+        self.by_point
+            .get(point)
+            .is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
     }
 
     /// Where the line of `point` sends, and which configuration that is.
@@ -409,13 +469,17 @@ impl Lines {
 
     /// Whether the line of `point` still has that configuration.
     pub fn is_configured(&self, point: &Key, edition: u64) -> bool {
-        self.by_point.get(point).is_some_and(|line| line.edition == edition)
+        self.by_point
+            .get(point)
+            .is_some_and(|line| line.edition == edition)
     }
 
     /// What the line of `point` is to do at `now`.
     pub fn next(&mut self, point: &Key, now: Instant) -> Next {
         loop {
-            let Some(line) = self.by_point.get(point) else { return Next::Wait(None) };
+            let Some(line) = self.by_point.get(point) else {
+                return Next::Wait(None);
+            };
             if line.sending || line.endpoint.is_none() || self.flights.unrecorded(point) {
                 return Next::Wait(None);
             }
@@ -424,7 +488,9 @@ impl Lines {
                     Gate::Closed | Gate::Tested => false,
                     Gate::Test => true,
                     Gate::Stopped if line.answers.may_test() => true,
-                    Gate::Stopped | Gate::Open => line.batch.is_some() || self.sendable(line).next().is_some(),
+                    Gate::Stopped | Gate::Open => {
+                        line.batch.is_some() || self.sendable(line).next().is_some()
+                    }
                 };
                 return Next::Wait(something.then_some(instant));
             }
@@ -433,7 +499,9 @@ impl Lines {
                 Choice::Nothing => return Next::Wait(None),
                 Choice::NoneLeft => {
                     let (alternates, patience) = (self.alternates(point), self.patience);
-                    let Some(line) = self.by_point.get_mut(point) else { return Next::Wait(None) };
+                    let Some(line) = self.by_point.get_mut(point) else {
+                        return Next::Wait(None);
+                    };
                     if alternates {
                         line.stop_silently();
                     } else if line.stop(patience, now) {
@@ -445,8 +513,13 @@ impl Lines {
     }
 
     /// Offers of a line with nothing in the air.
-    pub(super) fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
-        line.offers.iter().filter(|(field, _)| !self.flights.has(field))
+    pub(super) fn sendable<'a>(
+        &'a self,
+        line: &'a Line,
+    ) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
+        line.offers
+            .iter()
+            .filter(|(field, _)| !self.flights.has(field))
     }
 
     /// Returns whether the test message alternates with the oldest entry, because only one `TrackedField` waits.
@@ -470,7 +543,9 @@ impl Lines {
     fn choose_when_open(&self, line: &Line) -> Choice {
         let (mut fresh, mut last, mut refused) = (Vec::new(), Vec::new(), false);
         for (field, offer) in self.sendable(line) {
-            let Some(head) = offer.ids.first() else { continue };
+            let Some(head) = offer.ids.first() else {
+                continue;
+            };
             match line.answers.turn_of(field, head) {
                 Turn::Fresh => fresh.push((field, offer)),
                 Turn::Last => last.push((field, offer)),
@@ -483,12 +558,19 @@ impl Lines {
         let picks = if line.answers.is_rejecting() {
             fresh(1)
         } else if line.answers.has_just_failed() {
-            Some(fresh(BATCH)).filter(|picks| !picks.is_empty()).unwrap_or_else(last)
+            Some(fresh(BATCH))
+                .filter(|picks| !picks.is_empty())
+                .unwrap_or_else(last)
         } else {
-            Some(last()).filter(|picks| !picks.is_empty()).unwrap_or_else(|| fresh(BATCH))
+            Some(last())
+                .filter(|picks| !picks.is_empty())
+                .unwrap_or_else(|| fresh(BATCH))
         };
         match picks.is_empty() {
-            false => Choice::Entries(Batch { picks, plain: false }),
+            false => Choice::Entries(Batch {
+                picks,
+                plain: false,
+            }),
             true if waits => Choice::NoneLeft,
             true => Choice::Nothing,
         }
@@ -504,9 +586,14 @@ impl Lines {
             [(field, _)] if line.answers.test_is_next(field) => return Choice::Test,
             _ => {}
         }
-        let next = waiting.into_iter().min_by_key(|(field, offer)| (line.answers.tried(field), offer.ids.first()));
+        let next = waiting
+            .into_iter()
+            .min_by_key(|(field, offer)| (line.answers.tried(field), offer.ids.first()));
         let picks = Self::oldest(line, next.as_slice(), 1);
-        Choice::Entries(Batch { picks, plain: false })
+        Choice::Entries(Batch {
+            picks,
+            plain: false,
+        })
     }
 
     /// The request to send now, if there still is one and the line still has that configuration. Its entries are in
@@ -526,9 +613,19 @@ impl Lines {
         }
         let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
-        let (picks, plain) = batch.as_ref().map(|batch| (batch.picks.clone(), batch.plain)).unwrap_or_default();
+        let (picks, plain) = batch
+            .as_ref()
+            .map(|batch| (batch.picks.clone(), batch.plain))
+            .unwrap_or_default();
         let test_id = line.test.as_ref().map(TestMessage::id).unwrap_or_default();
-        let request = Request { endpoint, picks, test_id, began: now, plain, edition: line.edition };
+        let request = Request {
+            endpoint,
+            picks,
+            test_id,
+            began: now,
+            plain,
+            edition: line.edition,
+        };
         line.batch = batch;
         line.sending = true;
         Some(request)
@@ -537,8 +634,16 @@ impl Lines {
     /// Returns the oldest entries of these offers, up to the first that goes alone. Ids are `UUIDv7`, which sort by
     /// time.
     fn oldest(line: &Line, offers: &[(&Key, &Offer)], count: usize) -> Vec<Pick> {
-        let head = |offer: usize, at: usize| offers[offer].1.ids.get(at).map(|id| Reverse((id, offer, at)));
-        let mut heads: BinaryHeap<_> = (0..offers.len()).filter_map(|offer| head(offer, 0)).collect();
+        let head = |offer: usize, at: usize| {
+            offers[offer]
+                .1
+                .ids
+                .get(at)
+                .map(|id| Reverse((id, offer, at)))
+        };
+        let mut heads: BinaryHeap<_> = (0..offers.len())
+            .filter_map(|offer| head(offer, 0))
+            .collect();
         let mut oldest = Vec::new();
         while oldest.len() < count
             && let Some(Reverse((id, offer, at))) = heads.pop()
@@ -549,7 +654,12 @@ impl Lines {
                 break;
             }
             let (object, id) = (Arc::clone(object), Arc::clone(id));
-            oldest.push(Pick { field: field.clone(), object, id, origin: origin.clone() });
+            oldest.push(Pick {
+                field: field.clone(),
+                object,
+                id,
+                origin: origin.clone(),
+            });
             if alone {
                 break;
             }
@@ -582,8 +692,15 @@ impl Lines {
 
     /// A request that is to be tried again is given up once an entry of it no longer waits here: it would be another.
     pub(super) fn abandon_batch(&mut self, point: &Key) {
-        let Some(line) = self.by_point.get_mut(point) else { return };
-        if !line.sending && line.batch.as_ref().is_some_and(|batch| !line.still_waits(batch)) {
+        let Some(line) = self.by_point.get_mut(point) else {
+            return;
+        };
+        if !line.sending
+            && line
+                .batch
+                .as_ref()
+                .is_some_and(|batch| !line.still_waits(batch))
+        {
             line.batch = None;
             self.ground(point);
         }

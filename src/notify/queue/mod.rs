@@ -66,7 +66,10 @@ pub struct AcceptedTests {
 impl TestMessage {
     /// Returns the message id, by which a receiver recognizes a repetition.
     fn id(&self) -> String {
-        format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted.count)))
+        format!(
+            "test-{}",
+            short_digest(format!("{}/{}", self.configuration, self.accepted.count))
+        )
     }
 }
 
@@ -140,9 +143,21 @@ impl<T: Transport> Outbox<T> {
     ) -> Arc<Self> {
         let lines = Mutex::new(Lines::new(patience));
         let (landing, ended) = (Notify::new(), CancellationToken::new());
-        let outbox = Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing, ended });
+        let outbox = Arc::new(Self {
+            transport,
+            lines,
+            patience,
+            metrics,
+            fields,
+            points,
+            draining,
+            landing,
+            ended,
+        });
         let shown = Arc::downgrade(&outbox);
-        outbox.metrics.show_oldest_pending(move || shown.upgrade()?.lines().oldest_since());
+        outbox
+            .metrics
+            .show_oldest_pending(move || shown.upgrade()?.lines().oldest_since());
         outbox
     }
 
@@ -152,7 +167,13 @@ impl<T: Transport> Outbox<T> {
 
     /// Has the line of `point` send to `endpoint`. With another configuration than before, the line begins anew with
     /// `stage`; with the same one, what is known of the receiver stays.
-    pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage, test: TestMessage) {
+    pub fn configure(
+        self: &Arc<Self>,
+        point: &Key,
+        endpoint: Endpoint,
+        stage: Stage,
+        test: TestMessage,
+    ) {
         let mut lines = self.lines();
         if let Some(changed) = lines.configure(point, endpoint, stage, test) {
             tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
@@ -209,7 +230,11 @@ impl<T: Transport> Outbox<T> {
     pub fn withdraw(&self, field: &Key, gone: bool) {
         let mut point = None;
         self.change_waiting(field, None, |lines| {
-            point = if gone { lines.no_longer_left_out(field) } else { None };
+            point = if gone {
+                lines.no_longer_left_out(field)
+            } else {
+                None
+            };
             lines.withdraw(field, gone)
         });
         if let Some(point) = point {
@@ -219,12 +244,27 @@ impl<T: Transport> Outbox<T> {
 
     /// Changes by `change` what waits of `field`, in its line or that of `point`. Wakes each contact point whose status says
     /// that messages wait, and none does any more, or the reverse.
-    fn change_waiting(&self, field: &Key, point: Option<&Key>, change: impl FnOnce(&mut Lines) -> i64) {
+    fn change_waiting(
+        &self,
+        field: &Key,
+        point: Option<&Key>,
+        change: impl FnOnce(&mut Lines) -> i64,
+    ) {
         let mut lines = self.lines();
-        let points: BTreeSet<_> = lines.place(field).into_iter().chain(point).cloned().collect();
-        let before: Vec<_> = points.into_iter().map(|point| (lines.failing(&point).is_some(), point)).collect();
+        let points: BTreeSet<_> = lines
+            .place(field)
+            .into_iter()
+            .chain(point)
+            .cloned()
+            .collect();
+        let before: Vec<_> = points
+            .into_iter()
+            .map(|point| (lines.failing(&point).is_some(), point))
+            .collect();
         let change = change(&mut lines);
-        let changed = before.into_iter().filter(|(was, point)| lines.failing(point).is_some() != *was);
+        let changed = before
+            .into_iter()
+            .filter(|(was, point)| lines.failing(point).is_some() != *was);
         let changed: Vec<_> = changed.map(|(_, point)| point).collect();
         drop(lines);
         self.metrics.pending_changed(change);
@@ -254,8 +294,16 @@ impl<T: Transport> Outbox<T> {
 
     /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
     /// message. After five refusals the others go on without `field`.
-    pub fn write_rejected(&self, field: &Key, point: &Key, said: (u16, &str), circumstances: Circumstances) {
-        let newly_left_out = self.lines().write_rejected(field, point, said, circumstances, Instant::now());
+    pub fn write_rejected(
+        &self,
+        field: &Key,
+        point: &Key,
+        said: (u16, &str),
+        circumstances: Circumstances,
+    ) {
+        let newly_left_out =
+            self.lines()
+                .write_rejected(field, point, said, circumstances, Instant::now());
         if newly_left_out {
             self.landing.notify_waiters();
             self.points.wake(point);
@@ -264,8 +312,13 @@ impl<T: Transport> Outbox<T> {
 
     /// Returns how long to wait before the status of `field` is written again, if the apiserver refused the last write
     /// and the next one is not due.
-    pub fn rejected_write_due(&self, field: &Key, circumstances: &Circumstances) -> Option<Duration> {
-        self.lines().rejected_write_due(field, circumstances, Instant::now())
+    pub fn rejected_write_due(
+        &self,
+        field: &Key,
+        circumstances: &Circumstances,
+    ) -> Option<Duration> {
+        self.lines()
+            .rejected_write_due(field, circumstances, Instant::now())
     }
 
     /// Returns why the contact points go on without `field`, if they do.
@@ -280,7 +333,13 @@ impl<T: Transport> Outbox<T> {
 
     /// Updates the ages of the entries of `field` from its status; `held`: they are suspended from now on. Returns how
     /// long entries have been suspended, by id.
-    pub fn observe(&self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
+    pub fn observe(
+        &self,
+        field: &Key,
+        history: &[Entry],
+        held: bool,
+        now: Now,
+    ) -> BTreeMap<String, Duration> {
         self.lines().observe(field, history, held, now)
     }
 

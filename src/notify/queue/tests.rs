@@ -24,7 +24,10 @@ mod model;
 mod refused;
 
 const PATIENCE: Patience = Patience {
-    retry: Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) },
+    retry: Policy {
+        min: Duration::from_secs(1),
+        max: Duration::from_mins(5),
+    },
     stopped: Duration::from_mins(5),
     max_age: Duration::from_hours(24),
 };
@@ -35,7 +38,11 @@ fn chat() -> Endpoint {
 }
 
 fn templated() -> Endpoint {
-    let parts = Parts { url: "http://x.test/".into(), body: Some("{{ text }}".into()), ..Parts::default() };
+    let parts = Parts {
+        url: "http://x.test/".into(),
+        body: Some("{{ text }}".into()),
+        ..Parts::default()
+    };
     Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
 }
 
@@ -63,7 +70,10 @@ fn offer(name: &str, entries: &[&str]) -> Offer {
 }
 
 fn another() -> TestMessage {
-    TestMessage { configuration: "another".into(), accepted: AcceptedTests::default() }
+    TestMessage {
+        configuration: "another".into(),
+        accepted: AcceptedTests::default(),
+    }
 }
 
 fn key(name: &str) -> Key {
@@ -80,10 +90,15 @@ impl Line {
     fn open() -> Self {
         let mut lines = Lines::new(PATIENCE);
         assert!(
-            lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some(),
+            lines
+                .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+                .is_some(),
             "a new line needs a worker"
         );
-        Self { lines, now: Instant::now() }
+        Self {
+            lines,
+            now: Instant::now(),
+        }
     }
 
     fn offer(&mut self, name: &str, entries: &[&str]) -> i64 {
@@ -100,7 +115,11 @@ impl Line {
     }
 
     /// Answers all entries of the request.
-    fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::answers::Concerned {
+    fn answer(
+        &mut self,
+        request: &Request,
+        answer: Result<Sent, Failure>,
+    ) -> super::answers::Concerned {
         let answer = answer.map_err(|failure| SendError::new(failure, request.picks.len()));
         self.lines.answered(&key("p"), request, answer, self.now)
     }
@@ -110,7 +129,13 @@ impl Line {
     }
 
     fn taken(&mut self, request: &Request, taken: usize) -> super::answers::Concerned {
-        self.answer(request, Ok(Sent { taken, migrated_to: None }))
+        self.answer(
+            request,
+            Ok(Sent {
+                taken,
+                migrated_to: None,
+            }),
+        )
     }
 
     fn waits(&mut self) -> bool {
@@ -131,11 +156,17 @@ fn ids(request: &Request) -> Vec<&str> {
 }
 
 fn refusal(reason: Refusal) -> Failure {
-    Failure::Refused { reason, message: reason.as_str().into() }
+    Failure::Refused {
+        reason,
+        message: reason.as_str().into(),
+    }
 }
 
 fn retry(message: &str) -> Failure {
-    Failure::Retry { message: message.into(), after: None }
+    Failure::Retry {
+        message: message.into(),
+        after: None,
+    }
 }
 
 #[test]
@@ -156,7 +187,10 @@ fn nothing_more_is_sent_until_every_outcome_is_recorded() {
     assert_eq!(line.taken(&request, 2).fields, [key("a"), key("b")]);
     line.offer("c", &["3"]);
     assert!(line.waits());
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert_eq!(
+        line.record("a", &["1!"]),
+        [("1".to_owned(), Outcome::Delivered)]
+    );
     assert!(line.waits(), "b's outcome does not stand in status yet");
     line.record("b", &["2!"]);
     assert_eq!(ids(&line.take().unwrap()), ["3"]);
@@ -175,7 +209,8 @@ fn what_did_not_fit_goes_next() {
 #[test]
 fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_landed() {
     let mut line = Line::open();
-    line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default());
+    line.lines
+        .configure(&key("q"), chat(), Stage::Open, TestMessage::default());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.lines.offer(&key("q"), offer("a", &["1"]));
@@ -192,7 +227,8 @@ fn an_answer_to_a_former_endpoint_marks_what_it_took_and_says_nothing_of_the_new
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     line.answer(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(line.lines.standing(&key("p")), Standing::Untried);
 }
@@ -202,9 +238,13 @@ fn what_a_former_endpoint_took_is_not_sent_to_the_new_one() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Open, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Open, another());
     line.taken(&request, 1);
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert_eq!(
+        line.record("a", &["1!"]),
+        [("1".to_owned(), Outcome::Delivered)]
+    );
     assert!(line.waits());
 }
 
@@ -215,9 +255,14 @@ fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
     let request = line.take().unwrap();
     line.lines.remove(&key("p"));
     line.taken(&request, 1);
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert_eq!(
+        line.record("a", &["1!"]),
+        [("1".to_owned(), Outcome::Delivered)]
+    );
     assert!(
-        line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some(),
+        line.lines
+            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+            .is_some(),
         "it was a line of its own"
     );
 }
@@ -226,7 +271,10 @@ fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
 #[test]
 fn what_is_known_of_a_receiver_outlasts_a_pause() {
     let hour = Duration::from_hours(1);
-    let later = || Failure::Retry { message: "429".into(), after: Some(hour) };
+    let later = || Failure::Retry {
+        message: "429".into(),
+        after: Some(hour),
+    };
     let pause = |line: &mut Line| {
         line.lines.close(&key("p"));
         line.now += PATIENCE.stopped;
@@ -243,7 +291,10 @@ fn what_is_known_of_a_receiver_outlasts_a_pause() {
         }
         line.answer(&request, Err(later()));
         pause(&mut line);
-        assert!(line.lines.in_flight(&key("a")).is_empty(), "it may be merged");
+        assert!(
+            line.lines.in_flight(&key("a")).is_empty(),
+            "it may be merged"
+        );
         resume(&mut line, TestMessage::default());
         assert!(line.waits());
         line.now += hour;
@@ -265,10 +316,17 @@ fn what_is_known_of_a_receiver_outlasts_a_pause() {
     assert_eq!(line.lines.standing(&key("p")), stopped);
     let request = line.take().unwrap();
     line.refuse(&request, Refusal::Forbidden);
-    assert!(matches!(&*line.record("a", &[]), [(_, Outcome::Failed { .. })]), "it was its second refusal");
+    assert!(
+        matches!(&*line.record("a", &[]), [(_, Outcome::Failed { .. })]),
+        "it was its second refusal"
+    );
     pause(&mut line);
     resume(&mut line, another());
-    assert_eq!(line.lines.standing(&key("p")), Standing::Untried, "another receiver");
+    assert_eq!(
+        line.lines.standing(&key("p")),
+        Standing::Untried,
+        "another receiver"
+    );
     assert_eq!(line.lines.tests_accepted(&key("p")).count, 1);
 }
 
@@ -276,16 +334,25 @@ fn what_is_known_of_a_receiver_outlasts_a_pause() {
 #[test]
 fn a_contact_point_without_entries_keeps_its_pause_too_until_it_is_deleted() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(Duration::from_hours(1)) }));
+    line.answer(
+        &request,
+        Err(Failure::Retry {
+            message: "429".into(),
+            after: Some(Duration::from_hours(1)),
+        }),
+    );
     line.lines.close(&key("p"));
     line.offer("a", &["1"]);
     line.lines.withdraw(&key("a"), true);
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     assert!(line.waits());
     line.lines.remove(&key("p"));
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     assert!(line.take().unwrap().is_test());
 }
 
@@ -306,7 +373,10 @@ fn nothing_is_kept_of_an_object_that_went_while_its_request_was_in_flight() {
             let request = line.take().unwrap();
             went(&mut line);
             line.refuse(&request, Refusal::Rejected);
-            assert!(!line.lines.by_point[&key("p")].answers.knows(&key("a")), "{digest}");
+            assert!(
+                !line.lines.by_point[&key("p")].answers.knows(&key("a")),
+                "{digest}"
+            );
         }
     }
 }
@@ -345,7 +415,10 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
         line.answer(&request, Err(retry("refused")));
         gone(&mut line);
         line.now += PATIENCE.stopped;
-        assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)), "the worker would spin");
+        assert!(
+            matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)),
+            "the worker would spin"
+        );
         assert!(line.lines.nothing_flies());
     }
     // While it is in the air, too.
@@ -355,7 +428,10 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
     line.lines.withdraw(&key("a"), false);
     line.answer(&request, Err(retry("refused")));
     line.now += PATIENCE.stopped;
-    assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)));
+    assert!(matches!(
+        line.lines.next(&key("p"), line.now),
+        Next::Wait(None)
+    ));
 }
 
 #[test]
@@ -364,10 +440,16 @@ fn an_object_that_moved_away_in_mid_request_is_sent_as_soon_as_that_failed() {
         Err(retry("503")),
         Err(refusal(Refusal::Unauthorized)),
         Err(refusal(Refusal::Rejected)),
-        Ok(Sent { taken: 1, migrated_to: None }),
+        Ok(Sent {
+            taken: 1,
+            migrated_to: None,
+        }),
     ] {
         let mut line = Line::open();
-        let changed = line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default()).unwrap();
+        let changed = line
+            .lines
+            .configure(&key("q"), chat(), Stage::Open, TestMessage::default())
+            .unwrap();
         line.offer("a", &["1"]);
         line.offer("b", &["2"]);
         let request = line.take().unwrap();
@@ -375,7 +457,10 @@ fn an_object_that_moved_away_in_mid_request_is_sent_as_soon_as_that_failed() {
         changed.notified().now_or_never().unwrap();
         assert!(line.take_of("q").is_none(), "it would be sent twice");
         line.answer(&request, answer);
-        assert!(changed.notified().now_or_never().is_some(), "nobody else wakes that line");
+        assert!(
+            changed.notified().now_or_never().is_some(),
+            "nobody else wakes that line"
+        );
         assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
     }
 }
@@ -396,7 +481,10 @@ fn what_is_cached_is_held_once() {
     let newer = Arc::new(newer);
     line.lines.cached(&newer);
     line.now += Duration::from_hours(1);
-    assert!(Arc::ptr_eq(&line.take().unwrap().picks[0].object, &cached), "it may wait for something else");
+    assert!(
+        Arc::ptr_eq(&line.take().unwrap().picks[0].object, &cached),
+        "it may wait for something else"
+    );
     line.answer(&request, Err(retry("refused")));
     line.lines.offer(&key("p"), Offer::of(&newer).unwrap());
     line.now += Duration::from_hours(1);
@@ -407,16 +495,25 @@ fn what_is_cached_is_held_once() {
 fn what_cannot_be_sent_is_not_counted() {
     let mut line = Line::open();
     let mut nameless = field("a", &["1"]).as_ref().clone();
-    let entries = nameless.history().unwrap().into_iter().map(|entry| Entry { id: None, ..entry });
+    let entries = nameless
+        .history()
+        .unwrap()
+        .into_iter()
+        .map(|entry| Entry { id: None, ..entry });
     nameless.status = Some(StoredHistory::try_from(&*entries.collect::<Vec<_>>()).unwrap());
-    assert_eq!(line.lines.offer(&key("p"), Offer::of(&Arc::new(nameless)).unwrap()), 0);
+    assert_eq!(
+        line.lines
+            .offer(&key("p"), Offer::of(&Arc::new(nameless)).unwrap()),
+        0
+    );
     assert!(line.waits());
 }
 
 #[test]
 fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it() {
     let mut line = Line::open();
-    line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default());
+    line.lines
+        .configure(&key("q"), chat(), Stage::Open, TestMessage::default());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.answer(&request, Err(retry("refused")));
@@ -432,12 +529,18 @@ fn two_workers_do_not_send_one_request_twice() {
     // The contact point is deleted and made again while the first worker waits for its turn.
     line.lines.remove(&key("p"));
     assert!(
-        line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_none(),
+        line.lines
+            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+            .is_none(),
         "its line stays while something waits in it"
     );
     line.lines.withdraw(&key("a"), true);
     line.lines.remove(&key("p"));
-    assert!(line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some());
+    assert!(
+        line.lines
+            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+            .is_some()
+    );
     line.offer("a", &["1"]);
     assert!(line.lines.take(&key("p"), former, line.now).is_none());
     assert!(line.take().is_some());
@@ -461,7 +564,10 @@ fn the_oldest_that_waits_is_known_time_in_which_it_was_suspended_left_out() {
     assert_eq!(oldest(&lines), None);
     lines.offer(&key("a"), waits("x", pending(30, None, None)));
     lines.offer(&key("b"), waits("y", pending(20, None, Some(25))));
-    lines.offer(&key("b"), waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)));
+    lines.offer(
+        &key("b"),
+        waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)),
+    );
     assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:30Z"));
     lines.withdraw(&Key::new("n", "x"), false);
     assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:45Z"));

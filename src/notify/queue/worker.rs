@@ -21,9 +21,17 @@ use crate::runtime::telemetry::traces;
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
-    while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed)).catch_unwind().await {
+    while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed))
+        .catch_unwind()
+        .await
+    {
         let (namespace, name) = (&*point.namespace, &*point.name);
-        error!(namespace, name, panic = tasks::words(&*panic), "sending panicked; it is tried again");
+        error!(
+            namespace,
+            name,
+            panic = tasks::words(&*panic),
+            "sending panicked; it is tried again"
+        );
         outbox.lines().broke_off(&point);
         tokio::time::sleep(outbox.patience.stopped).await;
     }
@@ -48,7 +56,9 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<
 
 async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
     let endpoint = outbox.lines().endpoint(point);
-    let Some((endpoint, edition)) = endpoint else { return };
+    let Some((endpoint, edition)) = endpoint else {
+        return;
+    };
     let mut slot = std::pin::pin!(outbox.transport.slot(&endpoint));
     loop {
         tokio::select! {
@@ -77,7 +87,12 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     report(outbox, point, &request, &answer);
     traces::sent(&span, request.ids().count().max(1), answer.is_ok());
     drop(span);
-    let Concerned { fields, point: concerned } = outbox.lines().answered(point, &request, answer, Instant::now());
+    let Concerned {
+        fields,
+        point: concerned,
+    } = outbox
+        .lines()
+        .answered(point, &request, answer, Instant::now());
     outbox.landing.notify_waiters();
     for field in &fields {
         outbox.fields.wake(field);
@@ -87,18 +102,38 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     }
 }
 
-async fn ask<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request) -> Result<Sent, SendError> {
-    let unread = |error| Failure::Unsent { message: format!("what waits cannot be read: {error}") };
-    let items = request.items().map_err(|error| SendError::new(unread(error), 0))?;
+async fn ask<T: Transport>(
+    outbox: &Outbox<T>,
+    point: &Key,
+    request: &Request,
+) -> Result<Sent, SendError> {
+    let unread = |error| Failure::Unsent {
+        message: format!("what waits cannot be read: {error}"),
+    };
+    let items = request
+        .items()
+        .map_err(|error| SendError::new(unread(error), 0))?;
     let content = if request.is_test() {
-        Content::Test { namespace: &point.namespace, name: &point.name, id: &request.test_id }
+        Content::Test {
+            namespace: &point.namespace,
+            name: &point.name,
+            id: &request.test_id,
+        }
     } else {
         Content::Entries(&items)
     };
-    outbox.transport.send(&request.endpoint, content, request.plain).await
+    outbox
+        .transport
+        .send(&request.endpoint, content, request.plain)
+        .await
 }
 
-fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answer: &Result<Sent, SendError>) {
+fn report<T: Transport>(
+    outbox: &Outbox<T>,
+    point: &Key,
+    request: &Request,
+    answer: &Result<Sent, SendError>,
+) {
     let kind = match request.endpoint {
         Endpoint::Telegram(_) => Receiver::Telegram,
         Endpoint::Webhook(_) => Receiver::Webhook,
@@ -113,20 +148,49 @@ fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answ
                 outbox.metrics.notification_latency(age);
             }
         }
-        Err(SendError { failure: Failure::Retry { message, after }, .. }) => {
+        Err(SendError {
+            failure: Failure::Retry { message, after },
+            ..
+        }) => {
             let after = after.map(|after| after.as_secs_f64());
-            info!(namespace, name, message, after, "the request failed; will retry");
+            info!(
+                namespace,
+                name, message, after, "the request failed; will retry"
+            );
             outbox.metrics.notified(kind, Notified::Retried);
         }
-        Err(SendError { failure: Failure::Unsent { message }, .. }) => {
-            info!(namespace, name, message, "the request was not sent; will retry");
+        Err(SendError {
+            failure: Failure::Unsent { message },
+            ..
+        }) => {
+            info!(
+                namespace,
+                name, message, "the request was not sent; will retry"
+            );
             outbox.metrics.notified(kind, Notified::Retried);
         }
-        Err(SendError { failure: Failure::Refused { reason, message }, carried }) => {
+        Err(SendError {
+            failure: Failure::Refused { reason, message },
+            carried,
+        }) => {
             let reason_ = reason.as_str();
-            warn!(namespace, name, message, reason = reason_, entries = carried, "the receiver refused the request");
+            warn!(
+                namespace,
+                name,
+                message,
+                reason = reason_,
+                entries = carried,
+                "the receiver refused the request"
+            );
             let rejected = reason.suggests_message();
-            outbox.metrics.notified(kind, if rejected { Notified::Rejected } else { Notified::Stopped });
+            outbox.metrics.notified(
+                kind,
+                if rejected {
+                    Notified::Rejected
+                } else {
+                    Notified::Stopped
+                },
+            );
         }
     }
 }
@@ -134,7 +198,11 @@ fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answ
 /// How long ago an entry was made: its id says to the millisecond.
 fn age(id: &str, now: Timestamp) -> Option<Duration> {
     let (seconds, nanoseconds) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
-    let made = Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()?;
+    let made = Timestamp::new(
+        i64::try_from(seconds).ok()?,
+        i32::try_from(nanoseconds).ok()?,
+    )
+    .ok()?;
     Duration::try_from(now.duration_since(made)).ok()
 }
 
@@ -180,12 +248,35 @@ mod tests {
     #[tokio::test]
     async fn what_has_not_landed_in_time_is_given_up() {
         let (tell, mut told) = mpsc::unbounded_channel();
-        let policy = Policy { min: std::time::Duration::ZERO, max: std::time::Duration::ZERO };
-        let patience = Patience { retry: policy, stopped: policy.max, max_age: policy.max };
-        let (fields, points, draining) = (Trigger::default(), Trigger::default(), CancellationToken::new());
-        let outbox = Outbox::new(Hanging(tell), patience, Metrics::new(), fields, points, draining);
+        let policy = Policy {
+            min: std::time::Duration::ZERO,
+            max: std::time::Duration::ZERO,
+        };
+        let patience = Patience {
+            retry: policy,
+            stopped: policy.max,
+            max_age: policy.max,
+        };
+        let (fields, points, draining) = (
+            Trigger::default(),
+            Trigger::default(),
+            CancellationToken::new(),
+        );
+        let outbox = Outbox::new(
+            Hanging(tell),
+            patience,
+            Metrics::new(),
+            fields,
+            points,
+            draining,
+        );
         let chat = Chat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
-        outbox.configure(&Key::new("n", "p"), Endpoint::Telegram(chat), Stage::Test, TestMessage::default());
+        outbox.configure(
+            &Key::new("n", "p"),
+            Endpoint::Telegram(chat),
+            Stage::Test,
+            TestMessage::default(),
+        );
         assert_eq!(told.recv().await, Some("begun"));
         tokio::select! {
             biased;

@@ -47,7 +47,9 @@ impl Drop for Ends {
 }
 
 async fn resolve(names: &Names, namespace: &str, name: &str) -> io::Result<Arc<[SocketAddr]>> {
-    RequestContext::new(namespace).run(async { names.resolve(name).await }).await
+    RequestContext::new(namespace)
+        .run(async { names.resolve(name).await })
+        .await
 }
 
 const HANGS: Duration = Duration::from_hours(1);
@@ -58,7 +60,12 @@ async fn lookup_is_shared_by_all_who_want_the_name() {
     let names = servers.names(Duration::from_secs(1));
     let all = (0..20).map(|number| {
         let names = names.clone();
-        async move { resolve(&names, &format!("n-{number}"), "a.test").await.unwrap().len() }
+        async move {
+            resolve(&names, &format!("n-{number}"), "a.test")
+                .await
+                .unwrap()
+                .len()
+        }
     });
     assert_eq!(futures::future::join_all(all).await, [1; 20]);
     assert_eq!(servers.begun(), 1);
@@ -88,32 +95,51 @@ async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
     let ask = |namespace: &'static str, name: String| {
         let names = names.clone();
         // The request gives up before the lookup ends.
-        tokio::spawn(async move { timeout(Duration::from_secs(1), resolve(&names, namespace, &name)).await })
+        tokio::spawn(async move {
+            timeout(Duration::from_secs(1), resolve(&names, namespace, &name)).await
+        })
     };
-    let tenant: Vec<_> = (0..20).map(|number| ask("tenant", format!("{number}.test"))).collect();
+    let tenant: Vec<_> = (0..20)
+        .map(|number| ask("tenant", format!("{number}.test")))
+        .collect();
     sleep(Duration::from_millis(10)).await;
     assert_eq!((servers.begun(), servers.running()), (2, 2));
     drop(ask("other", "other.test".into()));
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(servers.running(), 3, "another namespace has places of its own");
+    assert_eq!(
+        servers.running(),
+        3,
+        "another namespace has places of its own"
+    );
     sleep(Duration::from_secs(2)).await;
     assert!(tenant.iter().all(tokio::task::JoinHandle::is_finished));
     drop(ask("tenant", "late.test".into()));
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(servers.begun(), 3, "the places are free when the lookups have ended");
+    assert_eq!(
+        servers.begun(),
+        3,
+        "the places are free when the lookups have ended"
+    );
     sleep(LIMIT * 2).await;
     assert_eq!(servers.running(), 0);
     assert!(names.state().running.is_empty());
     drop(ask("tenant", "later.test".into()));
     sleep(Duration::from_millis(10)).await;
-    assert_eq!((servers.running(), names.state().namespaces.len()), (1, 1), "nothing is kept for namespaces at rest");
+    assert_eq!(
+        (servers.running(), names.state().namespaces.len()),
+        (1, 1),
+        "nothing is kept for namespaces at rest"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn lookup_ends_after_three_seconds() {
     let names = Servers::default().names(HANGS);
     let began = Instant::now();
-    let error = resolve(&names, "n", "a.test").await.unwrap_err().to_string();
+    let error = resolve(&names, "n", "a.test")
+        .await
+        .unwrap_err()
+        .to_string();
     assert_eq!(error, "no answer from DNS within 3 s");
     assert_eq!(began.elapsed(), LIMIT);
 }
@@ -124,7 +150,13 @@ async fn lookup_that_panics_is_begun_anew() {
     let begun = count.clone();
     let names = Names::new(Arc::new(move |_| {
         let first = begun.fetch_add(1, Ordering::Relaxed) == 0;
-        Box::pin(async move { if first { panic!("at first") } else { Ok(Vec::new()) } })
+        Box::pin(async move {
+            if first {
+                panic!("at first")
+            } else {
+                Ok(Vec::new())
+            }
+        })
     }));
     resolve(&names, "n", "a.test").await.unwrap_err();
     resolve(&names, "n", "a.test").await.unwrap();
@@ -139,21 +171,48 @@ async fn lookup_that_panics_is_begun_anew() {
 )]
 #[case::missing("", "127.0.0.1", 1, 0)]
 #[case::without_a_server("# nameserver 1.1.1.1\nsearch a.test", "127.0.0.1", 1, 1)]
-#[case::odd("nameserver 10.0.0.1\n\u{0}options \u{1}ndots:x\nnonsense", "10.0.0.1", 1, 0)]
-fn resolv_conf_is_honoured(#[case] text: &str, #[case] server: &str, #[case] ndots: usize, #[case] search: usize) {
-    let dns = Dns { port: 5353, ..Dns::default() };
+#[case::odd(
+    "nameserver 10.0.0.1\n\u{0}options \u{1}ndots:x\nnonsense",
+    "10.0.0.1",
+    1,
+    0
+)]
+fn resolv_conf_is_honoured(
+    #[case] text: &str,
+    #[case] server: &str,
+    #[case] ndots: usize,
+    #[case] search: usize,
+) {
+    let dns = Dns {
+        port: 5353,
+        ..Dns::default()
+    };
     let (config, options) = dns.settings(text.as_bytes()).unwrap();
     assert_eq!(config.name_servers[0].ip, server.parse::<IpAddr>().unwrap());
-    assert!(config.name_servers.iter().flat_map(|server| &server.connections).all(|one| one.port == 5353));
+    assert!(
+        config
+            .name_servers
+            .iter()
+            .flat_map(|server| &server.connections)
+            .all(|one| one.port == 5353)
+    );
     assert_eq!((options.ndots, config.search.len()), (ndots, search));
     assert!(search == 0 || config.domain.is_none());
 }
 
 #[test]
 fn resolv_conf_that_cannot_be_used_is_an_error() {
-    let said = Dns::default().settings(b"nameserver 10.0.0.1\nsearch a..b").unwrap_err().to_string();
+    let said = Dns::default()
+        .settings(b"nameserver 10.0.0.1\nsearch a..b")
+        .unwrap_err()
+        .to_string();
     assert!(said.starts_with("cannot use /etc/resolv.conf: "), "{said}");
-    for bytes in [&b"\xff\xfe\nnameserver \xff"[..], b"nameserver", b"nameserver x", b"\0"] {
+    for bytes in [
+        &b"\xff\xfe\nnameserver \xff"[..],
+        b"nameserver",
+        b"nameserver x",
+        b"\0",
+    ] {
         let _ = Dns::default().settings(bytes);
     }
 }
@@ -161,17 +220,32 @@ fn resolv_conf_that_cannot_be_used_is_an_error() {
 #[tokio::test]
 async fn missing_file_is_empty() {
     assert_eq!(read(Path::new("/no/such/file")).await.unwrap(), b"");
-    assert!(read(Path::new("/")).await.unwrap_err().to_string().starts_with("cannot read /: "));
+    assert!(
+        read(Path::new("/"))
+            .await
+            .unwrap_err()
+            .to_string()
+            .starts_with("cannot read /: ")
+    );
 }
 
 #[test]
 fn hosts_file_wins() {
     let file = b"127.0.0.1 localhost\n::1 localhost ip6-localhost\n# 10.0.0.9 no\n10.0.0.1\tWeb.Shop web\n\xff";
-    let found = |name| in_hosts(&file[..file.len() - 1], name).iter().map(ToString::to_string).collect::<Vec<_>>();
+    let found = |name| {
+        in_hosts(&file[..file.len() - 1], name)
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(found("localhost"), ["127.0.0.1", "::1"]);
     assert_eq!(found("WEB.shop"), ["10.0.0.1"]);
     assert_eq!(found("web.shop."), ["10.0.0.1"]);
-    assert!(found("no").is_empty() && found("elsewhere.test").is_empty() && found(&"a".repeat(300)).is_empty());
+    assert!(
+        found("no").is_empty()
+            && found("elsewhere.test").is_empty()
+            && found(&"a".repeat(300)).is_empty()
+    );
     // Invalid UTF-8.
     assert!(in_hosts(file, "elsewhere.test").is_empty());
 }

@@ -39,17 +39,35 @@ fn a_bad_token_is_refused_without_being_shown(#[case] token: &[u8], #[case] why:
 
 #[test]
 fn debug_shows_no_token() {
-    let chat = Chat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), Some(5), true).unwrap();
+    let chat = Chat::new(
+        b"12:s3cr3t",
+        ChatId::Id(-100_123_456_789_012),
+        Some(5),
+        true,
+    )
+    .unwrap();
     let shown = format!("{chat:?}");
-    assert!(shown.contains("-100123456789012") && !shown.contains("s3cr3t"), "{shown}");
+    assert!(
+        shown.contains("-100123456789012") && !shown.contains("s3cr3t"),
+        "{shown}"
+    );
 }
 
 #[rstest]
-#[case("https://api.telegram.org", "https://api.telegram.org/bot12:s3cr3t/sendMessage")]
+#[case(
+    "https://api.telegram.org",
+    "https://api.telegram.org/bot12:s3cr3t/sendMessage"
+)]
 #[case("http://bot-api:8081/", "http://bot-api:8081/bot12:s3cr3t/sendMessage")]
-#[case("http://proxy/telegram/", "http://proxy/telegram/bot12:s3cr3t/sendMessage")]
+#[case(
+    "http://proxy/telegram/",
+    "http://proxy/telegram/bot12:s3cr3t/sendMessage"
+)]
 fn the_method_is_below_the_base(#[case] base: &str, #[case] expected: &str) {
-    assert_eq!(method_url(&base.parse().unwrap(), &"12:s3cr3t".into()).as_str(), expected);
+    assert_eq!(
+        method_url(&base.parse().unwrap(), &"12:s3cr3t".into()).as_str(),
+        expected
+    );
 }
 
 #[test]
@@ -66,14 +84,25 @@ fn the_payload() {
         json!({ "chat_id": "@news", "text": "x", "message_thread_id": 5, "disable_notification": true })
     );
     let chat = Chat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), None, false).unwrap();
-    assert_eq!(payload(&chat, "x"), json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" }));
+    assert_eq!(
+        payload(&chat, "x"),
+        json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" })
+    );
 }
 
 /// Descriptions as the Bot API words them.
 #[rstest]
 #[case(400, "Bad Request: chat not found", "ChatNotFound")]
-#[case(400, "Bad Request: not enough rights to send text messages to the chat", "Forbidden")]
-#[case(400, "Bad Request: need administrator rights in the channel chat", "Forbidden")]
+#[case(
+    400,
+    "Bad Request: not enough rights to send text messages to the chat",
+    "Forbidden"
+)]
+#[case(
+    400,
+    "Bad Request: need administrator rights in the channel chat",
+    "Forbidden"
+)]
 #[case(400, "Bad Request: message text is empty", "Rejected")]
 #[case(400, "Bad Request: TOPIC_CLOSED", "TopicUnavailable")]
 #[case(400, "Bad Request: TOPIC_DELETED", "TopicUnavailable")]
@@ -89,7 +118,8 @@ fn refusals_are_told_apart(#[case] code: u16, #[case] description: &str, #[case]
     let body = json!({ "ok": false, "error_code": code, "description": description }).to_string();
     // A proxy on the way may answer 200 for each.
     for status in [code, 200] {
-        let Reply::Failed(failure) = understand(status, None, body.as_bytes(), &Secrets::new([])) else {
+        let Reply::Failed(failure) = understand(status, None, body.as_bytes(), &Secrets::new([]))
+        else {
             panic!("{description}");
         };
         let kind = match &failure {

@@ -62,9 +62,16 @@ impl Event {
     /// Renders `content` for `hook`. A body template that fails is left out: the event's own data is sent instead.
     pub fn render(hook: &Hook, content: Content<'_>, cluster: Option<&str>, plain: bool) -> Self {
         match content {
-            Content::Test { namespace, name, id } => Self::test(hook, namespace, name, id, cluster),
+            Content::Test {
+                namespace,
+                name,
+                id,
+            } => Self::test(hook, namespace, name, id, cluster),
             Content::Entries(items) => {
-                let own = hook.body.as_ref().and_then(|body| Self::with_body(hook, body, items, cluster, plain));
+                let own = hook
+                    .body
+                    .as_ref()
+                    .and_then(|body| Self::with_body(hook, body, items, cluster, plain));
                 own.unwrap_or_else(|| Self::with_data(items, cluster, plain))
             }
         }
@@ -72,7 +79,12 @@ impl Event {
 
     fn test(hook: &Hook, namespace: &str, name: &str, id: &str, cluster: Option<&str>) -> Self {
         let text = message::ready(cluster);
-        let data = Ready { cluster, namespace, name, text: &text };
+        let data = Ready {
+            cluster,
+            namespace,
+            name,
+            text: &text,
+        };
         let own = hook.body.as_ref().and_then(|body| {
             let view = View {
                 kind: "ContactPoint".into(),
@@ -101,11 +113,20 @@ impl Event {
     }
 
     /// The user's own body. Fewer entries are tried while it is too long or fails; none is left when it always does.
-    fn with_body(hook: &Hook, body: &Body, items: &[Item], cluster: Option<&str>, plain: bool) -> Option<Self> {
+    fn with_body(
+        hook: &Hook,
+        body: &Body,
+        items: &[Item],
+        cluster: Option<&str>,
+        plain: bool,
+    ) -> Option<Self> {
         let mut offered = items;
         loop {
             let text = message::render(offered, cluster, plain, Limit::WEBHOOK);
-            let views: Vec<_> = offered[..text.taken].iter().map(|item| View::of(item, cluster)).collect();
+            let views: Vec<_> = offered[..text.taken]
+                .iter()
+                .map(|item| View::of(item, cluster))
+                .collect();
             if let Some(body) = logged(body.render(views.first()?, &views, &text.text)) {
                 let mut event = Self::about(&offered[..text.taken], body.into_bytes());
                 event.content_type = hook.content_type.clone();
@@ -123,7 +144,10 @@ impl Event {
         let change = |item: &Item| {
             let view = View::of(item, cluster);
             let text = digest::entry_text(item, &view, plain);
-            json(&Change { view: &view, text: &Limit::WEBHOOK.cut(&text) })
+            json(&Change {
+                view: &view,
+                text: &Limit::WEBHOOK.cut(&text),
+            })
         };
         if items.len() > 1 {
             let cluster = json(&cluster);
@@ -158,17 +182,28 @@ impl Event {
             [item] => (
                 message::entry_id(item),
                 CHANGED,
-                format!("/apis/tg.azamaton.ru/v1/namespaces/{}/trackedfields/{}", item.namespace, item.name),
+                format!(
+                    "/apis/tg.azamaton.ru/v1/namespaces/{}/trackedfields/{}",
+                    item.namespace, item.name
+                ),
                 item.entry.subject.as_ref().map(ToString::to_string),
             ),
-            _ => (digest_id(items), DIGEST, "/apis/tg.azamaton.ru/v1/trackedfields".into(), None),
+            _ => (
+                digest_id(items),
+                DIGEST,
+                "/apis/tg.azamaton.ru/v1/trackedfields".into(),
+                None,
+            ),
         };
         Self {
             id,
             kind,
             source,
             subject,
-            time: items.last().and_then(time).unwrap_or_else(|| Timestamp::now().to_string()),
+            time: items
+                .last()
+                .and_then(time)
+                .unwrap_or_else(|| Timestamp::now().to_string()),
             content_type: JSON,
             body,
             taken: items.len(),
@@ -200,8 +235,15 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Data of a [`DIGEST`] event: the cluster, the ids of all its entries in order, and the entries as [`CHANGED`] has them.
 fn changes(cluster: &[u8], ids: &[String], entries: &[Vec<u8>]) -> Vec<u8> {
-    let parts: [&[u8]; 7] =
-        [b"{\"cluster\":", cluster, b",\"ids\":", &json(ids), b",\"entries\":[", &entries.join(&b','), b"]}"];
+    let parts: [&[u8]; 7] = [
+        b"{\"cluster\":",
+        cluster,
+        b",\"ids\":",
+        &json(ids),
+        b",\"entries\":[",
+        &entries.join(&b','),
+        b"]}",
+    ];
     parts.concat()
 }
 
@@ -211,7 +253,14 @@ fn json<T: Serialize + ?Sized>(data: &T) -> Vec<u8> {
 }
 
 fn logged(rendered: Result<String, String>) -> Option<String> {
-    rendered.inspect_err(|error| tracing::warn!(error, "the body template failed: the event's own data is sent")).ok()
+    rendered
+        .inspect_err(|error| {
+            tracing::warn!(
+                error,
+                "the body template failed: the event's own data is sent"
+            )
+        })
+        .ok()
 }
 
 /// The same entries have the same id, so that a receiver can tell a repeated digest.
@@ -222,11 +271,15 @@ fn digest_id(items: &[Item]) -> String {
         digest.update(b"\n");
     }
     // Half of it is unique enough, and leaves the header short.
-    digest.finalize().iter().take(16).fold("digest-".to_owned(), |mut id, byte| {
-        // Writing into a String cannot fail.
-        let _ = write!(id, "{byte:02x}");
-        id
-    })
+    digest
+        .finalize()
+        .iter()
+        .take(16)
+        .fold("digest-".to_owned(), |mut id, byte| {
+            // Writing into a String cannot fail.
+            let _ = write!(id, "{byte:02x}");
+            id
+        })
 }
 
 /// A header's value as the binding (section 3.1.3.2) writes it: space, quote, percent and all that is not printable ASCII

@@ -59,7 +59,10 @@ pub struct Invalid {
 
 impl Invalid {
     fn new(field: &'static str, message: impl Into<String>) -> Self {
-        Self { field, message: message.into() }
+        Self {
+            field,
+            message: message.into(),
+        }
     }
 }
 
@@ -82,13 +85,22 @@ impl Hook {
     /// # Errors
     /// The first thing that is wrong with them.
     pub fn new(parts: Parts) -> Result<Self, Invalid> {
-        let url_field = if parts.url_is_secret { "urlFrom" } else { "url" };
-        let url = parse_url(parts.url.expose_secret()).map_err(|message| Invalid::new(url_field, message))?;
+        let url_field = if parts.url_is_secret {
+            "urlFrom"
+        } else {
+            "url"
+        };
+        let url = parse_url(parts.url.expose_secret())
+            .map_err(|message| Invalid::new(url_field, message))?;
         let mut headers = http::HeaderMap::new();
         for (name, value) in &parts.headers {
             let name = header_name(name).map_err(|message| Invalid::new("headers", message))?;
-            let value = HeaderValue::from_str(value)
-                .map_err(|_| Invalid::new("headers", format!("the value of {name} holds a control character")))?;
+            let value = HeaderValue::from_str(value).map_err(|_| {
+                Invalid::new(
+                    "headers",
+                    format!("the value of {name} holds a control character"),
+                )
+            })?;
             headers.insert(name, value);
         }
         let mut secrets = vec![parts.url];
@@ -107,10 +119,23 @@ impl Hook {
         if let Some(key) = &parts.signing_key {
             secrets.extend(key.secrets());
         }
-        let body = parts.body.as_deref().map(Body::new).transpose().map_err(|message| Invalid::new("body", message))?;
-        let content_type = parts.content_type.as_deref().filter(|_| body.is_some()).unwrap_or("application/json");
-        let content_type = HeaderValue::from_str(content_type)
-            .map_err(|_| Invalid::new("contentType", "holds a control character; write for example text/plain"))?;
+        let body = parts
+            .body
+            .as_deref()
+            .map(Body::new)
+            .transpose()
+            .map_err(|message| Invalid::new("body", message))?;
+        let content_type = parts
+            .content_type
+            .as_deref()
+            .filter(|_| body.is_some())
+            .unwrap_or("application/json");
+        let content_type = HeaderValue::from_str(content_type).map_err(|_| {
+            Invalid::new(
+                "contentType",
+                "holds a control character; write for example text/plain",
+            )
+        })?;
         Ok(Self {
             url,
             headers,
@@ -127,7 +152,14 @@ impl Hook {
 impl fmt::Debug for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hook")
-            .field("headers", &self.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>())
+            .field(
+                "headers",
+                &self
+                    .headers
+                    .keys()
+                    .map(HeaderName::as_str)
+                    .collect::<Vec<_>>(),
+            )
             .field("body", &self.body.is_some())
             .field("signed", &self.signing_key.is_some())
             .field("timeout", &self.timeout)
@@ -146,7 +178,9 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
     if text.contains(|char: char| char.is_whitespace() || char.is_control()) {
         return Err("the URL holds a space or a control character; write %20 for a space".into());
     }
-    let url: reqwest::Url = text.parse().map_err(|error| format!("not a URL ({error}); write http:// or https://"))?;
+    let url: reqwest::Url = text
+        .parse()
+        .map_err(|error| format!("not a URL ({error}); write http:// or https://"))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
         return Err("not an http:// or https:// URL".into());
     }
@@ -160,9 +194,12 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {
-    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header's name"))?;
+    let name = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| format!("{name:?} is not a header's name"))?;
     if is_reserved(name.as_str()) {
-        return Err(format!("{name} is set by the request itself; use another header"));
+        return Err(format!(
+            "{name} is set by the request itself; use another header"
+        ));
     }
     Ok(name)
 }
@@ -213,9 +250,19 @@ impl Call<'_> {
         let mut headers = hook.headers.clone();
         event.write_headers(&mut headers);
         if let Some(key) = &hook.signing_key {
-            key.write_headers(&event.id, Timestamp::now().as_second(), &event.body, &mut headers);
+            key.write_headers(
+                &event.id,
+                Timestamp::now().as_second(),
+                &event.body,
+                &mut headers,
+            );
         }
-        let request = self.client.post(hook.url.clone()).headers(headers).timeout(self.timeout).body(event.body);
+        let request = self
+            .client
+            .post(hook.url.clone())
+            .headers(headers)
+            .timeout(self.timeout)
+            .body(event.body);
         (self.held)()?;
         let mut response = request.send().await.map_err(|error| {
             // The endpoint may have moved.
@@ -223,8 +270,13 @@ impl Call<'_> {
             self.without_answer(secrets.failure(error, self.timeout))
         })?;
         let status = response.status().as_u16();
-        let quotable = self.quote.allows(response.remote_addr().is_some_and(|address| !is_private(address.ip())));
-        let after = answer::retry_after(&response, Timestamp::now()).map(|after| after.min(self.retry_after_cap));
+        let quotable = self.quote.allows(
+            response
+                .remote_addr()
+                .is_some_and(|address| !is_private(address.ip())),
+        );
+        let after = answer::retry_after(&response, Timestamp::now())
+            .map(|after| after.min(self.retry_after_cap));
         let body = if (200..300).contains(&status) {
             // It is taken, whatever is still said; the connection is kept when that is short.
             let _ = tokio::time::timeout(DRAIN, answer::body(&mut response)).await;
@@ -232,7 +284,11 @@ impl Call<'_> {
         } else {
             answer::body(&mut response).await
         };
-        let said = if quotable { secrets.quote(&body) } else { NOT_QUOTED.into() };
+        let said = if quotable {
+            secrets.quote(&body)
+        } else {
+            NOT_QUOTED.into()
+        };
         understand(status, after, &said, taken)
     }
 
@@ -241,8 +297,14 @@ impl Call<'_> {
         let quotable = self.quote.allows(self.context.is_public());
         match failure {
             Failure::Retry { message, after } if !quotable => {
-                tracing::debug!(error = message, "request to a private address failed; will retry");
-                Failure::Retry { message: NO_ANSWER.into(), after }
+                tracing::debug!(
+                    error = message,
+                    "request to a private address failed; will retry"
+                );
+                Failure::Retry {
+                    message: NO_ANSWER.into(),
+                    after,
+                }
             }
             failure => failure,
         }
@@ -252,30 +314,63 @@ impl Call<'_> {
 /// How long the rest of a good answer is listened to.
 const DRAIN: Duration = Duration::from_millis(500);
 
-fn understand(status: u16, after: Option<Duration>, said: &str, taken: usize) -> Result<Sent, Failure> {
-    let said = if said.is_empty() { status.to_string() } else { format!("{status} {said}") };
+fn understand(
+    status: u16,
+    after: Option<Duration>,
+    said: &str,
+    taken: usize,
+) -> Result<Sent, Failure> {
+    let said = if said.is_empty() {
+        status.to_string()
+    } else {
+        format!("{status} {said}")
+    };
     let refused = |reason, message| Err(Failure::Refused { reason, message });
     match status {
-        200..=299 => Ok(Sent { taken, migrated_to: None }),
+        200..=299 => Ok(Sent {
+            taken,
+            migrated_to: None,
+        }),
         300..=399 => refused(
             Refusal::Redirected,
-            format!("the endpoint answered with a redirect ({status}), which is not followed; give the final URL"),
+            format!(
+                "the endpoint answered with a redirect ({status}), which is not followed; give the final URL"
+            ),
         ),
-        400 | 413 | 415 | 422 => refused(Refusal::Rejected, format!("the endpoint rejected the message ({said})")),
-        401 => {
-            refused(Refusal::Unauthorized, format!("the endpoint accepts no message without a valid token ({said})"))
-        }
-        403 => refused(Refusal::Forbidden, format!("the endpoint refuses us ({said})")),
-        404 => refused(Refusal::NotFound, format!("there is nothing at this URL ({said})")),
-        408 | 429 | 500.. => Err(Failure::Retry { message: format!("the endpoint is in trouble ({said})"), after }),
-        410 => refused(Refusal::Gone, format!("the endpoint is gone ({said}); restore it, or give another URL")),
+        400 | 413 | 415 | 422 => refused(
+            Refusal::Rejected,
+            format!("the endpoint rejected the message ({said})"),
+        ),
+        401 => refused(
+            Refusal::Unauthorized,
+            format!("the endpoint accepts no message without a valid token ({said})"),
+        ),
+        403 => refused(
+            Refusal::Forbidden,
+            format!("the endpoint refuses us ({said})"),
+        ),
+        404 => refused(
+            Refusal::NotFound,
+            format!("there is nothing at this URL ({said})"),
+        ),
+        408 | 429 | 500.. => Err(Failure::Retry {
+            message: format!("the endpoint is in trouble ({said})"),
+            after,
+        }),
+        410 => refused(
+            Refusal::Gone,
+            format!("the endpoint is gone ({said}); restore it, or give another URL"),
+        ),
         400..=499 => refused(
             Refusal::UnexpectedStatus,
             format!(
                 "the endpoint answered with an unexpected status ({said}); check the URL and what stands before it"
             ),
         ),
-        ..200 => Err(Failure::Retry { message: format!("an answer that makes no sense ({said})"), after }),
+        ..200 => Err(Failure::Retry {
+            message: format!("an answer that makes no sense ({said})"),
+            after,
+        }),
     }
 }
 

@@ -42,12 +42,19 @@ impl SigningKey {
         if key.is_empty() {
             return Err("the signing key is empty");
         }
-        Ok(Self { written: written.into_owned().into(), key: key.into() })
+        Ok(Self {
+            written: written.into_owned().into(),
+            key: key.into(),
+        })
     }
 
     /// As it is written in its Secret, and without the prefix.
     pub(super) fn secrets(&self) -> impl Iterator<Item = SecretString> {
-        let bare = self.written.expose_secret().strip_prefix(PREFIX).map(SecretString::from);
+        let bare = self
+            .written
+            .expose_secret()
+            .strip_prefix(PREFIX)
+            .map(SecretString::from);
         [self.written.clone()].into_iter().chain(bare)
     }
 
@@ -57,11 +64,20 @@ impl SigningKey {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.key.expose_secret()).ok()?;
         mac.update(format!("{id}.{timestamp}.").as_bytes());
         mac.update(body);
-        Some(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
+        Some(format!(
+            "v1,{}",
+            STANDARD.encode(mac.finalize().into_bytes())
+        ))
     }
 
     /// Sets `webhook-id`, `webhook-timestamp` (Unix seconds) and `webhook-signature`.
-    pub(super) fn write_headers(&self, id: &str, timestamp: i64, body: &[u8], headers: &mut HeaderMap) {
+    pub(super) fn write_headers(
+        &self,
+        id: &str,
+        timestamp: i64,
+        body: &[u8],
+        headers: &mut HeaderMap,
+    ) {
         let signature = self.signature(id, timestamp, body).unwrap_or_default();
         for (name, value) in [("webhook-id", id), ("webhook-signature", &signature)] {
             if let Ok(value) = HeaderValue::from_str(value) {
@@ -89,7 +105,12 @@ mod tests {
     fn the_standards_example() {
         let key = SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
         assert_eq!(
-            key.signature("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#).unwrap(),
+            key.signature(
+                "msg_p5jXN8AQM9LWM0D4loKWxJek",
+                1_614_265_330,
+                br#"{"test": 2432232314}"#
+            )
+            .unwrap(),
             "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
         );
     }
@@ -97,20 +118,32 @@ mod tests {
     #[test]
     fn a_raw_key_is_the_same_key() {
         let raw = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-        let (raw, encoded) =
-            (SigningKey::new(&raw).unwrap(), SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
+        let (raw, encoded) = (
+            SigningKey::new(&raw).unwrap(),
+            SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap(),
+        );
         assert_eq!(raw.signature("a", 1, b"x"), encoded.signature("a", 1, b"x"));
     }
 
     #[test]
     fn a_bad_key_is_not_shown() {
-        for bad in
-            [&b"whsec_not base64 s3cr3t"[..], b"", b"whsec_", b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n", b"s3cr3t\n"]
-        {
+        for bad in [
+            &b"whsec_not base64 s3cr3t"[..],
+            b"",
+            b"whsec_",
+            b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n",
+            b"s3cr3t\n",
+        ] {
             let error = SigningKey::new(bad).unwrap_err();
-            assert!(!error.contains("s3cr3t") && !error.contains("MfKQ"), "{error}");
+            assert!(
+                !error.contains("s3cr3t") && !error.contains("MfKQ"),
+                "{error}"
+            );
         }
         assert!(SigningKey::new(b"\xff\xfe\n").is_ok(), "bytes are no text");
-        assert_eq!(format!("{:?}", SigningKey::new(b"s3cr3t").unwrap()), "SigningKey");
+        assert_eq!(
+            format!("{:?}", SigningKey::new(b"s3cr3t").unwrap()),
+            "SigningKey"
+        );
     }
 }

@@ -7,7 +7,10 @@ use super::*;
 use crate::api::ContactPoint;
 
 fn parts(url: &str) -> Parts {
-    Parts { url: url.into(), ..Parts::default() }
+    Parts {
+        url: url.into(),
+        ..Parts::default()
+    }
 }
 
 #[rstest]
@@ -61,18 +64,38 @@ fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: 
 #[case("Proxy", false)]
 #[case("Accept", false)]
 fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved: bool) {
-    let of_token = Hook::new(Parts { token: Some((name.into(), "x".into())), ..parts("http://x/") });
-    let of_headers = Hook::new(Parts { headers: [(name.into(), "x".into())].into(), ..parts("http://x/") });
-    assert_eq!((of_token.is_err(), of_headers.is_err()), (reserved, reserved));
+    let of_token = Hook::new(Parts {
+        token: Some((name.into(), "x".into())),
+        ..parts("http://x/")
+    });
+    let of_headers = Hook::new(Parts {
+        headers: [(name.into(), "x".into())].into(),
+        ..parts("http://x/")
+    });
+    assert_eq!(
+        (of_token.is_err(), of_headers.is_err()),
+        (reserved, reserved)
+    );
     let crd = ContactPoint::crd();
     let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
     for field in ["headerName", "headers"] {
         let path = "/openAPIV3Schema/properties/spec/properties/webhookSpec/properties";
-        let rules = schema.pointer(&format!("{path}/{field}/x-kubernetes-validations")).unwrap().as_array().unwrap();
-        let rule = rules.iter().find_map(|rule| rule["rule"].as_str().unwrap().split_once("(?i)^(")).unwrap().1;
+        let rules = schema
+            .pointer(&format!("{path}/{field}/x-kubernetes-validations"))
+            .unwrap()
+            .as_array()
+            .unwrap();
+        let rule = rules
+            .iter()
+            .find_map(|rule| rule["rule"].as_str().unwrap().split_once("(?i)^("))
+            .unwrap()
+            .1;
         let (pattern, _) = rule.split_once(")$").unwrap();
         let name = name.to_lowercase();
-        let matches = |part: &str| part.strip_suffix(".*").map_or(part == name, |prefix| name.starts_with(prefix));
+        let matches = |part: &str| {
+            part.strip_suffix(".*")
+                .map_or(part == name, |prefix| name.starts_with(prefix))
+        };
         assert_eq!(pattern.split('|').any(matches), reserved, "{field}: {rule}");
     }
 }
@@ -87,7 +110,10 @@ fn debug_shows_no_secret() {
     })
     .unwrap();
     let shown = format!("{hook:?}");
-    assert!(shown.contains("authorization") && !shown.contains("s3cr3t"), "{shown}");
+    assert!(
+        shown.contains("authorization") && !shown.contains("s3cr3t"),
+        "{shown}"
+    );
 }
 
 #[rstest]
@@ -95,7 +121,10 @@ fn debug_shows_no_secret() {
 #[case(Tls::new(Some(b"x"), None, None), "ca.crt holds no PEM")]
 #[case(Tls::new(None, Some(b"x"), None), "no tls.key")]
 #[case(Tls::new(None, None, Some(b"x")), "no tls.crt")]
-#[case(Tls::new(None, Some(b"x"), Some(b"s3cr3t")), "no PEM certificate and key")]
+#[case(
+    Tls::new(None, Some(b"x"), Some(b"s3cr3t")),
+    "no PEM certificate and key"
+)]
 fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] said: &str) {
     let error = tls.unwrap_err();
     assert!(error.contains(said) && !error.contains("s3cr3t"), "{error}");
@@ -107,6 +136,10 @@ fn a_key_of_another_certificate_is_noticed() {
     let (one, other) = (make(), make());
     let pem = one.cert.pem();
     let tls = |key: String| Tls::new(None, Some(pem.as_bytes()), Some(key.as_bytes()));
-    assert!(tls(other.signing_key.serialize_pem()).unwrap_err().contains("does not belong"));
+    assert!(
+        tls(other.signing_key.serialize_pem())
+            .unwrap_err()
+            .contains("does not belong")
+    );
     assert!(tls(one.signing_key.serialize_pem()).is_ok());
 }

@@ -22,7 +22,11 @@ impl Tls {
     ///
     /// # Errors
     /// What is wrong with them, without the private key.
-    pub fn new(ca: Option<&[u8]>, certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, String> {
+    pub fn new(
+        ca: Option<&[u8]>,
+        certificate: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<Self, String> {
         let roots = match ca {
             Some(pem) => reqwest::Certificate::from_pem_bundle(pem)
                 .ok()
@@ -38,7 +42,9 @@ impl Tls {
                         .map_err(|_| "tls.crt and tls.key are no PEM certificate and key")?,
                 )
             }
-            (None, None) if roots.is_empty() => return Err("it has neither ca.crt nor tls.crt and tls.key".into()),
+            (None, None) if roots.is_empty() => {
+                return Err("it has neither ca.crt nor tls.crt and tls.key".into());
+            }
             (None, None) => None,
             (Some(_), None) => return Err("it has tls.crt but no tls.key".into()),
             (None, Some(_)) => return Err("it has tls.key but no tls.crt".into()),
@@ -49,7 +55,12 @@ impl Tls {
             digest.update(part.len().to_be_bytes());
             digest.update(part);
         }
-        let tls = Self { roots, identity, digest: digest.finalize().into(), client: OnceLock::new() };
+        let tls = Self {
+            roots,
+            identity,
+            digest: digest.finalize().into(),
+            client: OnceLock::new(),
+        };
         // A key that does not belong to its certificate is noticed only here; for that the system's authorities, which cost
         // most, need not be read.
         tls.apply(reqwest::Client::builder().tls_certs_only([]))

@@ -21,7 +21,10 @@ type Maps = Children<ConfigMap, ()>;
 const SOON: Duration = Duration::from_secs(1);
 
 fn name() -> ResourceName {
-    ResourceName { api_version: "v1".into(), plural: "configmaps".into() }
+    ResourceName {
+        api_version: "v1".into(),
+        plural: "configmaps".into(),
+    }
 }
 
 /// Of these the apiserver loses `data` now and then.
@@ -31,7 +34,10 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
         client,
         manager: "quartermaster/test",
         report: |_| (),
-        quirks: Quirks { lost: |sent, there| sent.data != there.data, ..Quirks::default() },
+        quirks: Quirks {
+            lost: |sent, there| sent.data != there.data,
+            ..Quirks::default()
+        },
         wake: Arc::new(wake),
         wanted: Arc::default(),
         seen: Seen::new([None].into(), Duration::from_mins(30)),
@@ -43,8 +49,7 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
 }
 
 fn owner() -> Owner {
-    let owner =
-        json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    let owner = json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
     Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
 }
 
@@ -74,7 +79,9 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     let answer = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::POST);
-        let mut made: Value = serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes()).unwrap();
+        let mut made: Value =
+            serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes())
+                .unwrap();
         made["metadata"]["uid"] = "1".into();
         made["metadata"]["resourceVersion"] = "5".into();
         meanwhile(&maps, serde_json::from_value(made.clone()).unwrap());
@@ -85,9 +92,16 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     let owners = owners(&maps);
     let (settled, ()) = tokio::join!(maps.settle(&owner, desired, &owners, &[]), answer);
     settled.unwrap();
-    let expected = if may_be_gone { vec![Key::new("shop", "web")] } else { Vec::new() };
+    let expected = if may_be_gone {
+        vec![Key::new("shop", "web")]
+    } else {
+        Vec::new()
+    };
     assert_eq!(*woken.lock().unwrap(), expected);
-    assert_eq!(maps.seen.known(&Key::new("shop", "child")).is_none(), may_be_gone);
+    assert_eq!(
+        maps.seen.known(&Key::new("shop", "child")).is_none(),
+        may_be_gone
+    );
 }
 
 /// It is asked for again, though not for ever: at the next change of the child, or of what is wanted.
@@ -98,13 +112,17 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
 async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case] wanted: usize) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
-    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
     let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { OWNER_UID: "u" } }, "data": { "port": "1" } });
     let mut applied = 0;
     let answers = async {
         while let Some((request, answer)) = apiserver.next_request().await {
-            if request.headers().get(http::header::CONTENT_TYPE).is_some_and(|it| it == "application/apply-patch+yaml")
+            if request
+                .headers()
+                .get(http::header::CONTENT_TYPE)
+                .is_some_and(|it| it == "application/apply-patch+yaml")
             {
                 applied += 1;
                 if applied > loses {
@@ -115,7 +133,14 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
         }
     };
     let settled = async {
-        maps.settle(&owner(), serde_json::from_value(desired).unwrap(), &owners(&maps), &[]).await.unwrap();
+        maps.settle(
+            &owner(),
+            serde_json::from_value(desired).unwrap(),
+            &owners(&maps),
+            &[],
+        )
+        .await
+        .unwrap();
         drop(maps);
     };
     tokio::join!(settled, answers);
@@ -148,8 +173,13 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
             maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
         ]
     };
-    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) }).await.expect("both asked");
-    assert_eq!((removed, asked), ([false, true], vec![http::Method::GET, http::Method::DELETE]));
+    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
+        .await
+        .expect("both asked");
+    assert_eq!(
+        (removed, asked),
+        ([false, true], vec![http::Method::GET, http::Method::DELETE])
+    );
 }
 
 /// A watch that has fallen silent does not say that it went.
@@ -166,23 +196,38 @@ async fn one_that_was_going_is_asked_for() {
         answer.send_response(not_found());
         // Its owner may have gone with it.
         let (request, answer) = apiserver.next_request().await.unwrap();
-        assert!(request.uri().path().ends_with("/contactpoints/web"), "{}", request.uri());
+        assert!(
+            request.uri().path().ends_with("/contactpoints/web"),
+            "{}",
+            request.uri()
+        );
         let owner = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
         answer.send_response(Response::new(serde_json::to_vec(&owner).unwrap().into()));
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::POST);
-        child["metadata"] = json!({ "namespace": "shop", "name": "child", "uid": "2", "resourceVersion": "7" });
+        child["metadata"] =
+            json!({ "namespace": "shop", "name": "child", "uid": "2", "resourceVersion": "7" });
         answer.send_response(Response::new(serde_json::to_vec(&child).unwrap().into()));
     };
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
     let owner = owner();
     let owners = owners(&maps);
-    let settled = maps.settle(&owner, serde_json::from_value(desired).unwrap(), &owners, &[]);
-    let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) }).await.expect("it asked");
+    let settled = maps.settle(
+        &owner,
+        serde_json::from_value(desired).unwrap(),
+        &owners,
+        &[],
+    );
+    let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) })
+        .await
+        .expect("it asked");
     settled.unwrap();
 }
 
 fn not_found() -> Response<Body> {
     let said = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
-    Response::builder().status(404).body(serde_json::to_vec(&said).unwrap().into()).unwrap()
+    Response::builder()
+        .status(404)
+        .body(serde_json::to_vec(&said).unwrap().into())
+        .unwrap()
 }

@@ -57,14 +57,19 @@ impl Trouble {
         let said = match self {
             Self::Refused { said, .. } if !is_immutable(said) => said,
             // The apiserver detects this before it validates fields.
-            Self::Api { error: kube::Error::Api(said), .. } if said.message.starts_with("duplicate nodePort") => {
+            Self::Api {
+                error: kube::Error::Api(said),
+                ..
+            } if said.message.starts_with("duplicate nodePort") => {
                 return Some(["spec.ports[0].nodePort".into()].into());
             }
             _ => return None,
         };
         let causes = said.details.iter().flat_map(|details| &details.causes);
         // Indexes are those of an object that was never stored.
-        let fields = causes.map(|cause| any_item(&cause.field)).filter(|field| !field.starts_with("metadata"));
+        let fields = causes
+            .map(|cause| any_item(&cause.field))
+            .filter(|field| !field.starts_with("metadata"));
         Some(fields.collect())
     }
 
@@ -93,7 +98,10 @@ fn is_owner_kind_unknown(said: &Status) -> bool {
 /// Server-side apply answers 500 to an object that is none of its kind, such as one with a quantity that is no number (seen
 /// on 1.36); a creation is then a 400.
 fn is_unreadable(said: &Status) -> bool {
-    let begins = ["failed to convert new object", "failed to create typed patch object"];
+    let begins = [
+        "failed to convert new object",
+        "failed to create typed patch object",
+    ];
     said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
 }
 
@@ -117,18 +125,28 @@ mod tests {
     fn an_apiserver_that_does_not_know_the_owner_s_kind_yet_is_asked_again() {
         let of = |message: &str| {
             let status = Status::failure(message, "Forbidden").with_code(403);
-            Trouble::of("Service shop/web".into(), kube::Error::Api(Box::new(status))).class()
+            Trouble::of(
+                "Service shop/web".into(),
+                kube::Error::Api(Box::new(status)),
+            )
+            .class()
         };
         let unknown = "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \
                        APIVersion kosmos.io/v1 Kind AppService: no matches for kind \"AppService\" in version \"kosmos.io/v1\"";
         assert_eq!(of(unknown), Class::Transient);
-        assert_eq!(of("services \"web\" is forbidden: cannot create resource"), Class::Terminal);
+        assert_eq!(
+            of("services \"web\" is forbidden: cannot create resource"),
+            Class::Terminal
+        );
     }
 
     #[test]
     fn number_of_an_item_is_not_looked_at_and_a_key_is() {
         let field = "spec.template.spec.containers[2].resources.limits[cpu]";
-        assert_eq!(any_item(field), "spec.template.spec.containers[0].resources.limits[cpu]");
+        assert_eq!(
+            any_item(field),
+            "spec.template.spec.containers[0].resources.limits[cpu]"
+        );
         assert_eq!(any_item("spec.replicas"), "spec.replicas");
     }
 }

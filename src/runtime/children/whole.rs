@@ -27,8 +27,18 @@ pub struct Child<S> {
 impl<K: ChildKind, S: Report> Children<K, S> {
     /// The child of this name that has our label, as it is known without asking.
     pub fn child(&self, key: &Key) -> Option<Child<S>> {
-        let Known { uid, version, report, .. } = self.seen.known(key)?;
-        Some(Child { key: key.clone(), uid, version: version.to_string(), report })
+        let Known {
+            uid,
+            version,
+            report,
+            ..
+        } = self.seen.known(key)?;
+        Some(Child {
+            key: key.clone(),
+            uid,
+            version: version.to_string(),
+            report,
+        })
     }
 
     /// The object of this name, whosever it is, by asking for it.
@@ -37,12 +47,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// It could not be read.
     pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
         let _asking = self.seen.asking(key);
-        let Some(BoundedObject(live)) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
+        let Some(BoundedObject(live)) = Self::sent(key, self.api(key).get_opt(&key.name).await)?
+        else {
             self.seen.absent(key);
             return Ok(None);
         };
         let labelled = live.labels().contains_key(OWNER_UID);
-        Ok(Some(if labelled { self.noted(key, &live) } else { self.as_it_is(key, &live) }))
+        Ok(Some(if labelled {
+            self.noted(key, &live)
+        } else {
+            self.as_it_is(key, &live)
+        }))
     }
 
     /// Makes `desired`, which is marked as its owner's; none if there is an object of its name.
@@ -52,7 +67,10 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>, Trouble> {
         let key = Key::of(desired);
         let _asking = self.seen.asking(&key);
-        let made = Self::sent(&key, apply::create(&self.api(&key), self.manager, desired).await)?;
+        let made = Self::sent(
+            &key,
+            apply::create(&self.api(&key), self.manager, desired).await,
+        )?;
         Ok(made.map(|made| self.noted(&key, &made)))
     }
 
@@ -83,7 +101,10 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// # Errors
     /// It could not be deleted.
     pub async fn delete(&self, child: &Child<S>) -> Result<(), Trouble> {
-        Self::sent(&child.key, apply::remove(&self.api(&child.key), &stub::<K, S>(child)).await)
+        Self::sent(
+            &child.key,
+            apply::remove(&self.api(&child.key), &stub::<K, S>(child)).await,
+        )
     }
 
     /// What to say of an object that is not ours.

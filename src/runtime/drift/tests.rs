@@ -9,14 +9,23 @@ use crate::api::ContactPoint;
 const MINUTE: Duration = Duration::from_mins(1);
 
 fn drift() -> Drift {
-    let (service, _) =
-        tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+    let (service, _) = tower_test::mock::pair::<
+        http::Request<kube::client::Body>,
+        http::Response<kube::client::Body>,
+    >();
     let events = Events::new(Client::new(service, "shop"), "test", "qm-0").0;
-    Drift::new(&Timings::default(), events, Counter::default(), &[("spec.replicas", "scale the owner")])
+    Drift::new(
+        &Timings::default(),
+        events,
+        Counter::default(),
+        &[("spec.replicas", "scale the owner")],
+    )
 }
 
 fn owner(requested: Option<&str>) -> Owner {
-    let annotations: Value = requested.map(|at| json!({ "quartermaster.dev/requested-at": at })).unwrap_or_default();
+    let annotations: Value = requested
+        .map(|at| json!({ "quartermaster.dev/requested-at": at }))
+        .unwrap_or_default();
     let owner = json!({ "spec": { "type": "Telegram" },
         "metadata": { "namespace": "shop", "name": "web", "uid": "u", "annotations": annotations } });
     Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
@@ -29,13 +38,21 @@ fn child() -> Key {
 fn correct(drift: &Drift, field: &str) {
     let fields = [vec!["f:spec".to_owned(), format!("f:{field}")]];
     let before = &Projection::default();
-    let correction =
-        Correction { what: "Deployment shop/web", fields: &fields, before, manager: Some("kubectl"), digest: "d" };
+    let correction = Correction {
+        what: "Deployment shop/web",
+        fields: &fields,
+        before,
+        manager: Some("kubectl"),
+        digest: "d",
+    };
     drift.corrected(&owner(None), &child(), &correction);
 }
 
 fn reported(drift: &Drift) -> usize {
-    drift.episodes().get(&child()).map_or(0, |episode| episode.reported.len())
+    drift
+        .episodes()
+        .get(&child())
+        .map_or(0, |episode| episode.reported.len())
 }
 
 fn held_back(drift: &Drift) -> bool {
@@ -47,7 +64,10 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
     let drift = drift();
     for _ in 0..5 {
         correct(&drift, "replicas");
-        assert_eq!((drift.contested(&child()), held_back(&drift)), (None, false));
+        assert_eq!(
+            (drift.contested(&child()), held_back(&drift)),
+            (None, false)
+        );
         tokio::time::advance(MINUTE * 6).await;
     }
     correct(&drift, "replicas");
@@ -57,11 +77,17 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
     let expected = "kubectl keeps changing spec.replicas of Deployment shop/web, which is corrected less and less often: \
         scale the owner";
     assert_eq!(message, expected);
-    assert!(again >= Duration::from_secs(15) && again <= Duration::from_secs(30), "{again:?}");
+    assert!(
+        again >= Duration::from_secs(15) && again <= Duration::from_secs(30),
+        "{again:?}"
+    );
     assert!(held_back(&drift));
     assert_eq!(reported(&drift), 1, "one Event an episode");
     drift.forget(&child());
-    assert_eq!((drift.contested(&child()), held_back(&drift)), (None, false));
+    assert_eq!(
+        (drift.contested(&child()), held_back(&drift)),
+        (None, false)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +134,13 @@ async fn what_is_kept_and_told_is_bounded() {
     assert_eq!(drift.episodes()[&child()].at.len(), REPEATED);
     tokio::time::advance(MINUTE * 11).await;
     let before = &Projection::default();
-    let correction = Correction { what: "Service shop/db", fields: &[], before, manager: None, digest: "d" };
+    let correction = Correction {
+        what: "Service shop/db",
+        fields: &[],
+        before,
+        manager: None,
+        digest: "d",
+    };
     drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
     assert_eq!(drift.episodes().len(), 1, "the other one is over");
 }
@@ -122,7 +154,11 @@ async fn recreation_is_reported_once_within_the_window_and_counted_each_time() {
     assert!(first.is_some());
     tokio::time::advance(MINUTE).await;
     drift.recreated(&owner(None), &child(), "Deployment shop/web");
-    assert_eq!(reported(&drift), first, "no second Event, and no longer silence");
+    assert_eq!(
+        reported(&drift),
+        first,
+        "no second Event, and no longer silence"
+    );
     tokio::time::advance(MINUTE * 10).await;
     drift.recreated(&owner(None), &child(), "Deployment shop/web");
     assert!(reported(&drift) > first);

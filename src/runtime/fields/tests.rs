@@ -66,13 +66,22 @@ fn ours() -> ManagedFieldsEntry {
 #[case::a_key_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["port"] = json!(8080), Some("spec.ports[port=80,protocol=TCP]"))]
 #[case::a_field_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["targetPort"] = json!(8080), Some("spec.ports[port=80,protocol=TCP].targetPort"))]
 #[case::an_item_less(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
-fn drift_is_a_difference_of_the_desired_fields(#[case] change: fn(&mut Value), #[case] drift: Option<&str>) {
+fn drift_is_a_difference_of_the_desired_fields(
+    #[case] change: fn(&mut Value),
+    #[case] drift: Option<&str>,
+) {
     let mut changed = live();
     change(&mut changed);
     let managed = [ours()];
-    let (before, after) = (project(&live(), &desired(), &managed), project(&changed, &desired(), &managed));
+    let (before, after) = (
+        project(&live(), &desired(), &managed),
+        project(&changed, &desired(), &managed),
+    );
     assert_eq!(before.digest() != after.digest(), drift.is_some());
-    assert_eq!(in_words(&after.differences(&before)), drift.unwrap_or_default());
+    assert_eq!(
+        in_words(&after.differences(&before)),
+        drift.unwrap_or_default()
+    );
     assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
 }
 
@@ -86,8 +95,15 @@ fn list_whose_items_were_taken_is_still_told_apart_by_key() {
     changed["spec"]["ports"] = json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }]);
     let managed = [entry(US, emptied), entry("kubectl-edit", theirs)];
     assert!(!matches(&changed, &desired(), &managed, US));
-    let differences = project(&changed, &desired(), &managed).differences(&project(&live(), &desired(), &[ours()]));
-    assert_eq!(in_words(&differences), "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]");
+    let differences = project(&changed, &desired(), &managed).differences(&project(
+        &live(),
+        &desired(),
+        &[ours()],
+    ));
+    assert_eq!(
+        in_words(&differences),
+        "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]"
+    );
 }
 
 /// An atomic field may hold the apiserver's defaults, but no value of another writer.
@@ -99,7 +115,10 @@ fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
     let theirs = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
     assert!(!matches(&filled, &desired(), &[ours(), theirs], US));
     let before = project(&live(), &desired(), &[ours()]);
-    assert_ne!(project(&filled, &desired(), &[ours()]).digest(), before.digest());
+    assert_ne!(
+        project(&filled, &desired(), &[ours()]).digest(),
+        before.digest()
+    );
 }
 
 #[test]
@@ -107,7 +126,10 @@ fn object_without_managers_is_compared_item_by_item() {
     let (desired, bare) = (desired(), project(&live(), &desired(), &[]));
     assert!(matches(&live(), &desired, &[], US));
     let mut more = live();
-    more["spec"]["ports"].as_array_mut().unwrap().push(json!({ "port": 81 }));
+    more["spec"]["ports"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({ "port": 81 }));
     assert_ne!(project(&more, &desired, &[]), bare);
 }
 
@@ -123,20 +145,37 @@ fn object_without_managers_is_compared_item_by_item() {
 #[case("1E", "1e", false)]
 #[case("one", "one more", false)]
 #[case("1e99999999999", "1", false)]
-fn quantities_are_compared_by_their_value(#[case] one: &str, #[case] other: &str, #[case] equal: bool) {
+fn quantities_are_compared_by_their_value(
+    #[case] one: &str,
+    #[case] other: &str,
+    #[case] equal: bool,
+) {
     let path = ["f:limits".to_owned(), "f:cpu".into()].to_vec();
     assert_eq!(same(&path, &json!(one), &json!(other)), equal);
     let elsewhere = ["f:env".to_owned(), "f:value".into()].to_vec();
-    assert!(!same(&elsewhere, &json!(one), &json!(other)), "only where the API has quantities");
+    assert!(
+        !same(&elsewhere, &json!(one), &json!(other)),
+        "only where the API has quantities"
+    );
 }
 
 #[test]
 fn many_fields_are_named_by_the_first() {
-    let paths: Vec<_> = (0..7).map(|number| vec!["f:spec".to_owned(), format!("f:a{number}")]).collect();
-    assert_eq!(in_words(&paths), "spec.a0, spec.a1, spec.a2, spec.a3, spec.a4 and 2 more");
+    let paths: Vec<_> = (0..7)
+        .map(|number| vec!["f:spec".to_owned(), format!("f:a{number}")])
+        .collect();
+    assert_eq!(
+        in_words(&paths),
+        "spec.a0, spec.a1, spec.a2, spec.a3, spec.a4 and 2 more"
+    );
     assert_eq!(in_words(&paths[..1]), "spec.a0");
-    let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"].map(str::to_owned).to_vec();
-    assert_eq!(in_words(&[label]), "metadata.labels[app.kubernetes.io/name]");
+    let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"]
+        .map(str::to_owned)
+        .to_vec();
+    assert_eq!(
+        in_words(&[label]),
+        "metadata.labels[app.kubernetes.io/name]"
+    );
 }
 
 #[test]

@@ -23,7 +23,11 @@ struct Inner {
 impl Fence {
     fn new(until: u64) -> Self {
         let until = AtomicU64::new(until);
-        Self(Arc::new(Inner { origin: Instant::now(), until, closed: AtomicBool::new(false) }))
+        Self(Arc::new(Inner {
+            origin: Instant::now(),
+            until,
+            closed: AtomicBool::new(false),
+        }))
     }
 
     /// Without leader election: held until it is closed.
@@ -38,12 +42,15 @@ impl Fence {
 
     /// True while this process may write: the last renewal's validity has not passed, and the fence was not closed.
     pub fn held(&self) -> bool {
-        !self.0.closed.load(Ordering::Acquire) && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
+        !self.0.closed.load(Ordering::Acquire)
+            && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
     }
 
     /// The lease was renewed by a request that began at `started`, and is good for `validity` from then.
     pub fn renewed(&self, started: Instant, validity: Duration) {
-        self.0.until.store(self.nanos(started + validity), Ordering::Release);
+        self.0
+            .until
+            .store(self.nanos(started + validity), Ordering::Release);
     }
 
     /// Never held again.
@@ -53,7 +60,8 @@ impl Fence {
 
     fn nanos(&self, at: Instant) -> u64 {
         // 584 years fit.
-        u64::try_from(at.saturating_duration_since(self.0.origin).as_nanos()).unwrap_or(u64::MAX - 1)
+        u64::try_from(at.saturating_duration_since(self.0.origin).as_nanos())
+            .unwrap_or(u64::MAX - 1)
     }
 }
 

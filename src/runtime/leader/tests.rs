@@ -77,7 +77,9 @@ impl Server {
                 "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
                 "message": code.to_string(), "reason": reason,
             });
-            Ok(Response::builder().status(code).body(Body::from(serde_json::to_vec(&status)?))?)
+            Ok(Response::builder()
+                .status(code)
+                .body(Body::from(serde_json::to_vec(&status)?))?)
         };
         if state.fails {
             return status(StatusCode::SERVICE_UNAVAILABLE);
@@ -113,7 +115,11 @@ impl Server {
     }
 
     fn holder(&self) -> Option<String> {
-        self.state().lease.as_ref().and_then(holder).map(str::to_owned)
+        self.state()
+            .lease
+            .as_ref()
+            .and_then(holder)
+            .map(str::to_owned)
     }
 
     fn spec(&self) -> LeaseSpec {
@@ -129,7 +135,10 @@ impl Server {
             lease_transitions: Some(4),
             ..LeaseSpec::default()
         };
-        self.state().store(Lease { spec: Some(spec), ..Lease::default() });
+        self.state().store(Lease {
+            spec: Some(spec),
+            ..Lease::default()
+        });
     }
 }
 
@@ -148,7 +157,13 @@ fn ok(lease: &Lease) -> Result<Response<Body>, BoxError> {
 
 fn election(server: &Server, identity: &str) -> Election {
     let watchdog = Health::new().watchdog("lease", Duration::from_mins(1));
-    Election::new(server.client(), ("ops", LEASE), identity.into(), &Timings::default(), watchdog)
+    Election::new(
+        server.client(),
+        ("ops", LEASE),
+        identity.into(),
+        &Timings::default(),
+        watchdog,
+    )
 }
 
 /// A candidate that leads until it is told to stop.
@@ -176,7 +191,10 @@ async fn until(what: impl Fn() -> bool) -> Duration {
     let started = Instant::now();
     while !what() {
         sleep(Duration::from_millis(10)).await;
-        assert!(started.elapsed() < Duration::from_mins(1), "waited for a minute");
+        assert!(
+            started.elapsed() < Duration::from_mins(1),
+            "waited for a minute"
+        );
     }
     started.elapsed()
 }
@@ -190,13 +208,19 @@ async fn the_fence_is_computed_from_time() {
     assert!(fence.held());
     advance(Duration::from_millis(1)).await;
     assert!(!fence.held());
-    fence.renewed(Instant::now() - Duration::from_secs(2), Duration::from_secs(6));
+    fence.renewed(
+        Instant::now() - Duration::from_secs(2),
+        Duration::from_secs(6),
+    );
     advance(Duration::from_secs(4)).await;
     assert!(!fence.held(), "counts from the request's start");
     let other = fence.clone();
     fence.close();
     fence.renewed(Instant::now(), Duration::from_secs(6));
-    assert!(!fence.held() && !other.held(), "closed for good, and for all");
+    assert!(
+        !fence.held() && !other.held(),
+        "closed for good, and for all"
+    );
     let always = Fence::open();
     advance(Duration::from_secs(1 << 30)).await;
     assert!(always.held());
@@ -209,7 +233,10 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
     until(|| one.fence.held()).await;
     let first = server.spec();
     assert_eq!(first.holder_identity.as_deref(), Some("one"));
-    assert_eq!((first.lease_duration_seconds, first.lease_transitions), (Some(9), Some(0)));
+    assert_eq!(
+        (first.lease_duration_seconds, first.lease_transitions),
+        (Some(9), Some(0))
+    );
     let before = server.state().log.len();
     sleep(Duration::from_millis(5_250)).await;
     assert!(one.fence.held());
@@ -223,7 +250,10 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
     assert!(!one.fence.held());
     let released = server.spec();
     assert_eq!(released.holder_identity.as_deref(), Some(""));
-    assert_eq!((released.lease_duration_seconds, released.lease_transitions), (Some(1), Some(0)));
+    assert_eq!(
+        (released.lease_duration_seconds, released.lease_transitions),
+        (Some(1), Some(0))
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,7 +280,10 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
         server.held_by("gone", seconds);
         let two = start(&server, "two");
         let took = until(|| two.fence.held()).await;
-        assert!(took >= Duration::from_millis(min) && took < Duration::from_millis(max), "{took:?}");
+        assert!(
+            took >= Duration::from_millis(min) && took < Duration::from_millis(max),
+            "{took:?}"
+        );
         assert_eq!(server.spec().lease_transitions, Some(5));
         two.task.abort();
     }
@@ -260,8 +293,15 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
 async fn of_many_candidates_one_takes_over() {
     let server = Server::default();
     server.held_by("gone", 9);
-    let replicas: Vec<_> = ["one", "two", "three", "four"].map(|name| start(&server, name)).into();
-    let leaders = || replicas.iter().filter(|replica| replica.fence.held()).count();
+    let replicas: Vec<_> = ["one", "two", "three", "four"]
+        .map(|name| start(&server, name))
+        .into();
+    let leaders = || {
+        replicas
+            .iter()
+            .filter(|replica| replica.fence.held())
+            .count()
+    };
     until(|| leaders() > 0).await;
     for _ in 0..300 {
         assert_eq!(leaders(), 1);
@@ -286,7 +326,11 @@ async fn a_leader_without_the_apiserver_stops_in_time() {
         assert_eq!(one.task.await.unwrap(), Outcome::Lost);
         fault(&mut server.state(), false);
         until(|| two.fence.held()).await;
-        assert_eq!(server.holder().as_deref(), Some("two"), "what was lost is not given back");
+        assert_eq!(
+            server.holder().as_deref(),
+            Some("two"),
+            "what was lost is not given back"
+        );
         two.task.abort();
     }
 }
@@ -329,7 +373,9 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
 #[case::repeated(|state: &mut State| state.repeats = true)]
 #[case::unanswered(|state: &mut State| state.loses_answers = true)]
 #[tokio::test(start_paused = true)]
-async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(#[case] fault: fn(&mut State)) {
+async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
+    #[case] fault: fn(&mut State),
+) {
     let server = Server::default();
     server.held_by("gone", 9);
     fault(&mut server.state());
@@ -355,7 +401,10 @@ async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
     until(|| one.fence.held()).await;
     server.state().edits = u32::MAX;
     let took = until(|| !one.fence.held()).await;
-    assert!(took > Duration::from_secs(5) && took <= Duration::from_millis(6_020), "{took:?}");
+    assert!(
+        took > Duration::from_secs(5) && took <= Duration::from_millis(6_020),
+        "{took:?}"
+    );
     assert_eq!(one.task.await.unwrap(), Outcome::Lost);
 }
 
@@ -385,7 +434,11 @@ async fn a_frozen_leader_wakes_with_its_fence_shut() {
     assert!(!one.fence.held());
     jump.await;
     assert_eq!(one.task.await.unwrap(), Outcome::Lost);
-    assert_eq!(server.state().log.len(), before, "not even the lease is written");
+    assert_eq!(
+        server.state().log.len(),
+        before,
+        "not even the lease is written"
+    );
     assert_eq!(server.holder().as_deref(), Some("two"));
 }
 
@@ -410,7 +463,13 @@ async fn a_standby_stops_without_touching_the_lease() {
     two.stop.cancel();
     assert_eq!(two.task.await.unwrap(), Outcome::Stopped);
     assert_eq!(server.holder().as_deref(), Some("other"));
-    assert!(server.state().log.iter().all(|method| *method == Method::GET));
+    assert!(
+        server
+            .state()
+            .log
+            .iter()
+            .all(|method| *method == Method::GET)
+    );
 }
 
 /// The request that takes the lease may arrive although its sender was told to stop: nobody would hold it for 9 s.

@@ -60,14 +60,20 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     old["f:spec"]["f:strategy"] = json!({ "f:type": {} });
     let mut edited = json!({ "f:spec": { "f:template": { "f:spec": { "f:tolerations": {} } } } });
     let toleration = edited.clone();
-    edited["f:spec"]["f:template"]["f:spec"]["f:containers"] = json!({ "k:{\"name\":\"a\"}": { "f:image": {} } });
+    edited["f:spec"]["f:template"]["f:spec"]["f:containers"] =
+        json!({ "k:{\"name\":\"a\"}": { "f:image": {} } });
     let managed = [
         entry("kubectl-edit", UPDATE, "", edited),
         entry("operator", UPDATE, "", old.clone()),
         entry("kubectl-patch", UPDATE, "", sidecar),
         entry("kubectl-annotate", UPDATE, "", annotation),
         entry("kube-controller-manager", UPDATE, "status", status),
-        entry("kubectl-scale", UPDATE, "scale", json!({ "f:spec": { "f:replicas": {} } })),
+        entry(
+            "kubectl-scale",
+            UPDATE,
+            "scale",
+            json!({ "f:spec": { "f:replicas": {} } }),
+        ),
         entry("flux", APPLY, "", json!({ "f:spec": { "f:replicas": {} } })),
         entry(
             "kubectl-set",
@@ -78,7 +84,9 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     ];
     assert!(is_to_be_handed_over(&managed, US, &[]));
     let after = handed_over(&managed, US, &desired(), &[]);
-    let told = |entry: &ManagedFieldsEntry| format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry));
+    let told = |entry: &ManagedFieldsEntry| {
+        format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry))
+    };
     let names: Vec<_> = after.iter().map(told).collect();
     assert_eq!(
         names,
@@ -92,7 +100,11 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
             "quartermaster/test Apply"
         ]
     );
-    assert_eq!(after[0].fields_v1, Some(FieldsV1(toleration)), "what we say nothing of stays theirs");
+    assert_eq!(
+        after[0].fields_v1,
+        Some(FieldsV1(toleration)),
+        "what we say nothing of stays theirs"
+    );
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
     assert!(!is_to_be_handed_over(&after, US, &[]));
 }
@@ -103,20 +115,34 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
     let mut wanted = desired();
     wanted["spec"].as_object_mut().unwrap().remove("replicas");
     let applied = [entry(US, APPLY, "", whole())];
-    assert!(!is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas]));
+    assert!(
+        !is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas])
+    );
     let after = handed_over(&applied, US, &wanted, &[replicas]);
     assert_eq!(after.len(), 2);
-    assert_eq!((operation(&after[0]), find(fields(&after[0]), replicas)), (APPLY, None));
-    assert_eq!((operation(&after[1]), fields(&after[1])), (UPDATE, &json!({ "f:spec": { "f:replicas": {} } })));
+    assert_eq!(
+        (operation(&after[0]), find(fields(&after[0]), replicas)),
+        (APPLY, None)
+    );
+    assert_eq!(
+        (operation(&after[1]), fields(&after[1])),
+        (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
+    );
     assert!(!is_to_be_handed_over(&after, US, &[replicas]));
     // And back: an apply that does not name what is ours by an update as well would not take it away.
     assert!(is_to_be_handed_over(&after, US, &[]));
     let back = handed_over(&after, US, &desired(), &[]);
-    assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
+    assert_eq!(
+        (back.len(), find(fields(&back[0]), replicas)),
+        (1, Some(&json!({})))
+    );
 }
 
 fn path(elements: &[&str]) -> Path {
-    elements.iter().map(|element| (*element).to_owned()).collect()
+    elements
+        .iter()
+        .map(|element| (*element).to_owned())
+        .collect()
 }
 
 fn port(number: u16) -> String {
@@ -124,7 +150,10 @@ fn port(number: u16) -> String {
 }
 
 fn ports(numbers: &[u16]) -> Value {
-    let items: Map<_, _> = numbers.iter().map(|number| (port(*number), json!({ ".": {}, "f:port": {} }))).collect();
+    let items: Map<_, _> = numbers
+        .iter()
+        .map(|number| (port(*number), json!({ ".": {}, "f:port": {} })))
+        .collect();
     json!({ "f:spec": { "f:ports": items } })
 }
 
@@ -154,13 +183,30 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
         status,
     ];
     assert_eq!(taken.entries, after);
-    let expected = TakenFields { fields: paths.clone(), managers: ["flux".into(), "somebody".into()].into() };
+    let expected = TakenFields {
+        fields: paths.clone(),
+        managers: ["flux".into(), "somebody".into()].into(),
+    };
     assert_eq!(taken.taken, expected);
-    assert_eq!(super::taken(&taken.entries, US, &paths), None, "nobody else holds it any more");
-    assert_eq!(super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths), None, "nothing is ours");
+    assert_eq!(
+        super::taken(&taken.entries, US, &paths),
+        None,
+        "nobody else holds it any more"
+    );
+    assert_eq!(
+        super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
+        None,
+        "nothing is ours"
+    );
 }
 
-const CONTAINER: [&str; 5] = ["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}"];
+const CONTAINER: [&str; 5] = [
+    "f:spec",
+    "f:template",
+    "f:spec",
+    "f:containers",
+    "k:{\"name\":\"a\"}",
+];
 
 /// Returns a set that owns these fields in the app's container, and others beside it.
 fn in_container(fields: Value) -> Value {
@@ -211,11 +257,25 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
     #[case] expected: &[&str],
 ) {
     let managed = [
-        entry(US, APPLY, "", in_container(json!({ ".": {}, "f:image": {} }))),
+        entry(
+            US,
+            APPLY,
+            "",
+            in_container(json!({ ".": {}, "f:image": {} })),
+        ),
         entry("kubectl-set", UPDATE, "", in_container(theirs)),
     ];
-    let found = rivals(&managed, US, &json!({}), &pod(), &format!("spec.template.spec.{field}"));
-    let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(&[&CONTAINER, expected].concat())).into_iter().collect();
+    let found = rivals(
+        &managed,
+        US,
+        &json!({}),
+        &pod(),
+        &format!("spec.template.spec.{field}"),
+    );
+    let all: BTreeSet<_> = (!expected.is_empty())
+        .then(|| path(&[&CONTAINER, expected].concat()))
+        .into_iter()
+        .collect();
     assert_eq!(found, all);
 }
 
@@ -223,16 +283,29 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
 #[case::an_item_of_theirs("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
 #[case::their_own_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
 #[case::nobody_else("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
-fn rivals_of_a_service_are_found(#[case] field: &str, #[case] theirs: Value, #[case] expected: &[&str]) {
-    let managed = [entry(US, APPLY, "", ports(&[80])), entry("somebody", UPDATE, "", theirs)];
-    let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(expected)).into_iter().collect();
+fn rivals_of_a_service_are_found(
+    #[case] field: &str,
+    #[case] theirs: Value,
+    #[case] expected: &[&str],
+) {
+    let managed = [
+        entry(US, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", theirs),
+    ];
+    let all: BTreeSet<_> = (!expected.is_empty())
+        .then(|| path(expected))
+        .into_iter()
+        .collect();
     assert_eq!(rivals(&managed, US, &json!({}), &service(), field), all);
 }
 
 /// Somebody renumbered the app's port and kept its name; another manager has a port of its own.
 #[test]
 fn items_that_exclude_no_desired_item_are_no_rivals() {
-    let managed = [entry(US, APPLY, "", ports(&[80])), entry("somebody", UPDATE, "", ports(&[8080, 9090]))];
+    let managed = [
+        entry(US, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", ports(&[8080, 9090])),
+    ];
     let all = |ports: Value| json!({ "spec": { "ports": ports } });
     let renamed = json!({ "port": 8080, "protocol": "TCP", "name": "http" });
     let metrics = json!({ "port": 9090, "protocol": "TCP", "name": "metrics" });
@@ -261,8 +334,14 @@ fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expe
         entry(US, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
         entry("somebody", UPDATE, "", ports(&[8080, 8081])),
     ];
-    let expected: BTreeSet<_> = expected.iter().map(|number| path(&["f:spec", "f:ports", &port(*number)])).collect();
-    assert_eq!(renumbered(&managed, US, &object, &service(), false), expected);
+    let expected: BTreeSet<_> = expected
+        .iter()
+        .map(|number| path(&["f:spec", "f:ports", &port(*number)]))
+        .collect();
+    assert_eq!(
+        renumbered(&managed, US, &object, &service(), false),
+        expected
+    );
 }
 
 /// Somebody has removed the app's container port, or renumbered it; another manager may have a port of its own.
@@ -280,10 +359,22 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
     #[case] is_taken: bool,
 ) {
     let with = |port: &Value| json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "ports": [port] }] } } } });
-    let element = |port: &Value| format!("k:{{\"containerPort\":{},\"protocol\":\"TCP\"}}", port["containerPort"]);
-    let set =
-        |port: &Value| nested(&CONTAINER, json!({ "f:ports": { element(port): { ".": {}, "f:containerPort": {} } } }));
-    let managed = [entry(US, APPLY, "", set(&ours)), entry("injector", UPDATE, "", set(&live))];
+    let element = |port: &Value| {
+        format!(
+            "k:{{\"containerPort\":{},\"protocol\":\"TCP\"}}",
+            port["containerPort"]
+        )
+    };
+    let set = |port: &Value| {
+        nested(
+            &CONTAINER,
+            json!({ "f:ports": { element(port): { ".": {}, "f:containerPort": {} } } }),
+        )
+    };
+    let managed = [
+        entry(US, APPLY, "", set(&ours)),
+        entry("injector", UPDATE, "", set(&live)),
+    ];
     let found = renumbered(&managed, US, &with(&live), &with(&ours), is_alone);
     let theirs = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
     assert_eq!(found, is_taken.then_some(theirs).into_iter().collect());
@@ -292,7 +383,10 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
 #[test]
 fn label_is_the_manager_s_unless_another_one_owns_it() {
     let labels = |names: &[&str]| {
-        let names: Map<_, _> = names.iter().map(|name| (format!("f:{name}"), json!({}))).collect();
+        let names: Map<_, _> = names
+            .iter()
+            .map(|name| (format!("f:{name}"), json!({})))
+            .collect();
         json!({ "f:metadata": { "f:labels": names } })
     };
     let managed = [
@@ -300,9 +394,15 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
         entry(US, UPDATE, "", labels(&["uid"])),
         entry("agent", UPDATE, "", labels(&["seen"])),
     ];
-    let ours = |managed: &[ManagedFieldsEntry]| ["app", "uid", "seen"].map(|name| may_be_ours(managed, US, name));
+    let ours = |managed: &[ManagedFieldsEntry]| {
+        ["app", "uid", "seen"].map(|name| may_be_ours(managed, US, name))
+    };
     assert_eq!(ours(&managed), [true, true, false]);
-    assert_eq!(ours(&managed[2..]), [true; 3], "nothing shows whose they are");
+    assert_eq!(
+        ours(&managed[2..]),
+        [true; 3],
+        "nothing shows whose they are"
+    );
 }
 
 /// By a write of its scale, an update, or an apply by force.
@@ -314,7 +414,10 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
 #[case::something_else(entry("argocd", "Apply", "", json!({ "f:metadata": { "f:labels": {} } })), None)]
 fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
     let managed = [entry(US, "Apply", "", whole()), taker];
-    assert_eq!(last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]), named);
+    assert_eq!(
+        last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]),
+        named
+    );
 }
 
 /// The last writer wrote beside the field after its removal, not before the operator's apply.
@@ -326,8 +429,14 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
     };
     let ours = at(entry(US, APPLY, "", ports(&[])), "2026-01-01T00:00:10Z");
     let removed = [path(&["f:spec", "f:ports", &port(80)])];
-    for (time, named) in [("2026-01-01T00:00:20Z", Some("somebody")), ("2026-01-01T00:00:05Z", None)] {
-        let managed = [ours.clone(), at(entry("somebody", UPDATE, "", ports(&[8080])), time)];
+    for (time, named) in [
+        ("2026-01-01T00:00:20Z", Some("somebody")),
+        ("2026-01-01T00:00:05Z", None),
+    ] {
+        let managed = [
+            ours.clone(),
+            at(entry("somebody", UPDATE, "", ports(&[8080])), time),
+        ];
         assert_eq!(last_writer(&managed, US, &removed), named);
     }
 }
@@ -341,8 +450,17 @@ fn neighbour_in_a_map_is_not_accused() {
         ..entry
     };
     let managed = [
-        at(entry(US, APPLY, "", labels("f:other")), "2026-01-01T00:00:10Z"),
-        at(entry("agent", UPDATE, "", labels("f:team")), "2026-01-01T00:00:20Z"),
+        at(
+            entry(US, APPLY, "", labels("f:other")),
+            "2026-01-01T00:00:10Z",
+        ),
+        at(
+            entry("agent", UPDATE, "", labels("f:team")),
+            "2026-01-01T00:00:20Z",
+        ),
     ];
-    assert_eq!(last_writer(&managed, US, &[path(&["f:metadata", "f:labels", "f:x"])]), None);
+    assert_eq!(
+        last_writer(&managed, US, &[path(&["f:metadata", "f:labels", "f:x"])]),
+        None
+    );
 }

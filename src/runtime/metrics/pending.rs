@@ -30,7 +30,9 @@ impl fmt::Debug for Oldest {
 
 impl Collector for Oldest {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(since) = self.0.get().and_then(|since| since()) else { return Ok(()) };
+        let Some(since) = self.0.get().and_then(|since| since()) else {
+            return Ok(());
+        };
         let name = "quartermaster_notifications_oldest_pending_timestamp_seconds";
         let help = "When the oldest change was seen that waits to be delivered, in seconds since 1970, time in which it \
                     was suspended left out; absent while none waits.";

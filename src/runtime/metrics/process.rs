@@ -20,10 +20,20 @@ impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let (status, stat) = (read("/proc/self/status"), read("/proc/self/stat"));
-        let fds = fs::read_dir("/proc/self/fd").ok().and_then(|fds| i64::try_from(fds.count()).ok());
+        let fds = fs::read_dir("/proc/self/fd")
+            .ok()
+            .and_then(|fds| i64::try_from(fds.count()).ok());
         let gauges = [
-            ("process_resident_memory_bytes", "Resident memory.", kilobytes(&status, "VmRSS:")),
-            ("process_virtual_memory_bytes", "Virtual memory.", kilobytes(&status, "VmSize:")),
+            (
+                "process_resident_memory_bytes",
+                "Resident memory.",
+                kilobytes(&status, "VmRSS:"),
+            ),
+            (
+                "process_virtual_memory_bytes",
+                "Virtual memory.",
+                kilobytes(&status, "VmSize:"),
+            ),
             ("process_open_fds", "Open file descriptors.", fds),
             (
                 "process_max_fds",
@@ -40,7 +50,12 @@ impl Collector for Process {
         if let Some((cpu, start)) = times(&stat) {
             let cpu = ConstCounter::new(cpu);
             let help = "User and system time.";
-            cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, cpu.metric_type())?)?;
+            cpu.encode(encoder.encode_descriptor(
+                "process_cpu_seconds",
+                help,
+                None,
+                cpu.metric_type(),
+            )?)?;
             if let Some(boot) = number(&read("/proc/stat"), "btime ") {
                 #[allow(clippy::cast_precision_loss)] // seconds since 1970
                 let since_epoch = ConstGauge::new(boot as f64 + start);
@@ -59,7 +74,12 @@ impl Collector for Process {
 
 /// The number that follows `key` on its line.
 fn number(text: &str, key: &str) -> Option<i64> {
-    text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()?.parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix(key))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
 }
 
 fn kilobytes(status: &str, key: &str) -> Option<i64> {

@@ -27,7 +27,10 @@ pub(super) struct Queues(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
 
 impl Queues {
     pub(super) fn show(&self, controller: &'static str, ask: Ask) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(controller, ask);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(controller, ask);
     }
 }
 
@@ -40,20 +43,29 @@ impl fmt::Debug for Queues {
 impl Collector for Queues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let states: Vec<_> = queues.iter().map(|(controller, ask)| (*controller, ask())).collect();
+        let states: Vec<_> = queues
+            .iter()
+            .map(|(controller, ask)| (*controller, ask()))
+            .collect();
         let help = "Objects in a controller's queue whose reconcile is due.";
-        let mut family = encoder.encode_descriptor("workqueue_depth", help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor("workqueue_depth", help, None, MetricType::Gauge)?;
         for (controller, state) in &states {
             let labels = [("name", *controller), ("controller", controller)];
             let depth = i64::try_from(state.depth).unwrap_or(i64::MAX);
             ConstGauge::new(depth).encode(family.encode_family(&labels)?)?;
         }
         let help = "Time that the running reconciles of a controller have taken so far, in all.";
-        let mut family =
-            encoder.encode_descriptor("workqueue_unfinished_work_seconds", help, None, MetricType::Gauge)?;
+        let mut family = encoder.encode_descriptor(
+            "workqueue_unfinished_work_seconds",
+            help,
+            None,
+            MetricType::Gauge,
+        )?;
         for (controller, state) in &states {
             let labels = [("name", *controller), ("controller", controller)];
-            ConstGauge::new(state.unfinished.as_secs_f64()).encode(family.encode_family(&labels)?)?;
+            ConstGauge::new(state.unfinished.as_secs_f64())
+                .encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

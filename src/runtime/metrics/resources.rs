@@ -29,7 +29,10 @@ pub(super) struct Resources(Arc<Mutex<BTreeMap<&'static str, Count>>>);
 
 impl Resources {
     pub(super) fn show(&self, controller: &'static str, count: Count) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(controller, count);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(controller, count);
     }
 }
 
@@ -43,10 +46,15 @@ impl Collector for Resources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let help = "Objects by what their condition Ready says, and why; absent while a kind is not served.";
-        let mut family = encoder.encode_descriptor("quartermaster_resources", help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor("quartermaster_resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
             for ((ready, reason), number) in count().unwrap_or_default() {
-                let labels = [("controller", *controller), ("ready", ready), ("reason", &*reason)];
+                let labels = [
+                    ("controller", *controller),
+                    ("ready", ready),
+                    ("reason", &*reason),
+                ];
                 ConstGauge::new(number).encode(family.encode_family(&labels)?)?;
             }
         }
@@ -64,8 +72,14 @@ pub fn tally<'a>(stands: impl Iterator<Item = Stand<'a>>) -> Tally {
     all.sort_by_key(|(_, number)| -number);
     let mut tally = Tally::new();
     for (at, ((ready, reason), number)) in all.into_iter().enumerate() {
-        let reason = if at < REASONS && is_a_reason(reason) { reason } else { OTHER };
-        *tally.entry((ready.as_str(), reason.to_owned())).or_default() += number;
+        let reason = if at < REASONS && is_a_reason(reason) {
+            reason
+        } else {
+            OTHER
+        };
+        *tally
+            .entry((ready.as_str(), reason.to_owned()))
+            .or_default() += number;
     }
     tally
 }
@@ -84,8 +98,15 @@ mod tests {
 
     #[test]
     fn each_standing_is_counted() {
-        let stands = [(Ready::True, "Ready"), (Ready::False, "Conflict"), (Ready::True, "Ready")];
-        let expected = [(("True", "Ready".to_owned()), 2), (("False", "Conflict".to_owned()), 1)];
+        let stands = [
+            (Ready::True, "Ready"),
+            (Ready::False, "Conflict"),
+            (Ready::True, "Ready"),
+        ];
+        let expected = [
+            (("True", "Ready".to_owned()), 2),
+            (("False", "Conflict".to_owned()), 1),
+        ];
         assert_eq!(tally(stands.into_iter()), expected.into());
         assert_eq!(tally([].into_iter()), Tally::new());
     }
@@ -94,12 +115,23 @@ mod tests {
     fn words_that_anybody_wrote_make_no_more_numbers_than_there_may_be() {
         let words: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
         let often = (0..3).map(|_| (Ready::False, "TargetNotFound"));
-        let counted = tally(words.iter().map(|word| (Ready::False, &**word)).chain(often));
+        let counted = tally(
+            words
+                .iter()
+                .map(|word| (Ready::False, &**word))
+                .chain(often),
+        );
         assert_eq!(counted.len(), REASONS + 1);
         assert_eq!(counted[&("False", "TargetNotFound".to_owned())], 3);
-        assert_eq!(counted[&("False", OTHER.to_owned())], 1003 - 3 - (i64::try_from(REASONS).unwrap_or(0) - 1));
+        assert_eq!(
+            counted[&("False", OTHER.to_owned())],
+            1003 - 3 - (i64::try_from(REASONS).unwrap_or(0) - 1)
+        );
         for no_reason in ["", "a b", "\"", "1a", &"x".repeat(65)] {
-            assert_eq!(tally([(Ready::True, no_reason)].into_iter()), [(("True", OTHER.to_owned()), 1)].into());
+            assert_eq!(
+                tally([(Ready::True, no_reason)].into_iter()),
+                [(("True", OTHER.to_owned()), 1)].into()
+            );
         }
     }
 }

@@ -50,7 +50,10 @@ pub async fn serve(
     let (certificate, places) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
     let (life, patience) = (timings.metrics_connection, timings.metrics_patience);
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+        let place = Arc::clone(&places)
+            .acquire_owned()
+            .await
+            .map_err(io::Error::other)?;
         let (stream, _) = Listener::accept(&mut listener).await;
         let (certificate, routes) = (Arc::clone(&certificate), routes.clone());
         tokio::spawn(async move {
@@ -60,18 +63,38 @@ pub async fn serve(
     }
 }
 
-async fn connection(stream: TcpStream, certificate: &Certificate, routes: Router, life: Duration, patience: Duration) {
+async fn connection(
+    stream: TcpStream,
+    certificate: &Certificate,
+    routes: Router,
+    life: Duration,
+    patience: Duration,
+) {
     // Or else each answer waits for the client's acknowledgement of what came before it, some 40 ms.
     let _ = stream.set_nodelay(true);
-    let handshake = async { TlsAcceptor::from(certificate.current().await).accept(stream).await };
+    let handshake = async {
+        TlsAcceptor::from(certificate.current().await)
+            .accept(stream)
+            .await
+    };
     let stream = match timeout(patience, handshake).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return debug!(error = &error as &dyn std::error::Error, "no TLS handshake for /metrics"),
+        Ok(Err(error)) => {
+            return debug!(
+                error = &error as &dyn std::error::Error,
+                "no TLS handshake for /metrics"
+            );
+        }
         Err(_) => return debug!("no TLS handshake for /metrics within {patience:?}"),
     };
     let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
-    server.http1().timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(HEAD);
-    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(patience)
+        .max_buf_size(HEAD);
+    let mut connection =
+        pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
     if timeout(life, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
         // Whoever does not end by then is cut off.

@@ -31,10 +31,22 @@ pub async fn server(
     kubernetes: kube::Config,
     metrics: Metrics,
 ) -> anyhow::Result<BoxFuture<'static, io::Result<()>>> {
-    let Some(certificate) = &config.metrics_certificate else { return Ok(serve(listener, metrics).boxed()) };
+    let Some(certificate) = &config.metrics_certificate else {
+        return Ok(serve(listener, metrics).boxed());
+    };
     let certificate = Certificate::open(certificate).await?;
-    let callers = Callers::new(client::unfenced(kubernetes, metrics.clone())?, &config.timings);
-    Ok(secure::serve(listener, routes(metrics), certificate, callers, config.timings.clone()).boxed())
+    let callers = Callers::new(
+        client::unfenced(kubernetes, metrics.clone())?,
+        &config.timings,
+    );
+    Ok(secure::serve(
+        listener,
+        routes(metrics),
+        certificate,
+        callers,
+        config.timings.clone(),
+    )
+    .boxed())
 }
 
 /// Serves `/metrics` for ever, to everybody.
@@ -50,26 +62,45 @@ fn routes(metrics: Metrics) -> Router {
 }
 
 async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl IntoResponse {
-    let mut accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut accepts = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
     if accepts.any(|value| value.contains("application/openmetrics-text")) {
-        ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], metrics.encode())
+        (
+            [(
+                CONTENT_TYPE,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            )],
+            metrics.encode(),
+        )
     } else {
-        ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], plain(&metrics.encode()))
+        (
+            [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+            plain(&metrics.encode()),
+        )
     }
 }
 
 /// `OpenMetrics` in the older format, in which a counter is declared by the name that its samples have.
 pub fn plain(text: &str) -> String {
-    let counters: HashSet<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let counters: HashSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
     let renamed = |line: &str| {
         let mut words = line.splitn(4, ' ');
         match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some(word @ ("HELP" | "TYPE")), Some(name), Some(rest)) if counters.contains(name) => {
+            (Some("#"), Some(word @ ("HELP" | "TYPE")), Some(name), Some(rest))
+                if counters.contains(name) =>
+            {
                 format!("# {word} {name}_total {rest}\n")
             }
             _ => format!("{line}\n"),
         }
     };
-    text.lines().filter(|line| *line != "# EOF").map(renamed).collect()
+    text.lines()
+        .filter(|line| *line != "# EOF")
+        .map(renamed)
+        .collect()
 }

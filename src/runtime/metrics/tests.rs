@@ -9,8 +9,12 @@ use super::*;
 
 /// The samples' names and labels, without buckets and values.
 fn names(text: &str) -> BTreeSet<String> {
-    let samples = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket"));
-    samples.map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
+    let samples = text
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.contains("_bucket"));
+    samples
+        .map(|line| line.rsplit_once(' ').unwrap().0.to_owned())
+        .collect()
 }
 
 /// Dashboards, alerts and docs rest on these names: whoever changes one changes those.
@@ -19,13 +23,18 @@ fn the_names() {
     let metrics = Metrics::new();
     let controller = metrics.controller("trackedfield", 8);
     controller.reconciled(Reconciled::Success, Duration::from_millis(3));
-    metrics.show_queue("trackedfield", || QueueState { depth: 3, unfinished: Duration::from_millis(1500) });
+    metrics.show_queue("trackedfield", || QueueState {
+        depth: 3,
+        unfinished: Duration::from_millis(1500),
+    });
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
     metrics.show_leadership("quartermaster", Fence::shut());
     metrics.notified(Receiver::Telegram, Notified::Delivered);
     metrics.status_write_rejected(403);
     let _watch = metrics.watch("deployments.apps", Purpose::Target);
-    metrics.show_resources("trackedfield", || Some([(("True", "Ready".to_owned()), 3)].into()));
+    metrics.show_resources("trackedfield", || {
+        Some([(("True", "Ready".to_owned()), 3)].into())
+    });
     metrics.show_resources("myapp", || None);
     metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     let text = metrics.encode();
@@ -96,21 +105,35 @@ fn values() {
         controller.reconciled(result, Duration::from_millis(30));
     }
     controller.reconciled(Reconciled::Error, Duration::from_secs(3));
-    for (result, count) in [("success", 1), ("requeue", 1), ("requeue_after", 1), ("error", 2)] {
-        has(&format!("controller_runtime_reconcile_total{{controller=\"trackedfield\",result=\"{result}\"}} {count}"));
+    for (result, count) in [
+        ("success", 1),
+        ("requeue", 1),
+        ("requeue_after", 1),
+        ("error", 2),
+    ] {
+        has(&format!(
+            "controller_runtime_reconcile_total{{controller=\"trackedfield\",result=\"{result}\"}} {count}"
+        ));
     }
     has("controller_runtime_reconcile_errors_total{controller=\"trackedfield\"} 2");
-    has("controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4");
+    has(
+        "controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4",
+    );
     controller.panicked();
     has("controller_runtime_reconcile_panics_total{controller=\"trackedfield\"} 1");
     let queue = "name=\"trackedfield\",controller=\"trackedfield\"";
-    metrics.show_queue("trackedfield", || QueueState { depth: 3, unfinished: Duration::from_millis(1500) });
+    metrics.show_queue("trackedfield", || QueueState {
+        depth: 3,
+        unfinished: Duration::from_millis(1500),
+    });
     controller.added();
     controller.queued(Duration::from_millis(5));
     has(&format!("workqueue_depth{{{queue}}} 3"));
     has(&format!("workqueue_unfinished_work_seconds{{{queue}}} 1.5"));
     has(&format!("workqueue_adds_total{{{queue}}} 1"));
-    has(&format!("workqueue_queue_duration_seconds_bucket{{le=\"0.01\",{queue}}} 1"));
+    has(&format!(
+        "workqueue_queue_duration_seconds_bucket{{le=\"0.01\",{queue}}} 1"
+    ));
     metrics.pending_changed(3);
     metrics.pending_changed(-2);
     has("quartermaster_notifications_pending 1");
@@ -139,7 +162,11 @@ fn how_long_messages_wait_is_told_while_one_does() {
     let name = "quartermaster_notifications_oldest_pending_timestamp_seconds";
     assert!(!metrics.encode().contains(name));
     *since.lock().unwrap() = Some(Timestamp::from_second(12).unwrap());
-    assert!(metrics.encode().contains(&format!("\n{name} 12\n")), "{}", metrics.encode());
+    assert!(
+        metrics.encode().contains(&format!("\n{name} 12\n")),
+        "{}",
+        metrics.encode()
+    );
 }
 
 #[test]
@@ -154,17 +181,34 @@ async fn the_server_speaks_both_formats() {
     let server = tokio::spawn(serve(listener, Metrics::new()));
     let client = reqwest::Client::new();
     for (accept, expected) in [
-        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics-text; version=1.0.0"),
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
+            "application/openmetrics-text; version=1.0.0",
+        ),
         ("*/*", "text/plain; version=0.0.4"),
     ] {
-        let response = client.get(&url).header(ACCEPT, accept).send().await.unwrap();
+        let response = client
+            .get(&url)
+            .header(ACCEPT, accept)
+            .send()
+            .await
+            .unwrap();
         assert_eq!(response.status(), 200);
-        assert!(response.headers()[CONTENT_TYPE].to_str().unwrap().starts_with(expected));
+        assert!(
+            response.headers()[CONTENT_TYPE]
+                .to_str()
+                .unwrap()
+                .starts_with(expected)
+        );
         let text = response.text().await.unwrap();
         assert!(text.contains("quartermaster_build_info{version="));
         // Where counters are declared by the name of their samples, and nothing marks the end.
         let older = expected.starts_with("text/plain");
-        assert_eq!(text.contains("# TYPE quartermaster_entries_expired_total counter\n"), older, "{text}");
+        assert_eq!(
+            text.contains("# TYPE quartermaster_entries_expired_total counter\n"),
+            older,
+            "{text}"
+        );
         assert_eq!(text.contains("# EOF"), !older);
     }
     server.abort();

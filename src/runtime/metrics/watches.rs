@@ -68,7 +68,11 @@ impl Known {
     fn state(&self, now: Instant) -> State {
         match self.failed {
             Some((at, refused)) if now.saturating_duration_since(at) < self.lasts => {
-                if refused && self.purpose == Purpose::Target { State::Refused } else { State::Failing }
+                if refused && self.purpose == Purpose::Target {
+                    State::Refused
+                } else {
+                    State::Failing
+                }
             }
             _ => State::Standing,
         }
@@ -84,8 +88,21 @@ impl Watches {
         let mut all = self.all();
         all.begun += 1;
         let id = all.begun;
-        all.known.insert(id, Known { resource: resource.into(), purpose, failed: None, lasts: Duration::ZERO });
-        Watch { id, ailing: false, restarts, all: self.clone() }
+        all.known.insert(
+            id,
+            Known {
+                resource: resource.into(),
+                purpose,
+                failed: None,
+                lasts: Duration::ZERO,
+            },
+        );
+        Watch {
+            id,
+            ailing: false,
+            restarts,
+            all: self.clone(),
+        }
     }
 }
 
@@ -104,7 +121,8 @@ impl Collector for Watches {
             *counts.entry(known.state(now)).or_default() += 1;
         }
         let help = "Watches by how they are.";
-        let mut family = encoder.encode_descriptor("quartermaster_watches", help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor("quartermaster_watches", help, None, MetricType::Gauge)?;
         for (resource, counts) in counts {
             for state in State::ALL {
                 let number = counts.get(&state).copied().unwrap_or_default();
@@ -160,7 +178,12 @@ mod tests {
     use super::*;
 
     fn states(watches: &Watches) -> Vec<State> {
-        let mut all: Vec<_> = watches.all().known.values().map(|known| known.state(Instant::now())).collect();
+        let mut all: Vec<_> = watches
+            .all()
+            .known
+            .values()
+            .map(|known| known.state(Instant::now()))
+            .collect();
         all.sort_unstable();
         all
     }

@@ -15,8 +15,11 @@ fn nested(levels: usize, open: &str, close: &str) -> String {
 
 fn filtered(text: &str, chunk: usize) -> String {
     let mut filter = Filter::default();
-    let kept: Vec<u8> =
-        text.as_bytes().chunks(chunk).flat_map(|chunk| filter.pass(Bytes::copy_from_slice(chunk))).collect();
+    let kept: Vec<u8> = text
+        .as_bytes()
+        .chunks(chunk)
+        .flat_map(|chunk| filter.pass(Bytes::copy_from_slice(chunk)))
+        .collect();
     String::from_utf8(kept).unwrap()
 }
 
@@ -26,23 +29,32 @@ fn filtered(text: &str, chunk: usize) -> String {
 #[case::mixed("{\"a\":[", "]}", "[]")]
 fn answer_keeps_its_upper_levels(#[case] open: &str, #[case] close: &str, #[case] last: &str) {
     let steps = open.len() - open.replace(['{', '['], "").len();
-    for levels in [2, 59, 60, 61, 100, 119, 120, 121, 127, 128, 200, 5_000, 100_000] {
+    for levels in [
+        2, 59, 60, 61, 100, 119, 120, 121, 127, 128, 200, 5_000, 100_000,
+    ] {
         let text = nested(levels / steps, open, close);
         let kept = filtered(&text, 7);
-        let value: Value = serde_json::from_str(&kept).unwrap_or_else(|error| panic!("{levels}: {error}"));
+        let value: Value =
+            serde_json::from_str(&kept).unwrap_or_else(|error| panic!("{levels}: {error}"));
         let levels = levels / steps * steps;
         if levels < KEPT_LEVELS {
             assert_eq!(kept, text);
             assert!(is_deeper(&value, levels - 1) && !is_deeper(&value, levels));
         } else {
-            assert!(kept.contains(last) && is_deeper(&value, KEPT_LEVELS - 1) && !is_deeper(&value, KEPT_LEVELS));
+            assert!(
+                kept.contains(last)
+                    && is_deeper(&value, KEPT_LEVELS - 1)
+                    && !is_deeper(&value, KEPT_LEVELS)
+            );
         }
     }
 }
 
 /// As a list, as a watch and alone: with too many levels an object reads as too deep, with fewer as it is.
 #[rstest]
-fn object_that_is_cut_is_too_deep(#[values(90, 94, 95, 110, 116, 117, 118, 130, 5_000)] levels: usize) {
+fn object_that_is_cut_is_too_deep(
+    #[values(90, 94, 95, 110, 116, 117, 118, 130, 5_000)] levels: usize,
+) {
     let value = nested(levels, "{\"a\":", "}");
     let object = format!(
         r#"{{"apiVersion":"example.com/v1","kind":"Widget","metadata":{{"name":"x","resourceVersion":"7",
@@ -50,15 +62,21 @@ fn object_that_is_cut_is_too_deep(#[values(90, 94, 95, 110, 116, 117, 118, 130, 
     )
     .replace('\n', "");
     let alone: DynamicObject = serde_json::from_str(&filtered(&object, 11)).unwrap();
-    let list =
-        format!(r#"{{"kind":"List","apiVersion":"v1","metadata":{{"resourceVersion":"9"}},"items":[{object}]}}"#);
+    let list = format!(
+        r#"{{"kind":"List","apiVersion":"v1","metadata":{{"resourceVersion":"9"}},"items":[{object}]}}"#
+    );
     let list: ObjectList<DynamicObject> = serde_json::from_str(&filtered(&list, 11)).unwrap();
     let watch = format!(r#"{{"type":"ADDED","object":{object}}}"#);
-    let WatchEvent::Added(watched) = serde_json::from_str(&filtered(&watch, 11)).unwrap() else { panic!() };
+    let WatchEvent::Added(watched) = serde_json::from_str(&filtered(&watch, 11)).unwrap() else {
+        panic!()
+    };
     for read in [&alone, &list.items[0], &watched] {
         assert_eq!(read.metadata.resource_version.as_deref(), Some("7"));
         let whole = serde_json::to_value(read).unwrap();
-        assert_eq!(is_deeper(&whole["spec"], OBJECT_LEVELS - 1), levels >= OBJECT_LEVELS);
+        assert_eq!(
+            is_deeper(&whole["spec"], OBJECT_LEVELS - 1),
+            levels >= OBJECT_LEVELS
+        );
         if levels < OBJECT_LEVELS {
             assert_eq!(whole["spec"].to_string(), value);
         }
@@ -67,7 +85,10 @@ fn object_that_is_cut_is_too_deep(#[values(90, 94, 95, 110, 116, 117, 118, 130, 
 
 #[test]
 fn watch_goes_on_after_a_deep_object() {
-    let deep = format!(r#"{{"type":"ADDED","object":{}}}"#, nested(5_000, "{\"a\":", "}"));
+    let deep = format!(
+        r#"{{"type":"ADDED","object":{}}}"#,
+        nested(5_000, "{\"a\":", "}")
+    );
     let next = r#"{"type":"BOOKMARK","object":{"a":"}]\"{["}}"#;
     let lines = filtered(&format!("{deep}\n{next}\n"), 1000);
     assert_eq!(lines.lines().nth(1), Some(next));
@@ -76,13 +97,24 @@ fn watch_goes_on_after_a_deep_object() {
 #[tokio::test]
 async fn only_json_is_filtered() {
     let deep = nested(200, "[", "]");
-    for (content, kept) in [(Some("text/plain"), true), (Some("application/json;g=x"), false), (None, false)] {
+    for (content, kept) in [
+        (Some("text/plain"), true),
+        (Some("application/json;g=x"), false),
+        (None, false),
+    ] {
         let body = Full::new(Bytes::from(deep.clone())).map_err(|never| match never {});
         let mut response: Response<Box<DynBody>> = Response::new(Box::new(body));
         if let Some(content) = content {
-            response.headers_mut().insert(CONTENT_TYPE, content.parse().unwrap());
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, content.parse().unwrap());
         }
-        let read = bounded(response).into_body().collect().await.unwrap().to_bytes();
+        let read = bounded(response)
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes();
         assert_eq!(read == deep.as_bytes(), kept, "{content:?}");
     }
 }
@@ -97,7 +129,8 @@ fn any_json() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(8, 64, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(r#"[\\"{}\[\]a]{0,4}"#, inner, 0..4).prop_map(|map| json!(map)),
+            prop::collection::btree_map(r#"[\\"{}\[\]a]{0,4}"#, inner, 0..4)
+                .prop_map(|map| json!(map)),
         ]
     })
 }

@@ -21,11 +21,22 @@ fn report(seen: &Seen<u8>, key: &Key) -> Option<u8> {
 }
 
 fn child(version: u64, print: u64, report: u8) -> Known<u8> {
-    Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, report }
+    Known {
+        uid: "1".into(),
+        version,
+        owner: Some(key("owner")),
+        print,
+        going: false,
+        report,
+    }
 }
 
 fn matched(desired: &str) -> Match {
-    Match { desired: desired.into(), values: 7, has_foreign_ports: false }
+    Match {
+        desired: desired.into(),
+        values: 7,
+        has_foreign_ports: false,
+    }
 }
 
 #[test]
@@ -36,16 +47,34 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
     for version in [4, 5, 6] {
         assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
     }
-    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
+    assert_eq!(
+        (seen.look(&web, "d"), report(&seen, &web)),
+        (Look::Fine, Some(1))
+    );
     assert_eq!(seen.look(&web, "other"), Look::Other);
-    assert_eq!(seen.shown(web.clone(), child(7, 0, 2)), Some(key("owner")), "what is reported has changed");
-    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
+    assert_eq!(
+        seen.shown(web.clone(), child(7, 0, 2)),
+        Some(key("owner")),
+        "what is reported has changed"
+    );
+    assert_eq!(
+        (seen.look(&web, "d"), report(&seen, &web)),
+        (Look::Fine, Some(2))
+    );
     assert_eq!(seen.shown(web.clone(), child(8, 1, 2)), Some(key("owner")));
     assert_eq!(seen.look(&web, "d"), Look::Other);
-    assert_eq!(seen.matched(&web, "1"), Some(matched("d")), "it is compared with what was confirmed");
+    assert_eq!(
+        seen.matched(&web, "1"),
+        Some(matched("d")),
+        "it is compared with what was confirmed"
+    );
     assert_eq!(seen.matched(&web, "2"), None);
     assert_eq!(seen.shown(web.clone(), child(9, 0, 2)), Some(key("owner")));
-    assert_eq!(seen.look(&web, "d"), Look::Fine, "it is as it was confirmed again");
+    assert_eq!(
+        seen.look(&web, "d"),
+        Look::Fine,
+        "it is as it was confirmed again"
+    );
     assert_eq!(seen.gone(&web, "2"), None, "another one of its name");
     assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
     assert_eq!(seen.look(&web, "d"), Look::Unknown);
@@ -56,7 +85,10 @@ async fn what_was_found_is_looked_at_again_after_a_while() {
     let seen = Seen::new([None].into(), TRUST);
     seen.wrote(&key("web"), child(5, 0, 1), matched("d"));
     tokio::time::advance(TRUST / 2).await;
-    assert_eq!((seen.look(&key("web"), "d"), report(&seen, &key("web"))), (Look::Fine, Some(1)));
+    assert_eq!(
+        (seen.look(&key("web"), "d"), report(&seen, &key("web"))),
+        (Look::Fine, Some(1))
+    );
     tokio::time::advance(TRUST).await;
     assert_eq!(seen.look(&key("web"), "d"), Look::Other);
 }
@@ -72,10 +104,24 @@ fn one_that_goes_while_it_is_asked_for_is_gone() {
         let _another = seen.asking(&web);
         drop(seen.asking(&web));
         assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-        assert!(!seen.wrote(&web, child(6, 0, 1), matched("d")), "somebody is to look again");
+        assert!(
+            !seen.wrote(&web, child(6, 0, 1), matched("d")),
+            "somebody is to look again"
+        );
         assert_eq!(seen.look(&web, "d"), Look::Unknown);
-        seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, matched("d"));
-        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)), "another one of its name");
+        seen.wrote(
+            &web,
+            Known {
+                uid: "2".into(),
+                ..child(7, 0, 1)
+            },
+            matched("d"),
+        );
+        assert_eq!(
+            (seen.look(&web, "d"), report(&seen, &web)),
+            (Look::Fine, Some(1)),
+            "another one of its name"
+        );
     }
     assert!(seen.state().asking.is_empty());
 }
@@ -89,8 +135,14 @@ fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
     seen.shown(other.clone(), child(4, 0, 1));
     seen.listed(Some("shop"));
     assert!(!seen.wrote(&web, child(6, 0, 1), matched("d")));
-    assert!(seen.wrote(&other, child(6, 0, 1), matched("d")), "it was shown");
-    assert!(seen.wrote(&far, child(6, 0, 1), matched("d")), "it was not to be shown");
+    assert!(
+        seen.wrote(&other, child(6, 0, 1), matched("d")),
+        "it was shown"
+    );
+    assert!(
+        seen.wrote(&far, child(6, 0, 1), matched("d")),
+        "it was not to be shown"
+    );
     drop(asking);
     assert!(seen.wrote(&web, child(6, 0, 1), matched("d")));
 }
@@ -102,9 +154,15 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     let web = key("web");
     seen.shown(web.clone(), child(6, 3, 2));
     assert!(seen.wrote(&web, child(5, 3, 1), matched("d")));
-    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
+    assert_eq!(
+        (seen.look(&web, "d"), report(&seen, &web)),
+        (Look::Fine, Some(2))
+    );
     seen.shown(web.clone(), child(8, 4, 2));
-    assert!(!seen.wrote(&web, child(7, 3, 1), matched("d")), "its owner has to look at it again");
+    assert!(
+        !seen.wrote(&web, child(7, 3, 1), matched("d")),
+        "its owner has to look at it again"
+    );
     assert_eq!(seen.look(&web, "d"), Look::Other, "it has changed since");
 }
 
@@ -118,10 +176,17 @@ fn one_that_is_shown_while_it_is_asked_for_is_not_absent() {
         assert_eq!(seen.shown(web.clone(), child(5, 0, 1)), Some(key("owner")));
         seen.absent(&web);
     }
-    assert_eq!((seen.is_absent(&web), seen.look(&web, "d")), (false, Look::Other));
+    assert_eq!(
+        (seen.is_absent(&web), seen.look(&web, "d")),
+        (false, Look::Other)
+    );
     let _asking = seen.asking(&web);
     seen.absent(&web);
-    assert_eq!((seen.is_absent(&web), seen.look(&web, "d")), (true, Look::Unknown), "it was shown before");
+    assert_eq!(
+        (seen.is_absent(&web), seen.look(&web, "d")),
+        (true, Look::Unknown),
+        "it was shown before"
+    );
 }
 
 /// A list speaks of the newer one alone, and never of the end of the one before.
@@ -131,20 +196,54 @@ fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_sho
     let web = key("web");
     let _asking = seen.asking(&web);
     seen.listing(None);
-    assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(9, 0, 2) }), Some(key("owner")));
+    assert_eq!(
+        seen.shown(
+            web.clone(),
+            Known {
+                uid: "2".into(),
+                ..child(9, 0, 2)
+            }
+        ),
+        Some(key("owner"))
+    );
     assert_eq!(seen.listed(None), []);
-    assert!(seen.wrote(&web, child(5, 0, 1), matched("d")), "its owner has been woken");
-    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Other, Some(2)));
+    assert!(
+        seen.wrote(&web, child(5, 0, 1), matched("d")),
+        "its owner has been woken"
+    );
+    assert_eq!(
+        (seen.look(&web, "d"), report(&seen, &web)),
+        (Look::Other, Some(2))
+    );
 }
 
 #[test]
 fn what_is_said_late_of_the_one_before_is_no_news() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
-    seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, matched("d"));
-    assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
+    seen.wrote(
+        &web,
+        Known {
+            uid: "2".into(),
+            ..child(9, 0, 1)
+        },
+        matched("d"),
+    );
+    assert_eq!(
+        seen.shown(
+            web.clone(),
+            Known {
+                going: true,
+                ..child(8, 0, 1)
+            }
+        ),
+        None
+    );
     assert_eq!(seen.gone(&web, "1"), None);
-    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
+    assert_eq!(
+        (seen.look(&web, "d"), report(&seen, &web)),
+        (Look::Fine, Some(1))
+    );
 }
 
 #[test]
@@ -152,9 +251,27 @@ fn one_that_is_made_again_or_goes_is_news() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
     seen.wrote(&web, child(5, 0, 1), matched("d"));
-    assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(6, 0, 1) }), Some(key("owner")));
+    assert_eq!(
+        seen.shown(
+            web.clone(),
+            Known {
+                going: true,
+                ..child(6, 0, 1)
+            }
+        ),
+        Some(key("owner"))
+    );
     assert_eq!(seen.look(&web, "d"), Look::Going);
-    assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(7, 0, 1) }), Some(key("owner")));
+    assert_eq!(
+        seen.shown(
+            web.clone(),
+            Known {
+                uid: "2".into(),
+                ..child(7, 0, 1)
+            }
+        ),
+        Some(key("owner"))
+    );
     assert_eq!(seen.look(&web, "d"), Look::Other);
 }
 
@@ -178,7 +295,10 @@ async fn what_a_list_does_not_show_is_gone() {
     seen.shown(key("web"), child(5, 0, 1));
     seen.shown(key("db"), child(5, 0, 1));
     assert_eq!(seen.listed(Some("shop")), []);
-    assert!(!*seen.listed.borrow(), "another namespace is not listed yet");
+    assert!(
+        !*seen.listed.borrow(),
+        "another namespace is not listed yet"
+    );
     seen.listing(Some("far"));
     seen.listed(Some("far"));
     seen.ready().await;
@@ -219,11 +339,17 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
 async fn delete(seen: &Seen<u8>, code: u16) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "shop"), "shop");
-    let metadata = ObjectMeta { name: Some("web".into()), uid: Some("1".into()), ..ObjectMeta::default() };
-    let live = ConfigMap { metadata, ..ConfigMap::default() };
+    let metadata = ObjectMeta {
+        name: Some("web".into()),
+        uid: Some("1".into()),
+        ..ObjectMeta::default()
+    };
+    let live = ConfigMap {
+        metadata,
+        ..ConfigMap::default()
+    };
     let status = if code == 200 { "Success" } else { "Failure" };
-    let said =
-        json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
+    let said = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), Method::DELETE);
@@ -260,7 +386,10 @@ async fn child_that_the_operator_deletes_is_not_lost() {
 #[case::timeout(504, false)]
 #[case::internal_error(500, false)]
 #[tokio::test]
-async fn child_is_lost_after_a_deletion_that_had_no_effect(#[case] code: u16, #[case] is_lost: bool) {
+async fn child_is_lost_after_a_deletion_that_had_no_effect(
+    #[case] code: u16,
+    #[case] is_lost: bool,
+) {
     let seen = Seen::new([None].into(), TRUST);
     seen.wrote(&key("web"), child(5, 0, 1), matched("d"));
     delete(&seen, code).await;

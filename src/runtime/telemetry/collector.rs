@@ -37,15 +37,26 @@ impl Collector {
     /// # Errors
     /// What it says cannot be done.
     pub fn of_environment() -> anyhow::Result<Self> {
-        let client = reqwest::Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).build()?;
+        let client = reqwest::Client::builder()
+            .timeout(TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
         let problem = Problem::default();
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_http_client(Sender { client, runtime: Handle::current(), problem: Arc::clone(&problem) })
+            .with_http_client(Sender {
+                client,
+                runtime: Handle::current(),
+                problem: Arc::clone(&problem),
+            })
             .with_protocol(Protocol::HttpBinary)
             .build()
             .context("the endpoint for traces")?;
-        Ok(Self { exporter, problem, failing: AtomicBool::new(false) })
+        Ok(Self {
+            exporter,
+            problem,
+            failing: AtomicBool::new(false),
+        })
     }
 }
 
@@ -55,7 +66,11 @@ impl SpanExporter for Collector {
         let failed = self.failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
             Err(error) if !failed => {
-                let problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let problem = self
+                    .problem
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
                 let error = problem.unwrap_or_else(|| error.to_string());
                 tracing::warn!(error, "the collector takes no traces: they are lost");
             }

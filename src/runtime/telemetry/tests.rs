@@ -20,7 +20,10 @@ impl Kept {
     }
 
     fn lines(&self) -> Vec<Value> {
-        self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.text()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 }
 
@@ -45,24 +48,44 @@ impl<'a> MakeWriter<'a> for Kept {
 
 fn logged(level: &str, json: bool, work: impl FnOnce()) -> Kept {
     let kept = Kept::default();
-    tracing::subscriber::with_default(subscriber(level, json, false, kept.clone(), None).unwrap(), work);
+    tracing::subscriber::with_default(
+        subscriber(level, json, false, kept.clone(), None).unwrap(),
+        work,
+    );
     kept
 }
 
 #[test]
 fn json_is_flat_with_the_keys_of_controller_runtime() {
     let kept = logged("info", true, || {
-        let _pass = pass("trackedfield", "tg.azamaton.ru", "TrackedField", "shop", "web").entered();
+        let _pass = pass(
+            "trackedfield",
+            "tg.azamaton.ru",
+            "TrackedField",
+            "shop",
+            "web",
+        )
+        .entered();
         let _step = info_span!("step", name = "inner", attempt = 2).entered();
         let error = io::Error::other("no \"luck\"\n");
-        warn!(error = &error as &dyn std::error::Error, count = 3_u64, well = false, msg = "mine", "it {}", "failed");
+        warn!(
+            error = &error as &dyn std::error::Error,
+            count = 3_u64,
+            well = false,
+            msg = "mine",
+            "it {}",
+            "failed"
+        );
     });
     let mut line = kept.lines().remove(0);
     let fields = line.as_object_mut().unwrap();
     let id = fields.remove("reconcileID").unwrap();
     assert!(id.as_str().unwrap().parse::<Uuid>().is_ok());
     let time = fields.remove("ts").unwrap();
-    assert!(time.as_str().unwrap().parse::<Timestamp>().is_ok() && time.as_str().unwrap().len() == 24, "{time}");
+    assert!(
+        time.as_str().unwrap().parse::<Timestamp>().is_ok() && time.as_str().unwrap().len() == 24,
+        "{time}"
+    );
     let expected = serde_json::json!({
         "level": "warn", "logger": "quartermaster::runtime::telemetry::tests", "msg": "it failed",
         "controller": "trackedfield", "controllerGroup": "tg.azamaton.ru", "controllerKind": "TrackedField",
@@ -76,11 +99,21 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
 #[test]
 fn people_read_plain_lines() {
     let kept = logged("info", false, || {
-        let _pass = pass("trackedfield", "tg.azamaton.ru", "TrackedField", "shop", "web").entered();
+        let _pass = pass(
+            "trackedfield",
+            "tg.azamaton.ru",
+            "TrackedField",
+            "shop",
+            "web",
+        )
+        .entered();
         info!("told");
     });
     let text = kept.text();
-    assert!(text.contains(" INFO ") && text.contains("told") && text.contains("name=\"web\""), "{text}");
+    assert!(
+        text.contains(" INFO ") && text.contains("told") && text.contains("name=\"web\""),
+        "{text}"
+    );
     assert!(!text.contains('\u{1b}'), "{text}");
 }
 
@@ -113,17 +146,27 @@ fn levels_and_directives() {
         error!(target: "kube_runtime::watcher", "said already");
     };
     let messages = |level| -> Vec<String> {
-        logged(level, true, words).lines().iter().map(|line| line["msg"].as_str().unwrap().to_owned()).collect()
+        logged(level, true, words)
+            .lines()
+            .iter()
+            .map(|line| line["msg"].as_str().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(messages("info"), ["other"]);
     assert_eq!(messages("debug"), ["ours", "notify", "other"]);
-    assert_eq!(messages("info,quartermaster::notify=debug"), ["notify", "other"]);
+    assert_eq!(
+        messages("info,quartermaster::notify=debug"),
+        ["notify", "other"]
+    );
     assert_eq!(messages("error"), Vec::<String>::new());
 }
 
 #[test]
 fn no_level_lets_others_say_what_passes_through_them() {
-    for level in ["trace", "hyper=trace,reqwest::connect=trace,h2=trace,kube_client=trace,quartermaster=trace"] {
+    for level in [
+        "trace",
+        "hyper=trace,reqwest::connect=trace,h2=trace,kube_client=trace,quartermaster=trace",
+    ] {
         let kept = logged(level, true, || {
             trace!(target: "hyper::proto::h1", "sesame");
             debug!(target: "hyper_util::client", "sesame");
@@ -141,13 +184,25 @@ fn no_level_lets_others_say_what_passes_through_them() {
 #[test]
 fn what_is_for_traces_alone_is_in_no_line() {
     let kept = logged("trace", true, || {
-        let _pass = pass("trackedfield", "tg.azamaton.ru", "TrackedField", "shop", "web").entered();
-        let _request = traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
+        let _pass = pass(
+            "trackedfield",
+            "tg.azamaton.ru",
+            "TrackedField",
+            "shop",
+            "web",
+        )
+        .entered();
+        let _request =
+            traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
         info!("asked");
     });
     let line = kept.lines().remove(0);
     assert_eq!(
-        (&line["name"], &line["http.request.method"], &line["url.full"]),
+        (
+            &line["name"],
+            &line["http.request.method"],
+            &line["url.full"]
+        ),
         (&json!("web"), &Value::Null, &Value::Null)
     );
 }
@@ -162,20 +217,29 @@ async fn no_token_is_logged_at_trace_level() {
     let kept = Kept::default();
     let subscriber = subscriber("trace", true, false, kept.clone(), None).unwrap();
     let work = async {
-        let cut = r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"token":"sesame"#;
+        let cut =
+            r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"token":"sesame"#;
         let server = Router::new().fallback(move || std::future::ready(cut));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = tokio::spawn(async move { axum::serve(listener, server).await });
 
-        let sender = reqwest::Client::builder().connection_verbose(true).build().unwrap();
-        let request = sender.post(format!("{url}/botsesame/sendMessage")).header("Authorization", "Bearer sesame");
+        let sender = reqwest::Client::builder()
+            .connection_verbose(true)
+            .build()
+            .unwrap();
+        let request = sender
+            .post(format!("{url}/botsesame/sendMessage"))
+            .header("Authorization", "Bearer sesame");
         assert_eq!(request.body("sesame").send().await.unwrap().status(), 200);
 
         let mut config = kube::Config::new(url.parse().unwrap());
         config.auth_info.token = Some("sesame".to_owned().into());
         let client = Client::try_from(config).unwrap();
-        Api::<Secret>::namespaced(client, "x").get("x").await.unwrap_err();
+        Api::<Secret>::namespaced(client, "x")
+            .get("x")
+            .await
+            .unwrap_err();
         trace!("done");
         server.abort();
     };

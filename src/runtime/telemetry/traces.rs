@@ -29,9 +29,15 @@ pub const TARGET: &str = "quartermaster::trace";
 /// What the spans that wait may take to be sent when the process ends.
 const END: Duration = Duration::from_secs(1);
 /// Any of these names the endpoint.
-const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
 /// Any of these names the protocol.
-const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+const PROTOCOLS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+];
 
 /// What sends the spans, if anything does.
 #[must_use]
@@ -46,7 +52,9 @@ impl Traces {
         if !wanted(|name| env::var(name).ok()) {
             return Ok(Self(None));
         }
-        if let Some(protocol) = given(&PROTOCOLS, |name| env::var(name).ok()).filter(|it| it != "http/protobuf") {
+        if let Some(protocol) =
+            given(&PROTOCOLS, |name| env::var(name).ok()).filter(|it| it != "http/protobuf")
+        {
             anyhow::bail!(
                 "OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: write http/protobuf, and the collector's port for it (4318)"
             );
@@ -54,12 +62,20 @@ impl Traces {
         let exporter = Collector::of_environment()?;
         let mut resource = Resource::builder();
         let named = env::var_os("OTEL_SERVICE_NAME").is_some()
-            || env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|attributes| attributes.contains("service.name="));
+            || env::var("OTEL_RESOURCE_ATTRIBUTES")
+                .is_ok_and(|attributes| attributes.contains("service.name="));
         if !named {
             resource = resource.with_service_name("quartermaster");
         }
-        let resource = resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
-        Ok(Self(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())))
+        let resource = resource
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .build();
+        Ok(Self(Some(
+            SdkTracerProvider::builder()
+                .with_batch_exporter(exporter)
+                .with_resource(resource)
+                .build(),
+        )))
     }
 
     /// None.
@@ -71,8 +87,16 @@ impl Traces {
     pub(super) fn layer(&self) -> Option<Box<dyn Layer<Registry> + Send + Sync>> {
         let tracer = self.0.as_ref()?.tracer("quartermaster");
         let layer = tracing_opentelemetry::layer().with_tracer(tracer);
-        let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false).with_target(false);
-        Some(layer.with_filter(Targets::new().with_target("quartermaster", LevelFilter::INFO)).boxed())
+        let layer = layer
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_target(false);
+        Some(
+            layer
+                .with_filter(Targets::new().with_target("quartermaster", LevelFilter::INFO))
+                .boxed(),
+        )
     }
 
     /// Sends what waits, for a moment. What the collector does not take by then is lost.
@@ -86,13 +110,17 @@ impl Traces {
 
 /// The first of these that is set to anything.
 fn given(names: &[&str], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
-    names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()))
+    names
+        .iter()
+        .find_map(|name| variable(name).filter(|value| !value.is_empty()))
 }
 
 /// Whether the environment asks for traces
 /// (<https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>).
 fn wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
-    let says = |name: &str, word: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
+    let says = |name: &str, word: &str| {
+        variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word))
+    };
     given(&ENDPOINTS, &variable).is_some()
         && !says("OTEL_SDK_DISABLED", "true")
         && !says("OTEL_TRACES_EXPORTER", "none")
@@ -123,7 +151,10 @@ pub fn beneath<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
 /// How many messages `span` was to send, and whether they were taken. No convention is of chats, and the request has no span
 /// of its own: its URL is a secret.
 pub fn sent(span: &Span, messages: usize, well: bool) {
-    span.set_attribute("quartermaster.messages", i64::try_from(messages).unwrap_or(i64::MAX));
+    span.set_attribute(
+        "quartermaster.messages",
+        i64::try_from(messages).unwrap_or(i64::MAX),
+    );
     if !well {
         span.set_status(Status::error(""));
     }
@@ -171,7 +202,10 @@ pub fn answered(span: &Span, code: Option<u16>) {
         span.record("http.response.status_code", code);
     }
     if code.is_none_or(|code| code >= 400) {
-        span.record("error.type", code.map_or_else(|| "_OTHER".to_owned(), |code| code.to_string()));
+        span.record(
+            "error.type",
+            code.map_or_else(|| "_OTHER".to_owned(), |code| code.to_string()),
+        );
         span.record("otel.status_code", "ERROR");
     }
 }
@@ -230,8 +264,14 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case("/api/v1/namespaces/shop/configmaps/settings", "/api/v1/namespaces/{namespace}/configmaps/{name}")]
-    #[case("/apis/apps/v1/namespaces/shop/deployments", "/apis/apps/v1/namespaces/{namespace}/deployments")]
+    #[case(
+        "/api/v1/namespaces/shop/configmaps/settings",
+        "/api/v1/namespaces/{namespace}/configmaps/{name}"
+    )]
+    #[case(
+        "/apis/apps/v1/namespaces/shop/deployments",
+        "/apis/apps/v1/namespaces/{namespace}/deployments"
+    )]
     #[case(
         "/apis/kosmos.io/v1/namespaces/a/appservices/b/status",
         "/apis/kosmos.io/v1/namespaces/{namespace}/appservices/{name}/status"
@@ -251,9 +291,16 @@ mod tests {
     #[case::of_traces(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4318/v1/traces")], true)]
     #[case::disabled(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_SDK_DISABLED", "TRUE")], false)]
     #[case::no_exporter(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_TRACES_EXPORTER", "none")], false)]
-    fn traces_are_sent_where_they_are_asked_for(#[case] environment: &[(&str, &str)], #[case] sent: bool) {
-        let variable =
-            |name: &str| environment.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned());
+    fn traces_are_sent_where_they_are_asked_for(
+        #[case] environment: &[(&str, &str)],
+        #[case] sent: bool,
+    ) {
+        let variable = |name: &str| {
+            environment
+                .iter()
+                .find(|(it, _)| *it == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         assert_eq!(wanted(variable), sent);
     }
 }

@@ -33,7 +33,12 @@ pub(in crate::runtime) struct Log(Arc<Mutex<Vec<Asked>>>);
 
 impl Log {
     pub(in crate::runtime) fn count(&self, asked: Asked) -> usize {
-        self.0.lock().unwrap().iter().filter(|it| **it == asked).count()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|it| **it == asked)
+            .count()
     }
 }
 
@@ -44,7 +49,10 @@ pub(in crate::runtime) fn api(
     let kept = log.clone();
     let service = service_fn(move |request: Request<Body>| {
         let query = request.uri().query().unwrap_or_default();
-        let asked = match (query.contains("watch=true"), query.contains("sendInitialEvents=true")) {
+        let asked = match (
+            query.contains("watch=true"),
+            query.contains("sendInitialEvents=true"),
+        ) {
             (false, _) => Asked::List,
             (true, true) => Asked::Streamed,
             (true, false) => Asked::Watch,
@@ -57,19 +65,25 @@ pub(in crate::runtime) fn api(
     (Api::all(Client::new(service, "default")), log)
 }
 
-fn response(asked: Asked, code: u16, shown: Vec<Value>) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+fn response(
+    asked: Asked,
+    code: u16,
+    shown: Vec<Value>,
+) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     let whole = |answer: Value| Full::new(Bytes::from(answer.to_string())).boxed_unsync();
     let body = if code != 200 {
-        let status =
-            json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" });
+        let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" });
         whole(status)
     } else if asked == Asked::List {
         let list = json!({ "kind": "ConfigMapList", "apiVersion": "v1", "metadata": { "resourceVersion": "5" },
             "items": shown });
         whole(list)
     } else {
-        let lines = shown.into_iter().map(|event| Ok::<_, Infallible>(Frame::data(Bytes::from(format!("{event}\n")))));
-        StreamBody::new(futures::stream::iter(lines).chain(futures::stream::pending())).boxed_unsync()
+        let lines = shown
+            .into_iter()
+            .map(|event| Ok::<_, Infallible>(Frame::data(Bytes::from(format!("{event}\n")))));
+        StreamBody::new(futures::stream::iter(lines).chain(futures::stream::pending()))
+            .boxed_unsync()
     };
     Response::builder().status(code).body(body).unwrap()
 }
@@ -84,7 +98,10 @@ fn added(name: &str, version: &str) -> Value {
 }
 
 /// What is told within `time`, in short.
-async fn told<S: Stream<Item = Told<ConfigMap>>>(watch: &mut Pin<Box<S>>, time: Duration) -> Vec<&'static str> {
+async fn told<S: Stream<Item = Told<ConfigMap>>>(
+    watch: &mut Pin<Box<S>>,
+    time: Duration,
+) -> Vec<&'static str> {
     let mut words = Vec::new();
     let all = async {
         loop {
@@ -111,11 +128,20 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test(start_paused = true)]
 async fn who_may_list_and_not_watch_lists_less_and_less_often() {
-    let (api, log) = api(|asked, _| if asked == Asked::List { (200, vec![]) } else { (403, vec![]) });
+    let (api, log) = api(|asked, _| {
+        if asked == Asked::List {
+            (200, vec![])
+        } else {
+            (403, vec![])
+        }
+    });
     let mut watch = Box::pin(watch(api, Config::default(), counted()));
     let words = told(&mut watch, 10 * MINUTE).await;
     assert!(log.count(Asked::List) < 60, "{}", log.count(Asked::List));
-    assert!(words.contains(&"failed") && !words.contains(&"stands"), "{words:?}");
+    assert!(
+        words.contains(&"failed") && !words.contains(&"stands"),
+        "{words:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,9 +152,21 @@ async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once
     assert_eq!(told(&mut watch_quiet, STANDS).await, ["stands"]);
     assert_eq!(told(&mut watch_quiet, MINUTE).await, Vec::<&str>::new());
 
-    let shows = |asked, _| (200, if asked == Asked::Watch { vec![added("x", "6")] } else { vec![object("y", "5")] });
+    let shows = |asked, _| {
+        (
+            200,
+            if asked == Asked::Watch {
+                vec![added("x", "6")]
+            } else {
+                vec![object("y", "5")]
+            },
+        )
+    };
     let mut watch = Box::pin(watch(api(shows).0, Config::default(), counted()));
-    assert_eq!(told(&mut watch, Duration::from_secs(1)).await, ["init", "listed", "done", "shown", "stands"]);
+    assert_eq!(
+        told(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "shown", "stands"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,7 +178,12 @@ async fn a_right_that_is_granted_shows_within_the_longest_delay() {
     });
     let mut watch = Box::pin(watch(api, Config::default(), counted()));
     assert!(!told(&mut watch, 5 * MINUTE).await.contains(&"stands"));
-    assert_eq!(told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1)).await.last(), Some(&"stands"));
+    assert_eq!(
+        told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1))
+            .await
+            .last(),
+        Some(&"stands")
+    );
 }
 
 /// kube goes on from the version that is gone, for ever.
@@ -188,7 +231,13 @@ async fn a_watch_that_failed_stands_again_when_it_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_streaming_lists_is_asked_for_pages() {
-    let (api, log) = api(|asked, _| if asked == Asked::Streamed { (422, vec![]) } else { (200, vec![]) });
+    let (api, log) = api(|asked, _| {
+        if asked == Asked::Streamed {
+            (422, vec![])
+        } else {
+            (200, vec![])
+        }
+    });
     let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
     assert_eq!(told(&mut watch, MINUTE).await, ["init", "done", "stands"]);
     assert_eq!((log.count(Asked::Streamed), log.count(Asked::List)), (1, 1));
@@ -200,7 +249,10 @@ async fn a_list_that_came_through_a_watch_proves_it() {
         "resourceVersion": "5", "annotations": { "k8s.io/initial-events-end": "true" } } } });
     let (api, log) = api(move |_, _| (200, vec![added("x", "4"), bookmark.clone()]));
     let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
-    assert_eq!(told(&mut watch, Duration::from_secs(1)).await, ["init", "listed", "done", "stands"]);
+    assert_eq!(
+        told(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "stands"]
+    );
     assert_eq!(log.count(Asked::List), 0);
 }
 
@@ -222,15 +274,29 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
         (Asked::Watch, _) => (200, vec![added("x", "6")]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch(api, Config::default(), metrics.watch("configmaps", Purpose::Own)));
-    assert_eq!(state(&metrics).as_deref(), Some("standing"), "nothing is known against it");
+    let mut watch = Box::pin(watch(
+        api,
+        Config::default(),
+        metrics.watch("configmaps", Purpose::Own),
+    ));
+    assert_eq!(
+        state(&metrics).as_deref(),
+        Some("standing"),
+        "nothing is known against it"
+    );
     let mut seen = Vec::new();
     while seen.last() != Some(&"standing".to_owned()) {
-        let (Told::Failed(_) | Told::Shown(Event::Apply(_))) = watch.next().await.unwrap() else { continue };
+        let (Told::Failed(_) | Told::Shown(Event::Apply(_))) = watch.next().await.unwrap() else {
+            continue;
+        };
         seen.extend(state(&metrics));
     }
     assert_eq!(seen, ["failing", "failing", "failing", "standing"]);
-    assert!(metrics.encode().contains("quartermaster_watch_restarts_total{resource=\"configmaps\"} 3"));
+    assert!(
+        metrics
+            .encode()
+            .contains("quartermaster_watch_restarts_total{resource=\"configmaps\"} 3")
+    );
     drop(watch);
     assert_eq!(state(&metrics), None, "there is none any more");
 }
@@ -239,9 +305,25 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
     let metrics = Metrics::new();
-    let (api, _) = api(|asked, before| (if asked == Asked::Watch && before == 0 { 500 } else { 200 }, vec![]));
-    let config = Config { timeout: Some(120), ..Config::default() };
-    let mut watch = Box::pin(watch(api, config, metrics.watch("configmaps", Purpose::Own)));
+    let (api, _) = api(|asked, before| {
+        (
+            if asked == Asked::Watch && before == 0 {
+                500
+            } else {
+                200
+            },
+            vec![],
+        )
+    });
+    let config = Config {
+        timeout: Some(120),
+        ..Config::default()
+    };
+    let mut watch = Box::pin(watch(
+        api,
+        config,
+        metrics.watch("configmaps", Purpose::Own),
+    ));
     let just_before = Duration::from_secs(119) + SILENCE;
     assert_eq!(told(&mut watch, just_before).await.last(), Some(&"stands"));
     assert_eq!(state(&metrics).as_deref(), Some("failing"));
@@ -260,8 +342,16 @@ async fn what_a_tracked_field_names_and_is_refused_is_told_apart() {
     ] {
         let metrics = Metrics::new();
         let (api, _) = api(move |_, _| (code, vec![]));
-        let mut watch = Box::pin(watch(api, Config::default(), metrics.watch("configmaps", purpose)));
+        let mut watch = Box::pin(watch(
+            api,
+            Config::default(),
+            metrics.watch("configmaps", purpose),
+        ));
         assert!(told(&mut watch, MINUTE).await.contains(&"failed"));
-        assert_eq!(state(&metrics).as_deref(), Some(expected), "{purpose:?} {code}");
+        assert_eq!(
+            state(&metrics).as_deref(),
+            Some(expected),
+            "{purpose:?} {code}"
+        );
     }
 }

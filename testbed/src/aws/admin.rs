@@ -20,7 +20,12 @@ impl Aws {
         Ok(answer::body(action, &answer::request_id(), result))
     }
 
-    async fn call(&self, action: &str, params: &[(&str, &str)], lists: &[(&str, &[&str])]) -> Result<String, Refused> {
+    async fn call(
+        &self,
+        action: &str,
+        params: &[(&str, &str)],
+        lists: &[(&str, &[&str])],
+    ) -> Result<String, Refused> {
         let mut form = Form::elb(action, params);
         for (name, items) in lists {
             let items: Vec<String> = items.iter().map(|item| (*item).to_owned()).collect();
@@ -46,29 +51,46 @@ impl Aws {
         let tags: Vec<(String, String)> = (1..)
             .zip(tags)
             .flat_map(|(at, (key, value))| {
-                [(format!("Tags.member.{at}.Key"), *key), (format!("Tags.member.{at}.Value"), *value)]
+                [
+                    (format!("Tags.member.{at}.Key"), *key),
+                    (format!("Tags.member.{at}.Value"), *value),
+                ]
             })
             .map(|(name, value)| (name, value.to_owned()))
             .collect();
         let mut params = vec![("Name", name), ("Scheme", scheme)];
-        params.extend(tags.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        self.call("CreateLoadBalancer", &params, &[("Subnets", subnets)]).await
+        params.extend(
+            tags.iter()
+                .map(|(name, value)| (name.as_str(), value.as_str())),
+        );
+        self.call("CreateLoadBalancer", &params, &[("Subnets", subnets)])
+            .await
     }
 
     /// Deletes a balancer.
     pub async fn delete(&self, arn: &str) -> Result<(), Refused> {
-        self.call("DeleteLoadBalancer", &[("LoadBalancerArn", arn)], &[]).await.map(drop)
+        self.call("DeleteLoadBalancer", &[("LoadBalancerArn", arn)], &[])
+            .await
+            .map(drop)
     }
 
     /// Sets a tag of anything.
     pub async fn tag(&self, arn: &str, key: &str, value: &str) -> Result<(), Refused> {
         let tag = [("Tags.member.1.Key", key), ("Tags.member.1.Value", value)];
-        self.call("AddTags", &tag, &[("ResourceArns", &[arn])]).await.map(drop)
+        self.call("AddTags", &tag, &[("ResourceArns", &[arn])])
+            .await
+            .map(drop)
     }
 
     /// Removes a tag of anything.
     pub async fn untag(&self, arn: &str, key: &str) -> Result<(), Refused> {
-        self.call("RemoveTags", &[], &[("ResourceArns", &[arn]), ("TagKeys", &[key])]).await.map(drop)
+        self.call(
+            "RemoveTags",
+            &[],
+            &[("ResourceArns", &[arn]), ("TagKeys", &[key])],
+        )
+        .await
+        .map(drop)
     }
 
     /// Switches a balancer's protection from deletion.
@@ -76,35 +98,68 @@ impl Aws {
         let params = [
             ("LoadBalancerArn", arn),
             ("Attributes.member.1.Key", "deletion_protection.enabled"),
-            ("Attributes.member.1.Value", if protected { "true" } else { "false" }),
+            (
+                "Attributes.member.1.Value",
+                if protected { "true" } else { "false" },
+            ),
         ];
-        self.call("ModifyLoadBalancerAttributes", &params, &[]).await.map(drop)
+        self.call("ModifyLoadBalancerAttributes", &params, &[])
+            .await
+            .map(drop)
     }
 
     /// Puts a balancer into these subnets.
     pub async fn set_subnets(&self, arn: &str, subnets: &[&str]) -> Result<(), Refused> {
-        self.call("SetSubnets", &[("LoadBalancerArn", arn)], &[("Subnets", subnets)]).await.map(drop)
+        self.call(
+            "SetSubnets",
+            &[("LoadBalancerArn", arn)],
+            &[("Subnets", subnets)],
+        )
+        .await
+        .map(drop)
     }
 
     /// Gives a balancer these security groups.
     pub async fn set_security_groups(&self, arn: &str, groups: &[&str]) -> Result<(), Refused> {
-        self.call("SetSecurityGroups", &[("LoadBalancerArn", arn)], &[("SecurityGroups", groups)]).await.map(drop)
+        self.call(
+            "SetSecurityGroups",
+            &[("LoadBalancerArn", arn)],
+            &[("SecurityGroups", groups)],
+        )
+        .await
+        .map(drop)
     }
 
     /// Sets a balancer's IP address type.
     pub async fn set_ip_address_type(&self, arn: &str, kind: &str) -> Result<(), Refused> {
-        self.call("SetIpAddressType", &[("LoadBalancerArn", arn), ("IpAddressType", kind)], &[]).await.map(drop)
+        self.call(
+            "SetIpAddressType",
+            &[("LoadBalancerArn", arn), ("IpAddressType", kind)],
+            &[],
+        )
+        .await
+        .map(drop)
     }
 
     /// Makes a target group of instances in the first VPC that speaks HTTP; its ARN.
     pub async fn create_target_group(&self, name: &str, port: u16) -> Result<String, Refused> {
         let (vpc, port) = (self.vpc(), port.to_string());
-        let params = [("Name", name), ("Protocol", "HTTP"), ("Port", port.as_str()), ("VpcId", vpc.as_str())];
+        let params = [
+            ("Name", name),
+            ("Protocol", "HTTP"),
+            ("Port", port.as_str()),
+            ("VpcId", vpc.as_str()),
+        ];
         self.call("CreateTargetGroup", &params, &[]).await
     }
 
     /// Makes a listener that speaks HTTP and forwards to a group; its ARN.
-    pub async fn create_listener(&self, balancer: &str, port: u16, group: &str) -> Result<String, Refused> {
+    pub async fn create_listener(
+        &self,
+        balancer: &str,
+        port: u16,
+        group: &str,
+    ) -> Result<String, Refused> {
         let port = port.to_string();
         let params = [
             ("LoadBalancerArn", balancer),
@@ -136,22 +191,35 @@ impl Aws {
     /// There is no such group.
     pub fn health(&self, group: &str, target: &str, health: &str, reason: &str) -> Result<()> {
         let mut state = self.layer.state();
-        let found = state.groups.iter_mut().find(|(arn, known)| *arn == group || known.name == group);
+        let found = state
+            .groups
+            .iter_mut()
+            .find(|(arn, known)| *arn == group || known.name == group);
         let (_, found) = found.with_context(|| format!("there is no target group {group}"))?;
-        found.forced.insert(target.to_owned(), (health.to_owned(), reason.to_owned()));
+        found
+            .forced
+            .insert(target.to_owned(), (health.to_owned(), reason.to_owned()));
         Ok(())
     }
 
     /// A running instance of this id, in a zone (`a`, `b`, `c` ...) of the first VPC. Only what is known can be a target.
     pub fn add_instance(&self, id: &str, zone: char) {
         let zone = format!("{REGION}{zone}");
-        self.layer.state().instances.insert(id.to_owned(), Instance { zone, running: true });
+        self.layer.state().instances.insert(
+            id.to_owned(),
+            Instance {
+                zone,
+                running: true,
+            },
+        );
     }
 
     /// The instance is terminated: it leaves the target groups that it is in.
     pub fn end_instance(&self, id: &str) {
         let mut state = self.layer.state();
-        let State { instances, groups, .. } = &mut *state;
+        let State {
+            instances, groups, ..
+        } = &mut *state;
         if let Some(instance) = instances.get_mut(id) {
             instance.running = false;
         }
@@ -163,7 +231,10 @@ impl Aws {
     /// A certificate that listeners can have; its ARN.
     pub async fn certificate(&self) -> Result<String> {
         let layer = Arc::clone(&self.layer);
-        let arn = self.layer.run(async move { layer.moto.certificate("quartermaster.example.com").await }).await?;
+        let arn = self
+            .layer
+            .run(async move { layer.moto.certificate("quartermaster.example.com").await })
+            .await?;
         self.layer.state().certificates.insert(arn.clone());
         Ok(arn)
     }
@@ -186,13 +257,23 @@ impl Aws {
     /// The id of the security group that a balancer of the first VPC gets which names none.
     pub fn default_security_group(&self) -> String {
         let state = self.layer.state();
-        state.network.default_group.get(&state.network.vpc).cloned().unwrap_or_default()
+        state
+            .network
+            .default_group
+            .get(&state.network.vpc)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// The same of the other VPC.
     pub fn foreign_security_group(&self) -> String {
         let state = self.layer.state();
-        state.network.default_group.get(&state.network.other_vpc).cloned().unwrap_or_default()
+        state
+            .network
+            .default_group
+            .get(&state.network.other_vpc)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// One more subnet of this name in the first VPC.

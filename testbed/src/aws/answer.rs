@@ -34,7 +34,11 @@ impl Refused {
 
     /// With an HTTP status of its own.
     pub fn with_status(http: u16, code: &str, message: impl Into<String>) -> Self {
-        Self { http, code: code.to_owned(), message: message.into() }
+        Self {
+            http,
+            code: code.to_owned(),
+            message: message.into(),
+        }
     }
 
     /// A parameter that is wrong in itself.
@@ -48,7 +52,11 @@ impl Refused {
     }
 
     fn body(&self, request: &str) -> String {
-        let kind = if self.http < 500 { "Sender" } else { "Receiver" };
+        let kind = if self.http < 500 {
+            "Sender"
+        } else {
+            "Receiver"
+        };
         let error = Element::with(
             "Error",
             vec![
@@ -58,7 +66,10 @@ impl Refused {
             ],
         );
         let mut body = String::new();
-        let whole = Element::with("ErrorResponse", vec![error, Element::text("RequestId", request)]);
+        let whole = Element::with(
+            "ErrorResponse",
+            vec![error, Element::text("RequestId", request)],
+        );
         whole.render_with(&mut body, NAMESPACE);
         body
     }
@@ -69,10 +80,14 @@ pub(super) type Done = Result<Vec<Element>, Refused>;
 
 /// The body of a good answer.
 pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String {
-    let metadata = Element::with("ResponseMetadata", vec![Element::text("RequestId", request)]);
+    let metadata = Element::with(
+        "ResponseMetadata",
+        vec![Element::text("RequestId", request)],
+    );
     let result = Element::with(&format!("{action}Result"), result);
     let mut body = String::new();
-    Element::with(&format!("{action}Response"), vec![result, metadata]).render_with(&mut body, NAMESPACE);
+    Element::with(&format!("{action}Response"), vec![result, metadata])
+        .render_with(&mut body, NAMESPACE);
     body
 }
 
@@ -82,11 +97,14 @@ pub(super) fn reply(action: &str, done: Done) -> Reply {
     let (status, body) = match done {
         Ok(result) => (StatusCode::OK, body(action, &request, result)),
         Err(refused) => {
-            let status = StatusCode::from_u16(refused.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let status =
+                StatusCode::from_u16(refused.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             (status, refused.body(&request))
         }
     };
-    let mut reply = Reply::status(status).header(header::CONTENT_TYPE, HeaderValue::from_static("text/xml")).body(body);
+    let mut reply = Reply::status(status)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/xml"))
+        .body(body);
     if let Ok(id) = HeaderValue::from_str(&request) {
         reply = reply.header(HeaderName::from_static("x-amzn-requestid"), id);
     }

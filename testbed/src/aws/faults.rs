@@ -46,7 +46,9 @@ impl On {
 
     /// Calls of one of these actions.
     pub fn actions(actions: &[&str]) -> Self {
-        Self(Kind::Actions(actions.iter().map(|action| (*action).to_owned()).collect()))
+        Self(Kind::Actions(
+            actions.iter().map(|action| (*action).to_owned()).collect(),
+        ))
     }
 
     pub(super) fn matches(&self, action: &str) -> bool {
@@ -93,7 +95,8 @@ impl Fault {
 
     /// Not done: 500 `InternalFailure`.
     pub fn internal_failure() -> Self {
-        let words = "The request processing has failed because of an unknown error, exception or failure.";
+        let words =
+            "The request processing has failed because of an unknown error, exception or failure.";
         Self::Code(Refused::with_status(500, "InternalFailure", words))
     }
 
@@ -125,9 +128,9 @@ impl Instead {
     pub(super) fn reply(self, action: &str) -> Reply {
         match self {
             Self::Refused(refused) => answer::reply(action, Err(refused)),
-            Self::Bare(status) => {
-                Reply::status(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
-            }
+            Self::Bare(status) => Reply::status(
+                StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            ),
         }
     }
 }
@@ -138,7 +141,11 @@ pub(super) fn unavailable() -> Refused {
 }
 
 pub(super) fn expired() -> Refused {
-    Refused::with_status(403, "ExpiredToken", "The security token included in the request is expired")
+    Refused::with_status(
+        403,
+        "ExpiredToken",
+        "The security token included in the request is expired",
+    )
 }
 
 /// What is done to a call on its way.

@@ -22,11 +22,18 @@ impl Form {
     /// A call of the API of this version.
     pub(super) fn of(version: &str, action: &str, params: &[(&str, &str)]) -> Self {
         let head = [("Action", action), ("Version", version)];
-        Self(head.iter().chain(params).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+        Self(
+            head.iter()
+                .chain(params)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        )
     }
 
     pub(super) fn encode(&self) -> String {
-        form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.0).finish()
+        form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(&self.0)
+            .finish()
     }
 
     pub(super) fn action(&self) -> &str {
@@ -39,12 +46,18 @@ impl Form {
 
     /// The value of a parameter that is there and not empty.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+        self.0
+            .get(name)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
     }
 
     /// The items of a list of plain values.
     pub(super) fn list(&self, name: &str) -> Vec<String> {
-        self.members(name).into_iter().filter_map(|mut member| member.remove("")).collect()
+        self.members(name)
+            .into_iter()
+            .filter_map(|mut member| member.remove(""))
+            .collect()
     }
 
     /// The items of a list, in order, each with its own parameters; a plain value's name is empty.
@@ -52,10 +65,15 @@ impl Form {
         let prefix = format!("{name}.member.");
         let mut members: BTreeMap<u32, BTreeMap<String, String>> = BTreeMap::new();
         for (key, value) in &self.0 {
-            let Some(rest) = key.strip_prefix(&prefix) else { continue };
+            let Some(rest) = key.strip_prefix(&prefix) else {
+                continue;
+            };
             let (number, field) = rest.split_once('.').unwrap_or((rest, ""));
             if let Ok(number) = number.parse() {
-                members.entry(number).or_default().insert(field.to_owned(), value.clone());
+                members
+                    .entry(number)
+                    .or_default()
+                    .insert(field.to_owned(), value.clone());
             }
         }
         members.into_values().collect()
@@ -73,7 +91,8 @@ impl Form {
     /// Removes the parameter and, of a list or structure, all of its parts.
     pub(super) fn remove(&mut self, name: &str) {
         let prefix = format!("{name}.");
-        self.0.retain(|key, _| key != name && !key.starts_with(&prefix));
+        self.0
+            .retain(|key, _| key != name && !key.starts_with(&prefix));
     }
 
     pub(super) fn set_list(&mut self, name: &str, items: &[String]) {
@@ -97,6 +116,10 @@ impl Form {
     /// All but `Action` and `Version`.
     pub(super) fn params(&self) -> BTreeMap<String, String> {
         let own = |name: &str| name != "Action" && name != "Version";
-        self.0.iter().filter(|(name, _)| own(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+        self.0
+            .iter()
+            .filter(|(name, _)| own(name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
     }
 }

@@ -35,7 +35,10 @@ pub(super) struct Door {
 
 impl Door {
     pub(super) fn new() -> Self {
-        Self { way: watch::Sender::new(Way::Closed), held: watch::Sender::new(false) }
+        Self {
+            way: watch::Sender::new(Way::Closed),
+            held: watch::Sender::new(false),
+        }
     }
 
     pub(super) fn open(&self) {
@@ -57,7 +60,10 @@ impl Door {
         let mut way = self.way.subscribe();
         self.held.send_replace(true);
         // The sender lives as long as `self`.
-        let goes_on = way.wait_for(|way| *way != Way::Closed).await.is_ok_and(|way| *way == Way::Open);
+        let goes_on = way
+            .wait_for(|way| *way != Way::Closed)
+            .await
+            .is_ok_and(|way| *way == Way::Open);
         if goes_on {
             tokio::time::sleep(NOTICE).await;
         }

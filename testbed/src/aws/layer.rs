@@ -147,9 +147,15 @@ impl Layer {
         self.spawn(work).await.and_then(|done| done)
     }
 
-    async fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Refused> {
+    async fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refused> {
         let handle = runtime().map_err(|error| Refused::broken(&error))?;
-        handle.spawn(work).await.map_err(|error| Refused::broken(&error.into()))
+        handle
+            .spawn(work)
+            .await
+            .map_err(|error| Refused::broken(&error.into()))
     }
 
     /// Runs something of this module's own on the servers' runtime, whatever runtime the caller has.
@@ -162,8 +168,15 @@ impl Layer {
 
     /// A call of another API: moto's own answer.
     async fn pass(&self, arrived: Arrived) -> Reply {
-        let path = arrived.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        match self.moto.send(arrived.method, path, arrived.headers, arrived.body).await {
+        let path = arrived
+            .uri
+            .path_and_query()
+            .map_or("/", http::uri::PathAndQuery::as_str);
+        match self
+            .moto
+            .send(arrived.method, path, arrived.headers, arrived.body)
+            .await
+        {
             Ok((status, body)) => Reply::status(status).body(body),
             Err(error) => {
                 tracing::warn!(error = format!("{error:#}"), "moto does not answer");
@@ -175,21 +188,36 @@ impl Layer {
     /// Who calls, and whether they may. The signature itself is not checked.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let refuse = |code, words| Err(Refused::with_status(403, code, words));
-        let Some(value) = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()) else {
-            return refuse("MissingAuthenticationToken", "Request is missing Authentication Token");
+        let Some(value) = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+        else {
+            return refuse(
+                "MissingAuthenticationToken",
+                "Request is missing Authentication Token",
+            );
         };
         let Ok((key, region, service)) = scope(value) else {
-            return refuse("IncompleteSignature", "Authorization header requires 'Credential' parameter.");
+            return refuse(
+                "IncompleteSignature",
+                "Authorization header requires 'Credential' parameter.",
+            );
         };
         if service != "elasticloadbalancing" {
             let words = "Credential should be scoped to correct service: 'elasticloadbalancing'.";
             return refuse("SignatureDoesNotMatch", words);
         }
         if region != REGION {
-            return refuse("SignatureDoesNotMatch", "Credential should be scoped to a valid region.");
+            return refuse(
+                "SignatureDoesNotMatch",
+                "Credential should be scoped to a valid region.",
+            );
         }
         match self.state().keys.get(key) {
-            None => refuse("InvalidClientTokenId", "The security token included in the request is invalid."),
+            None => refuse(
+                "InvalidClientTokenId",
+                "The security token included in the request is invalid.",
+            ),
             Some(true) => Err(faults::expired()),
             Some(false) => Ok(()),
         }
@@ -198,8 +226,14 @@ impl Layer {
 
 /// The access key, the region and the service that a signature names.
 fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
-    let (_, credential) = authorization.split_once("Credential=").context("no credential")?;
-    let mut parts = credential.split([',', ' ']).next().unwrap_or_default().split('/');
+    let (_, credential) = authorization
+        .split_once("Credential=")
+        .context("no credential")?;
+    let mut parts = credential
+        .split([',', ' '])
+        .next()
+        .unwrap_or_default()
+        .split('/');
     let mut next = || parts.next().context("a part is missing");
     let (key, _date, region, service) = (next()?, next()?, next()?, next()?);
     Ok((key, region, service))
@@ -214,20 +248,41 @@ struct Entry<'a> {
 impl<'a> Entry<'a> {
     fn new(layer: &'a Layer, at: Instant, form: &Form) -> Self {
         let (action, params) = (form.action().to_owned(), form.params());
-        Self { layer, call: Call { at, action, params, answer: Outcome::Cut, done: false } }
+        Self {
+            layer,
+            call: Call {
+                at,
+                action,
+                params,
+                answer: Outcome::Cut,
+                done: false,
+            },
+        }
     }
 
     fn answered(&mut self, done: &Done) {
         self.call.answer = match done {
-            Ok(_) => Outcome::Answered { http: 200, code: None },
-            Err(refused) => Outcome::Answered { http: refused.http, code: Some(refused.code.clone()) },
+            Ok(_) => Outcome::Answered {
+                http: 200,
+                code: None,
+            },
+            Err(refused) => Outcome::Answered {
+                http: refused.http,
+                code: Some(refused.code.clone()),
+            },
         };
     }
 
     fn instead(mut self, instead: Instead) -> Reply {
         self.call.answer = match &instead {
-            Instead::Refused(refused) => Outcome::Answered { http: refused.http, code: Some(refused.code.clone()) },
-            Instead::Bare(http) => Outcome::Answered { http: *http, code: None },
+            Instead::Refused(refused) => Outcome::Answered {
+                http: refused.http,
+                code: Some(refused.code.clone()),
+            },
+            Instead::Bare(http) => Outcome::Answered {
+                http: *http,
+                code: None,
+            },
         };
         let action = self.call.action.clone();
         instead.reply(&action)

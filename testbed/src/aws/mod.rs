@@ -94,7 +94,10 @@ impl Aws {
             let layer = layer.clone();
             move |arrived| layer.clone().handle(arrived)
         })?;
-        Ok(Self { layer, server: Arc::new(server) })
+        Ok(Self {
+            layer,
+            server: Arc::new(server),
+        })
     }
 
     /// The endpoint.
@@ -104,7 +107,13 @@ impl Aws {
 
     /// The environment of a process that is to use it. It must not have those of [`FOREIGN`] besides.
     pub fn env(&self) -> Vec<(String, String)> {
-        let nothing = self.layer.moto.folder().join("no-such-file").display().to_string();
+        let nothing = self
+            .layer
+            .moto
+            .folder()
+            .join("no-such-file")
+            .display()
+            .to_string();
         let variables = [
             ("AWS_ENDPOINT_URL", self.url()),
             ("AWS_REGION", REGION.to_owned()),
@@ -115,7 +124,9 @@ impl Aws {
             ("AWS_CONFIG_FILE", nothing.clone()),
             ("AWS_SHARED_CREDENTIALS_FILE", nothing),
         ];
-        variables.map(|(name, value)| (name.to_owned(), value)).into()
+        variables
+            .map(|(name, value)| (name.to_owned(), value))
+            .into()
     }
 
     /// All calls of the `ELBv2` API so far that have come to their end, in that order.
@@ -151,7 +162,10 @@ impl Aws {
     /// Holds the call of this number (the first is 1), counted from now among those that match.
     pub fn gate(&self, on: On, number: u64, point: Point) -> Gate {
         let door = Arc::new(Door::new());
-        let order = self.layer.plan.order(on, Times::Nth(number), Deed::Gate(point, door.clone()));
+        let order = self
+            .layer
+            .plan
+            .order(on, Times::Nth(number), Deed::Gate(point, door.clone()));
         Gate::new(door, order)
     }
 

@@ -50,9 +50,17 @@ impl Running {
     async fn start() -> Result<Self> {
         let program = install().await?.join("bin").join("moto_server");
         let folder = Folder::new()?;
-        let mut program = Program::new(program).args(["-H", "127.0.0.1", "-p", "0"]).env("PYTHONUNBUFFERED", "1");
+        let mut program = Program::new(program)
+            .args(["-H", "127.0.0.1", "-p", "0"])
+            .env("PYTHONUNBUFFERED", "1");
         // Nothing of the user's own is looked at, and no account is given to all.
-        for name in ["AWS_PROFILE", "AWS_DEFAULT_PROFILE", "MOTO_ACCOUNT_ID", "PYTHONHOME", "PYTHONPATH"] {
+        for name in [
+            "AWS_PROFILE",
+            "AWS_DEFAULT_PROFILE",
+            "MOTO_ACCOUNT_ID",
+            "PYTHONHOME",
+            "PYTHONPATH",
+        ] {
             program = program.env_remove(name);
         }
         for name in ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"] {
@@ -66,7 +74,12 @@ impl Running {
         .await
         .with_context(|| child.log_tail())?;
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Ok(Self { child: Mutex::new(child), base, client, folder })
+        Ok(Self {
+            child: Mutex::new(child),
+            base,
+            client,
+            folder,
+        })
     }
 }
 
@@ -76,8 +89,14 @@ impl Moto {
         static RUNNING: OnceCell<Running> = OnceCell::const_new();
         static LAST: AtomicU32 = AtomicU32::new(0);
         let running = RUNNING.get_or_try_init(Running::start).await?;
-        let account = format!("{:012}", 123_456_789_000 + u64::from(LAST.fetch_add(1, Ordering::Relaxed)));
-        Ok(Self { running, account: account.parse()? })
+        let account = format!(
+            "{:012}",
+            123_456_789_000 + u64::from(LAST.fetch_add(1, Ordering::Relaxed))
+        );
+        Ok(Self {
+            running,
+            account: account.parse()?,
+        })
     }
 
     /// A folder that lives as long as this process.
@@ -87,27 +106,49 @@ impl Moto {
 
     /// A call of the `ELBv2` API: the children of its result.
     pub(super) async fn elb(&self, form: &Form) -> Done {
-        let (status, answer) =
-            self.query("elasticloadbalancing", form).await.map_err(|error| Refused::broken(&error))?;
+        let (status, answer) = self
+            .query("elasticloadbalancing", form)
+            .await
+            .map_err(|error| Refused::broken(&error))?;
         if status.is_success() {
-            return Ok(answer.children.into_iter().next().map(|result| result.children).unwrap_or_default());
+            return Ok(answer
+                .children
+                .into_iter()
+                .next()
+                .map(|result| result.children)
+                .unwrap_or_default());
         }
         let error = answer.child("Error").unwrap_or(&answer);
-        Err(Refused::with_status(status.as_u16(), error.get("Code"), error.get("Message")))
+        Err(Refused::with_status(
+            status.as_u16(),
+            error.get("Code"),
+            error.get("Message"),
+        ))
     }
 
     /// A call of the EC2 API: the answer.
     pub(super) async fn ec2(&self, action: &str, params: &[(&str, &str)]) -> Result<Element> {
-        let (status, answer) = self.query("ec2", &Form::of(EC2_VERSION, action, params)).await?;
-        ensure!(status.is_success(), "moto refuses {action} ({status}): {answer:?}");
+        let (status, answer) = self
+            .query("ec2", &Form::of(EC2_VERSION, action, params))
+            .await?;
+        ensure!(
+            status.is_success(),
+            "moto refuses {action} ({status}): {answer:?}"
+        );
         Ok(answer)
     }
 
     /// A certificate that moto knows; its ARN.
     pub(super) async fn certificate(&self, domain: &str) -> Result<String> {
         let mut headers = signed("acm")?;
-        headers.insert("x-amz-target", HeaderValue::from_static("CertificateManager.RequestCertificate"));
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-amz-json-1.1"));
+        headers.insert(
+            "x-amz-target",
+            HeaderValue::from_static("CertificateManager.RequestCertificate"),
+        );
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/x-amz-json-1.1"),
+        );
         let body = serde_json::json!({"DomainName": domain}).to_string();
         let (status, body) = self.send(Method::POST, "/", headers, body.into()).await?;
         let answer: serde_json::Value = serde_json::from_slice(&body)?;
@@ -117,10 +158,16 @@ impl Moto {
 
     async fn query(&self, service: &str, form: &Form) -> Result<(StatusCode, Element)> {
         let mut headers = signed(service)?;
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
-        let (status, body) = self.send(Method::POST, "/", headers, form.encode().into()).await?;
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/x-www-form-urlencoded"),
+        );
+        let (status, body) = self
+            .send(Method::POST, "/", headers, form.encode().into())
+            .await?;
         let text = String::from_utf8_lossy(&body);
-        let answer = Element::parse(&text).with_context(|| format!("moto's answer ({status}): {text}"))?;
+        let answer =
+            Element::parse(&text).with_context(|| format!("moto's answer ({status}): {text}"))?;
         Ok((status, answer))
     }
 
@@ -132,11 +179,22 @@ impl Moto {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes)> {
-        let Running { child, base, client, .. } = self.running;
+        let Running {
+            child,
+            base,
+            client,
+            ..
+        } = self.running;
         let uri: Uri = format!("{base}{path}").parse()?;
         let mut request = Request::new(Full::new(body));
-        (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (method, uri, headers);
-        request.headers_mut().insert("x-moto-account-id", self.account.clone());
+        (
+            *request.method_mut(),
+            *request.uri_mut(),
+            *request.headers_mut(),
+        ) = (method, uri, headers);
+        request
+            .headers_mut()
+            .insert("x-moto-account-id", self.account.clone());
         let answer = match client.request(request).await {
             Ok(answer) => answer,
             Err(error) => {
@@ -151,9 +209,15 @@ impl Moto {
 
 /// moto finds the service in the signature's scope, and looks at nothing else of it.
 fn signed(service: &str) -> Result<HeaderMap> {
-    let scope = format!("{}/20260101/{REGION}/{service}/aws4_request", super::ACCESS_KEY);
+    let scope = format!(
+        "{}/20260101/{REGION}/{service}/aws4_request",
+        super::ACCESS_KEY
+    );
     let value = format!("AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0");
-    Ok(HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::try_from(value)?)]))
+    Ok(HeaderMap::from_iter([(
+        header::AUTHORIZATION,
+        HeaderValue::try_from(value)?,
+    )]))
 }
 
 /// It chooses the port itself, and says so.
@@ -172,8 +236,17 @@ pub async fn api_model() -> Result<serde_json::Value> {
     let python = install().await?.join("bin").join("python");
     let print = "import botocore.loaders, json; \
         print(json.dumps(botocore.loaders.create_loader().load_service_model('elbv2', 'service-2')))";
-    let output = Command::new(python).args(["-c", print]).stdin(Stdio::null()).kill_on_drop(true).output().await?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(python)
+        .args(["-c", print])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 

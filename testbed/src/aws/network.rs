@@ -37,7 +37,11 @@ pub(super) struct Network {
 impl Network {
     /// Makes two VPCs: one with a subnet in each of three zones and two security groups, one with two subnets.
     pub(super) async fn make(moto: &Moto) -> Result<Self> {
-        let mut network = Self { vpc: vpc(moto).await?, other_vpc: vpc(moto).await?, ..Self::default() };
+        let mut network = Self {
+            vpc: vpc(moto).await?,
+            other_vpc: vpc(moto).await?,
+            ..Self::default()
+        };
         for (alias, zone) in super::SUBNETS.iter().zip(['a', 'b', 'c']) {
             network.add_subnet(moto, alias, false, zone).await?;
         }
@@ -46,12 +50,24 @@ impl Network {
         }
         for name in ["front", "back"] {
             let vpc = network.vpc.clone();
-            let params = [("GroupName", name), ("GroupDescription", name), ("VpcId", vpc.as_str())];
-            network.own_groups.push(moto.ec2("CreateSecurityGroup", &params).await?.get("groupId").to_owned());
+            let params = [
+                ("GroupName", name),
+                ("GroupDescription", name),
+                ("VpcId", vpc.as_str()),
+            ];
+            network.own_groups.push(
+                moto.ec2("CreateSecurityGroup", &params)
+                    .await?
+                    .get("groupId")
+                    .to_owned(),
+            );
         }
         let groups = moto.ec2("DescribeSecurityGroups", &[]).await?;
         for group in groups.members("securityGroupInfo") {
-            let (id, vpc) = (group.get("groupId").to_owned(), group.get("vpcId").to_owned());
+            let (id, vpc) = (
+                group.get("groupId").to_owned(),
+                group.get("vpcId").to_owned(),
+            );
             if group.get("groupName") == "default" {
                 network.default_group.insert(vpc.clone(), id.clone());
             }
@@ -61,14 +77,33 @@ impl Network {
     }
 
     /// One more subnet, in the first VPC or in the other.
-    pub(super) async fn add_subnet(&mut self, moto: &Moto, alias: &str, other: bool, zone: char) -> Result<()> {
+    pub(super) async fn add_subnet(
+        &mut self,
+        moto: &Moto,
+        alias: &str,
+        other: bool,
+        zone: char,
+    ) -> Result<()> {
         let vpc = if other { &self.other_vpc } else { &self.vpc };
         let zone = format!("{REGION}{zone}");
         let range = format!("10.0.{}.0/24", self.made);
-        let params = [("VpcId", vpc.as_str()), ("CidrBlock", &range), ("AvailabilityZone", &zone)];
+        let params = [
+            ("VpcId", vpc.as_str()),
+            ("CidrBlock", &range),
+            ("AvailabilityZone", &zone),
+        ];
         let made = moto.ec2("CreateSubnet", &params).await?;
-        let id = made.child("subnet").map(|subnet| subnet.get("subnetId")).context("no subnet in moto's answer")?;
-        self.subnets.insert(id.to_owned(), Subnet { vpc: vpc.clone(), zone });
+        let id = made
+            .child("subnet")
+            .map(|subnet| subnet.get("subnetId"))
+            .context("no subnet in moto's answer")?;
+        self.subnets.insert(
+            id.to_owned(),
+            Subnet {
+                vpc: vpc.clone(),
+                zone,
+            },
+        );
         self.aliases.insert(alias.to_owned(), id.to_owned());
         self.made += 1;
         Ok(())
@@ -77,7 +112,10 @@ impl Network {
     /// Another name for a subnet; that subnet's former name is gone.
     pub(super) fn alias(&mut self, alias: &str, subnet: &str) -> Result<()> {
         let id = self.real(subnet).unwrap_or_else(|| subnet.to_owned());
-        anyhow::ensure!(self.subnets.contains_key(&id), "there is no subnet {subnet}");
+        anyhow::ensure!(
+            self.subnets.contains_key(&id),
+            "there is no subnet {subnet}"
+        );
         self.aliases.retain(|_, real| *real != id);
         self.aliases.insert(alias.to_owned(), id);
         Ok(())
@@ -90,7 +128,11 @@ impl Network {
 
     /// Our name of moto's subnet.
     pub(super) fn known_as(&self, id: &str) -> String {
-        let alias = self.aliases.iter().find(|(_, real)| *real == id).map(|(alias, _)| alias);
+        let alias = self
+            .aliases
+            .iter()
+            .find(|(_, real)| *real == id)
+            .map(|(alias, _)| alias);
         alias.map_or_else(|| id.to_owned(), Clone::clone)
     }
 
@@ -106,6 +148,12 @@ impl Network {
 }
 
 async fn vpc(moto: &Moto) -> Result<String> {
-    let made = moto.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")]).await?;
-    Ok(made.child("vpc").context("no VPC in moto's answer")?.get("vpcId").to_owned())
+    let made = moto
+        .ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")])
+        .await?;
+    Ok(made
+        .child("vpc")
+        .context("no VPC in moto's answer")?
+        .get("vpcId")
+        .to_owned())
 }

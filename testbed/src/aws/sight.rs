@@ -27,14 +27,20 @@ impl State {
     /// Something new is there, with these tags.
     pub(super) fn made(&mut self, arn: &str, tags: Tags) {
         let now = Instant::now();
-        let shown = Shown { from: now + self.times.hidden, tags_from: now + self.times.late_tags };
+        let shown = Shown {
+            from: now + self.times.hidden,
+            tags_from: now + self.times.late_tags,
+        };
         self.shown.insert(arn.to_owned(), shown);
         self.set_tags(arn, tags);
     }
 
     /// Whether describes show it by now.
     pub(super) fn shows(&self, arn: &str) -> bool {
-        let shown = self.shown.get(arn).or_else(|| self.lingering(arn).map(|deleted| &deleted.shown));
+        let shown = self
+            .shown
+            .get(arn)
+            .or_else(|| self.lingering(arn).map(|deleted| &deleted.shown));
         shown.is_some_and(|shown| shown.from <= Instant::now())
     }
 
@@ -53,7 +59,8 @@ impl State {
         self.times.hidden = age;
         if age.is_zero() {
             let now = Instant::now();
-            self.all_shown().for_each(|shown| shown.from = shown.from.min(now));
+            self.all_shown()
+                .for_each(|shown| shown.from = shown.from.min(now));
         }
     }
 
@@ -62,34 +69,52 @@ impl State {
         self.times.late_tags = age;
         if age.is_zero() {
             let now = Instant::now();
-            self.all_shown().for_each(|shown| shown.tags_from = shown.tags_from.min(now));
+            self.all_shown()
+                .for_each(|shown| shown.tags_from = shown.tags_from.min(now));
         }
     }
 
     fn all_shown(&mut self) -> impl Iterator<Item = &mut Shown> {
-        self.shown.values_mut().chain(self.deleted.values_mut().map(|deleted| &mut deleted.shown))
+        self.shown
+            .values_mut()
+            .chain(self.deleted.values_mut().map(|deleted| &mut deleted.shown))
     }
 
     /// The balancer, described so, is about to be forgotten: it lingers from now on.
     pub(super) fn keep_showing(&mut self, arn: &str, description: Element) {
         let now = Instant::now();
         self.deleted.retain(|_, deleted| deleted.until > now);
-        let Some(shown) = self.shown.get(arn).copied() else { return };
+        let Some(shown) = self.shown.get(arn).copied() else {
+            return;
+        };
         let name = description.get("LoadBalancerName").to_owned();
         let tags = self.tags.get(arn).cloned().unwrap_or_default();
         let until = now + self.times.linger;
-        self.deleted.insert(arn.to_owned(), Deleted { name, description, tags, shown, until });
+        self.deleted.insert(
+            arn.to_owned(),
+            Deleted {
+                name,
+                description,
+                tags,
+                shown,
+                until,
+            },
+        );
     }
 
     /// A balancer that was deleted and lingers.
     fn lingering(&self, arn: &str) -> Option<&Deleted> {
-        self.deleted.get(arn).filter(|deleted| deleted.until > Instant::now())
+        self.deleted
+            .get(arn)
+            .filter(|deleted| deleted.until > Instant::now())
     }
 
     /// All of them, by ARN.
     pub(super) fn all_lingering(&self) -> impl Iterator<Item = (&String, &Deleted)> {
         let now = Instant::now();
-        self.deleted.iter().filter(move |(_, deleted)| deleted.until > now)
+        self.deleted
+            .iter()
+            .filter(move |(_, deleted)| deleted.until > now)
     }
 
     /// Zero: also what lingers now is gone.

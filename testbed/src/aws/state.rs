@@ -117,7 +117,9 @@ impl State {
     }
 
     pub(super) fn balancer_named(&self, name: &str) -> Option<(&String, &Balancer)> {
-        self.balancers.iter().find(|(_, balancer)| balancer.name == name)
+        self.balancers
+            .iter()
+            .find(|(_, balancer)| balancer.name == name)
     }
 
     /// A balancer's state, and its reason.
@@ -125,14 +127,25 @@ impl State {
         if let Some(forced) = &balancer.forced {
             return forced.clone();
         }
-        let ready = self.times.provisioning.is_some_and(|takes| balancer.created.elapsed() >= takes);
-        (if ready { "active" } else { "provisioning" }.to_owned(), String::new())
+        let ready = self
+            .times
+            .provisioning
+            .is_some_and(|takes| balancer.created.elapsed() >= takes);
+        (
+            if ready { "active" } else { "provisioning" }.to_owned(),
+            String::new(),
+        )
     }
 
     /// The balancers whose listeners forward to this group.
     pub(super) fn balancers_of(&self, group: &str) -> BTreeSet<String> {
-        let forwarding = self.listeners.values().filter(|listener| listener.groups.iter().any(|arn| arn == group));
-        forwarding.map(|listener| listener.balancer.clone()).collect()
+        let forwarding = self
+            .listeners
+            .values()
+            .filter(|listener| listener.groups.iter().any(|arn| arn == group));
+        forwarding
+            .map(|listener| listener.balancer.clone())
+            .collect()
     }
 
     pub(super) fn set_tags(&mut self, arn: &str, tags: Tags) {

@@ -99,10 +99,13 @@ impl Aws {
     pub async fn balancers(&self) -> Result<Vec<Balancer>> {
         let layer = self.layer.clone();
         let read = async move {
-            let mut found = layer.read("DescribeLoadBalancers", &[("PageSize", "1000000")]).await?;
+            let mut found = layer
+                .read("DescribeLoadBalancers", &[("PageSize", "1000000")])
+                .await?;
             let state = layer.state();
             rules::finish_balancers(&state, &mut found);
-            let mut balancers: Vec<Balancer> = found.iter().map(|found| balancer(&state, found)).collect();
+            let mut balancers: Vec<Balancer> =
+                found.iter().map(|found| balancer(&state, found)).collect();
             balancers.sort_by(|one, other| one.name.cmp(&other.name));
             Ok(balancers)
         };
@@ -111,7 +114,11 @@ impl Aws {
 
     /// The balancer of this name, if there is one.
     pub async fn balancer(&self, name: &str) -> Result<Option<Balancer>> {
-        Ok(self.balancers().await?.into_iter().find(|balancer| balancer.name == name))
+        Ok(self
+            .balancers()
+            .await?
+            .into_iter()
+            .find(|balancer| balancer.name == name))
     }
 
     /// All target groups, by name.
@@ -120,7 +127,10 @@ impl Aws {
         let read = async move {
             let found = layer.read("DescribeTargetGroups", &[]).await?;
             let state = layer.state();
-            let mut groups = found.iter().map(|found| group(&state, found)).collect::<Result<Vec<TargetGroup>>>()?;
+            let mut groups = found
+                .iter()
+                .map(|found| group(&state, found))
+                .collect::<Result<Vec<TargetGroup>>>()?;
             groups.sort_by(|one, other| one.name.cmp(&other.name));
             Ok(groups)
         };
@@ -134,9 +144,14 @@ impl Aws {
         }
         let (layer, balancer) = (self.layer.clone(), balancer.to_owned());
         let read = async move {
-            let found = layer.read("DescribeListeners", &[("LoadBalancerArn", &balancer)]).await?;
+            let found = layer
+                .read("DescribeListeners", &[("LoadBalancerArn", &balancer)])
+                .await?;
             let state = layer.state();
-            let mut listeners = found.iter().map(|found| listener(&state, found)).collect::<Result<Vec<Listener>>>()?;
+            let mut listeners = found
+                .iter()
+                .map(|found| listener(&state, found))
+                .collect::<Result<Vec<Listener>>>()?;
             listeners.sort_by_key(|listener| listener.port);
             Ok(listeners)
         };
@@ -146,7 +161,14 @@ impl Aws {
     /// The targets of a group, those that drain among them, sorted.
     pub fn targets(&self, group: &str) -> Vec<Target> {
         let targets = self.layer.state().targets(group).into_iter();
-        targets.map(|((id, port), health)| Target { id, port, health: health.state, reason: health.reason }).collect()
+        targets
+            .map(|((id, port), health)| Target {
+                id,
+                port,
+                health: health.state,
+                reason: health.reason,
+            })
+            .collect()
     }
 
     /// Where a request to this port of a balancer (its name or ARN) may arrive: the targets of the group that the listener
@@ -154,43 +176,78 @@ impl Aws {
     /// listens, or the balancer is not yet active.
     pub fn route(&self, balancer: &str, port: u16) -> Vec<(String, u16)> {
         let mut state = self.layer.state();
-        let found = state.balancers.iter().find(|(arn, known)| *arn == balancer || known.name == balancer);
-        let Some((arn, _)) = found.filter(|(_, known)| state.balancer_state(known).0.starts_with("active")) else {
+        let found = state
+            .balancers
+            .iter()
+            .find(|(arn, known)| *arn == balancer || known.name == balancer);
+        let Some((arn, _)) =
+            found.filter(|(_, known)| state.balancer_state(known).0.starts_with("active"))
+        else {
             return Vec::new();
         };
-        let listening = state.listeners.values().find(|listener| listener.balancer == *arn && listener.port == port);
-        let groups = listening.map(|listener| listener.groups.clone()).unwrap_or_default();
-        let targets: Vec<_> = groups.iter().flat_map(|group| state.targets(group)).collect();
+        let listening = state
+            .listeners
+            .values()
+            .find(|listener| listener.balancer == *arn && listener.port == port);
+        let groups = listening
+            .map(|listener| listener.groups.clone())
+            .unwrap_or_default();
+        let targets: Vec<_> = groups
+            .iter()
+            .flat_map(|group| state.targets(group))
+            .collect();
         let in_state = |wanted: &str| {
             let matching = targets.iter().filter(|(_, health)| health.state == wanted);
-            matching.map(|(target, _)| target.clone()).collect::<Vec<_>>()
+            matching
+                .map(|(target, _)| target.clone())
+                .collect::<Vec<_>>()
         };
         let healthy = in_state("healthy");
-        if healthy.is_empty() { in_state("unhealthy") } else { healthy }
+        if healthy.is_empty() {
+            in_state("unhealthy")
+        } else {
+            healthy
+        }
     }
 }
 
 impl Layer {
     async fn read(&self, action: &str, params: &[(&str, &str)]) -> Result<Vec<Element>> {
-        Ok(rules::members(self.moto.elb(&Form::elb(action, params)).await?))
+        Ok(rules::members(
+            self.moto.elb(&Form::elb(action, params)).await?,
+        ))
     }
 }
 
 fn balancer(state: &super::State, found: &Element) -> Balancer {
     let get = |name: &str| found.get(name).to_owned();
     let arn = get("LoadBalancerArn");
-    let zones = found.members("AvailabilityZones").iter().map(|zone| state.network.known_as(zone.get("SubnetId")));
+    let zones = found
+        .members("AvailabilityZones")
+        .iter()
+        .map(|zone| state.network.known_as(zone.get("SubnetId")));
     Balancer {
         name: get("LoadBalancerName"),
         dns: get("DNSName"),
         scheme: get("Scheme"),
-        state: found.child("State").map(|state| state.get("Code").to_owned()).unwrap_or_default(),
+        state: found
+            .child("State")
+            .map(|state| state.get("Code").to_owned())
+            .unwrap_or_default(),
         vpc: get("VpcId"),
         subnets: sorted(zones),
-        security_groups: sorted(found.members("SecurityGroups").iter().map(|group| group.text.clone())),
+        security_groups: sorted(
+            found
+                .members("SecurityGroups")
+                .iter()
+                .map(|group| group.text.clone()),
+        ),
         ip_address_type: get("IpAddressType"),
         tags: state.tags.get(&arn).cloned().unwrap_or_default(),
-        deletion_protection: state.balancers.get(&arn).is_some_and(|balancer| balancer.protected),
+        deletion_protection: state
+            .balancers
+            .get(&arn)
+            .is_some_and(|balancer| balancer.protected),
         arn,
     }
 }
@@ -221,9 +278,15 @@ fn listener(state: &super::State, found: &Element) -> Result<Listener> {
     Ok(Listener {
         port: found.get("Port").parse().context("a listener's port")?,
         protocol: get("Protocol"),
-        certificates: found.members("Certificates").iter().map(|one| one.get("CertificateArn").to_owned()).collect(),
+        certificates: found
+            .members("Certificates")
+            .iter()
+            .map(|one| one.get("CertificateArn").to_owned())
+            .collect(),
         ssl_policy: get("SslPolicy"),
-        target_group: action.map(|action| forwards_to(action).to_owned()).unwrap_or_default(),
+        target_group: action
+            .map(|action| forwards_to(action).to_owned())
+            .unwrap_or_default(),
         tags: state.tags.get(&arn).cloned().unwrap_or_default(),
         arn,
     })
@@ -231,8 +294,16 @@ fn listener(state: &super::State, found: &Element) -> Result<Listener> {
 
 fn forwards_to(action: &Element) -> &str {
     let plain = action.get("TargetGroupArn");
-    let first = action.child("ForwardConfig").and_then(|config| config.members("TargetGroups").first());
-    if plain.is_empty() { first.map(|group| group.get("TargetGroupArn")).unwrap_or_default() } else { plain }
+    let first = action
+        .child("ForwardConfig")
+        .and_then(|config| config.members("TargetGroups").first());
+    if plain.is_empty() {
+        first
+            .map(|group| group.get("TargetGroupArn"))
+            .unwrap_or_default()
+    } else {
+        plain
+    }
 }
 
 fn sorted(items: impl Iterator<Item = String>) -> Vec<String> {

@@ -13,22 +13,42 @@ pub(super) struct Element {
 impl Element {
     /// One that holds text.
     pub(super) fn text(name: &str, text: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), text: text.into(), children: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            text: text.into(),
+            children: Vec::new(),
+        }
     }
 
     /// One that holds others.
     pub(super) fn with(name: &str, children: Vec<Self>) -> Self {
-        Self { name: name.to_owned(), text: String::new(), children }
+        Self {
+            name: name.to_owned(),
+            text: String::new(),
+            children,
+        }
     }
 
     /// A list: each item is a `member`.
     pub(super) fn list(name: &str, items: impl IntoIterator<Item = Vec<Self>>) -> Self {
-        Self::with(name, items.into_iter().map(|item| Self::with("member", item)).collect())
+        Self::with(
+            name,
+            items
+                .into_iter()
+                .map(|item| Self::with("member", item))
+                .collect(),
+        )
     }
 
     /// A list of plain values.
     pub(super) fn texts(name: &str, items: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self::with(name, items.into_iter().map(|item| Self::text("member", item)).collect())
+        Self::with(
+            name,
+            items
+                .into_iter()
+                .map(|item| Self::text("member", item))
+                .collect(),
+        )
     }
 
     pub(super) fn parse(xml: &str) -> anyhow::Result<Self> {
@@ -39,7 +59,11 @@ impl Element {
         Self {
             name: node.tag_name().name().to_owned(),
             text: node.text().unwrap_or_default().to_owned(),
-            children: node.children().filter(roxmltree::Node::is_element).map(Self::of).collect(),
+            children: node
+                .children()
+                .filter(roxmltree::Node::is_element)
+                .map(Self::of)
+                .collect(),
         }
     }
 
@@ -53,12 +77,16 @@ impl Element {
 
     /// The text of a child; empty if there is none.
     pub(super) fn get(&self, name: &str) -> &str {
-        self.child(name).map(|child| child.text.as_str()).unwrap_or_default()
+        self.child(name)
+            .map(|child| child.text.as_str())
+            .unwrap_or_default()
     }
 
     /// The children of a child.
     pub(super) fn members(&self, name: &str) -> &[Self] {
-        self.child(name).map(|child| child.children.as_slice()).unwrap_or_default()
+        self.child(name)
+            .map(|child| child.children.as_slice())
+            .unwrap_or_default()
     }
 
     /// Puts a child in the place of the one with its name, or at the end.
@@ -79,7 +107,11 @@ impl Element {
 
     /// `attributes` start with a blank.
     pub(super) fn render_with(&self, out: &mut String, attributes: &str) {
-        let Self { name, text, children } = self;
+        let Self {
+            name,
+            text,
+            children,
+        } = self;
         let _ = write!(out, "<{name}{attributes}>"); // a String takes everything
         for character in text.chars() {
             match character {

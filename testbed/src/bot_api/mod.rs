@@ -87,7 +87,11 @@ impl Fault {
     /// HTTP 200 with JSON that ends too early.
     pub fn bad_json() -> Self {
         let json = HeaderValue::from_static("application/json");
-        Self::Instead(Reply::ok().header(header::CONTENT_TYPE, json).body(r#"{"ok":true,"result":{"#))
+        Self::Instead(
+            Reply::ok()
+                .header(header::CONTENT_TYPE, json)
+                .body(r#"{"ok":true,"result":{"#),
+        )
     }
 }
 
@@ -133,7 +137,10 @@ impl BotApi {
             let shared = shared.clone();
             move |arrived| std::future::ready(shared.handle(&arrived))
         })?;
-        Ok(Self { shared, server: Arc::new(server) })
+        Ok(Self {
+            shared,
+            server: Arc::new(server),
+        })
     }
 
     /// The base URL: what stands before `/bot{token}/sendMessage`.
@@ -203,7 +210,10 @@ impl BotApi {
 
     /// Those that came within a `retry_after` they had been told.
     pub fn violations(&self) -> Vec<Arc<Rejected>> {
-        self.rejected().into_iter().filter(|rejected| rejected.violation).collect()
+        self.rejected()
+            .into_iter()
+            .filter(|rejected| rejected.violation)
+            .collect()
     }
 
     /// All messages, once `enough` says yes to them; an error after `deadline`.
@@ -240,13 +250,25 @@ impl Shared {
         let fault = lock(&self.faults).take();
         let token = token(arrived.uri.path());
         let params = Params::read(arrived);
-        let sent = Sent { moment: arrived.moment, token, params: params.as_ref().ok() };
+        let sent = Sent {
+            moment: arrived.moment,
+            token,
+            params: params.as_ref().ok(),
+        };
         if let Some(Fault::Instead(reply)) = fault {
-            self.rejected.push(sent.rejected(reply.answered().map(|status| status.as_u16()), "a fault", false));
+            self.rejected.push(sent.rejected(
+                reply.answered().map(|status| status.as_u16()),
+                "a fault",
+                false,
+            ));
             return reply;
         }
         let right = self.judge(&sent, params.as_ref());
-        if let Some(Fault::AnswerLost(reply)) = fault { reply } else { right }
+        if let Some(Fault::AnswerLost(reply)) = fault {
+            reply
+        } else {
+            right
+        }
     }
 
     fn judge(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
@@ -259,7 +281,11 @@ impl Shared {
                 Reply::ok().json(&json!({"ok": true, "result": result}))
             }
             Err(refusal) => {
-                self.rejected.push(sent.rejected(Some(refusal.code), &refusal.description, refusal.violation));
+                self.rejected.push(sent.rejected(
+                    Some(refusal.code),
+                    &refusal.description,
+                    refusal.violation,
+                ));
                 refusal.reply()
             }
         }
@@ -283,8 +309,14 @@ impl Sent<'_> {
         Rejected {
             at: self.moment.instant,
             bot: self.token.map(rules::bot_id),
-            chat_id: self.params.and_then(|params| params.get("chat_id")).map(ToOwned::to_owned),
-            text: self.params.and_then(|params| params.get("text")).map(ToOwned::to_owned),
+            chat_id: self
+                .params
+                .and_then(|params| params.get("chat_id"))
+                .map(ToOwned::to_owned),
+            text: self
+                .params
+                .and_then(|params| params.get("text"))
+                .map(ToOwned::to_owned),
             code,
             description: description.to_owned(),
             violation,
@@ -294,8 +326,10 @@ impl Sent<'_> {
 
 impl Refusal {
     fn reply(&self) -> Reply {
-        let mut body = json!({"ok": false, "error_code": self.code, "description": self.description});
-        let mut reply = Reply::status(StatusCode::from_u16(self.code).unwrap_or(StatusCode::BAD_REQUEST));
+        let mut body =
+            json!({"ok": false, "error_code": self.code, "description": self.description});
+        let mut reply =
+            Reply::status(StatusCode::from_u16(self.code).unwrap_or(StatusCode::BAD_REQUEST));
         if let Some(id) = self.migrate_to_chat_id {
             body["parameters"] = json!({"migrate_to_chat_id": id});
         }

@@ -29,9 +29,18 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Self {
         Self {
-            chat: Limit { count: 1, window: Duration::from_secs(1) },
-            group: Limit { count: 20, window: Duration::from_mins(1) },
-            overall: Limit { count: 30, window: Duration::from_secs(1) },
+            chat: Limit {
+                count: 1,
+                window: Duration::from_secs(1),
+            },
+            group: Limit {
+                count: 20,
+                window: Duration::from_mins(1),
+            },
+            overall: Limit {
+                count: 30,
+                window: Duration::from_secs(1),
+            },
             tolerance: Duration::from_millis(20),
         }
     }
@@ -40,8 +49,16 @@ impl Default for Pace {
 impl Pace {
     /// No limits.
     pub fn unlimited() -> Self {
-        let none = Limit { count: usize::MAX, window: Duration::ZERO };
-        Self { chat: none, group: none, overall: none, tolerance: Duration::ZERO }
+        let none = Limit {
+            count: usize::MAX,
+            window: Duration::ZERO,
+        };
+        Self {
+            chat: none,
+            group: none,
+            overall: none,
+            tolerance: Duration::ZERO,
+        }
     }
 }
 
@@ -79,27 +96,56 @@ pub(super) struct Meters {
 
 impl Meters {
     pub(super) fn new(pace: Pace) -> Self {
-        Self { pace, ..Self::default() }
+        Self {
+            pace,
+            ..Self::default()
+        }
     }
 
     /// Refuses what comes within a time that an earlier answer asked for.
     pub(super) fn quiet(&mut self, token: &str, chat: i64, now: Instant) -> Result<(), TooMany> {
-        let chat = self.chats.entry((token.to_owned(), chat)).or_default().silent_until;
-        let overall = self.tokens.entry(token.to_owned()).or_default().silent_until;
+        let chat = self
+            .chats
+            .entry((token.to_owned(), chat))
+            .or_default()
+            .silent_until;
+        let overall = self
+            .tokens
+            .entry(token.to_owned())
+            .or_default()
+            .silent_until;
         // The sender's count of the seconds starts later than ours, so there is nothing to be lenient about.
         match chat.max(overall) {
-            Some(until) if until > now => Err(TooMany { retry_after: seconds(until - now), violation: true }),
+            Some(until) if until > now => Err(TooMany {
+                retry_after: seconds(until - now),
+                violation: true,
+            }),
             _ => Ok(()),
         }
     }
 
     /// Takes a place for one message, or says how long there is none.
-    pub(super) fn take(&mut self, token: &str, chat: i64, group: bool, now: Instant) -> Result<(), TooMany> {
-        let Pace { chat: per_chat, group: per_group, overall: all, tolerance } = self.pace;
+    pub(super) fn take(
+        &mut self,
+        token: &str,
+        chat: i64,
+        group: bool,
+        now: Instant,
+    ) -> Result<(), TooMany> {
+        let Pace {
+            chat: per_chat,
+            group: per_group,
+            overall: all,
+            tolerance,
+        } = self.pace;
         let in_chat = self.chats.entry((token.to_owned(), chat)).or_default();
         let overall = self.tokens.entry(token.to_owned()).or_default();
         let chat_full = in_chat.full_until(per_chat, tolerance, now);
-        let group_full = if group { in_chat.full_until(per_group, tolerance, now) } else { None };
+        let group_full = if group {
+            in_chat.full_until(per_group, tolerance, now)
+        } else {
+            None
+        };
         let of_chat = chat_full.max(group_full);
         let of_all = overall.full_until(all, tolerance, now);
         if let Some(until) = of_chat.max(of_all) {
@@ -111,10 +157,20 @@ impl Meters {
             if of_all.is_some() {
                 overall.silent_until = silent_until;
             }
-            return Err(TooMany { retry_after, violation: false });
+            return Err(TooMany {
+                retry_after,
+                violation: false,
+            });
         }
-        for (meter, keep) in [(in_chat, per_chat.window.max(per_group.window)), (overall, all.window)] {
-            while meter.taken.front().is_some_and(|first| now.saturating_duration_since(*first) > keep) {
+        for (meter, keep) in [
+            (in_chat, per_chat.window.max(per_group.window)),
+            (overall, all.window),
+        ] {
+            while meter
+                .taken
+                .front()
+                .is_some_and(|first| now.saturating_duration_since(*first) > keep)
+            {
                 meter.taken.pop_front();
             }
             meter.taken.push_back(now);

@@ -12,14 +12,27 @@ pub(super) struct Params(HashMap<String, String>);
 
 impl Params {
     pub(super) fn read(arrived: &Arrived) -> Result<Self, Refusal> {
-        let mut params = arrived.uri.query().map_or(Ok(HashMap::new()), |query| form(query.as_bytes()))?;
-        let content_type = arrived.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+        let mut params = arrived
+            .uri
+            .query()
+            .map_or(Ok(HashMap::new()), |query| form(query.as_bytes()))?;
+        let content_type = arrived
+            .headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        let essence = content_type
+            .and_then(|value| value.split(';').next())
+            .unwrap_or_default()
+            .trim();
         match essence.to_ascii_lowercase().as_str() {
             "application/json" => params.extend(json(&arrived.body)?),
             "application/x-www-form-urlencoded" => params.extend(form(&arrived.body)?),
             _ if arrived.body.is_empty() => {}
-            _ => return Err(Refusal::bad_request("the stand-in reads JSON and forms only")),
+            _ => {
+                return Err(Refusal::bad_request(
+                    "the stand-in reads JSON and forms only",
+                ));
+            }
         }
         Ok(Self(params))
     }
@@ -29,8 +42,12 @@ impl Params {
     }
 
     pub(super) fn flag(&self, name: &str) -> bool {
-        self.get(name)
-            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "yes" | "t" | "y"))
+        self.get(name).is_some_and(|value| {
+            matches!(
+                value.to_ascii_lowercase().as_str(),
+                "true" | "1" | "yes" | "t" | "y"
+            )
+        })
     }
 }
 
@@ -39,9 +56,10 @@ fn json(body: &[u8]) -> Result<HashMap<String, String>, Refusal> {
         return Err(not_utf8());
     }
     match serde_json::from_slice(body) {
-        Ok(Value::Object(object)) => {
-            Ok(object.into_iter().filter_map(|(name, value)| Some((name, text(value)?))).collect())
-        }
+        Ok(Value::Object(object)) => Ok(object
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, text(value)?)))
+            .collect()),
         _ => Err(Refusal::bad_request("can't parse the JSON object")),
     }
 }
@@ -69,7 +87,8 @@ fn form(bytes: &[u8]) -> Result<HashMap<String, String>, Refusal> {
 /// Percent-decoding, with `+` for a space; a `%` that begins no escape stands for itself.
 fn decode(bytes: &[u8]) -> Result<String, Refusal> {
     let hex = |byte: Option<&u8>| {
-        byte.and_then(|byte| char::from(*byte).to_digit(16)).and_then(|digit| u8::try_from(digit).ok())
+        byte.and_then(|byte| char::from(*byte).to_digit(16))
+            .and_then(|digit| u8::try_from(digit).ok())
     };
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut at = 0;

@@ -75,7 +75,10 @@ impl Chat {
     /// Gives it a public name: `@name`.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
-        Self { username: Some(name.trim_start_matches('@').to_ascii_lowercase()), ..self }
+        Self {
+            username: Some(name.trim_start_matches('@').to_ascii_lowercase()),
+            ..self
+        }
     }
 
     /// Gives it a topic: a `message_thread_id` that exists.
@@ -95,13 +98,19 @@ impl Chat {
     /// The person blocked the bot; the group or channel threw it out.
     #[must_use]
     pub fn closed(self) -> Self {
-        Self { closed: true, ..self }
+        Self {
+            closed: true,
+            ..self
+        }
     }
 
     /// The group has become the supergroup of this id.
     #[must_use]
     pub fn upgraded_to(self, id: i64) -> Self {
-        Self { upgraded_to: Some(id), ..self }
+        Self {
+            upgraded_to: Some(id),
+            ..self
+        }
     }
 
     fn forbidden(&self) -> &'static str {
@@ -115,7 +124,11 @@ impl Chat {
 
     fn shown(&self) -> Value {
         let mut shown = json!({"id": self.id, "type": self.kind.name()});
-        let name = if self.kind == Kind::Private { "first_name" } else { "title" };
+        let name = if self.kind == Kind::Private {
+            "first_name"
+        } else {
+            "title"
+        };
         shown[name] = json!("testbed");
         if let Some(username) = &self.username {
             shown["username"] = json!(username);
@@ -136,7 +149,13 @@ pub(super) struct Refusal {
 
 impl Refusal {
     fn new(code: u16, description: impl Into<String>) -> Self {
-        Self { code, description: description.into(), retry_after: None, migrate_to_chat_id: None, violation: false }
+        Self {
+            code,
+            description: description.into(),
+            retry_after: None,
+            migrate_to_chat_id: None,
+            violation: false,
+        }
     }
 
     pub(super) fn bad_request(what: &str) -> Self {
@@ -145,9 +164,18 @@ impl Refusal {
 }
 
 impl From<TooMany> for Refusal {
-    fn from(TooMany { retry_after, violation }: TooMany) -> Self {
+    fn from(
+        TooMany {
+            retry_after,
+            violation,
+        }: TooMany,
+    ) -> Self {
         let description = format!("Too Many Requests: retry after {retry_after}");
-        Self { retry_after: Some(retry_after), violation, ..Self::new(429, description) }
+        Self {
+            retry_after: Some(retry_after),
+            violation,
+            ..Self::new(429, description)
+        }
     }
 }
 
@@ -178,11 +206,14 @@ impl Rules {
         params: Result<&Params, &Refusal>,
         moment: Moment,
     ) -> Result<(Message, Value), Refusal> {
-        let token = token.filter(|token| well_formed(token)).ok_or_else(|| Refusal::new(404, "Not Found"))?;
+        let token = token
+            .filter(|token| well_formed(token))
+            .ok_or_else(|| Refusal::new(404, "Not Found"))?;
         if !self.tokens.contains(token) {
             return Err(Refusal::new(401, "Unauthorized"));
         }
-        let params = params.map_err(|refusal| Refusal::new(refusal.code, refusal.description.clone()))?;
+        let params =
+            params.map_err(|refusal| Refusal::new(refusal.code, refusal.description.clone()))?;
         let text = params.get("text").unwrap_or_default();
         if text.trim().is_empty() {
             return Err(Refusal::bad_request("message text is empty"));
@@ -192,7 +223,10 @@ impl Rules {
         self.meters.quiet(token, chat.id, moment.instant)?;
         if let Some(id) = chat.upgraded_to {
             let refusal = Refusal::bad_request("group chat was upgraded to a supergroup chat");
-            return Err(Refusal { migrate_to_chat_id: Some(id), ..refusal });
+            return Err(Refusal {
+                migrate_to_chat_id: Some(id),
+                ..refusal
+            });
         }
         if chat.closed {
             return Err(Refusal::new(403, chat.forbidden()));
@@ -206,7 +240,8 @@ impl Rules {
         if text.encode_utf16().count() > LONGEST {
             return Err(Refusal::bad_request("message is too long"));
         }
-        self.meters.take(token, chat.id, chat.kind.is_group(), moment.instant)?;
+        self.meters
+            .take(token, chat.id, chat.kind.is_group(), moment.instant)?;
         let last = self.last_ids.entry(chat.id).or_default();
         *last += 1;
         let message = Message {
@@ -232,28 +267,47 @@ impl Rules {
         let found = match given.strip_prefix('@') {
             Some(name) => {
                 let name = name.to_ascii_lowercase();
-                self.chats.values().find(|chat| chat.kind != Kind::Private && chat.username.as_ref() == Some(&name))
+                self.chats.values().find(|chat| {
+                    chat.kind != Kind::Private && chat.username.as_ref() == Some(&name)
+                })
             }
             None => given.parse().ok().and_then(|id: i64| self.chats.get(&id)),
         };
-        found.cloned().ok_or_else(|| Refusal::bad_request("chat not found"))
+        found
+            .cloned()
+            .ok_or_else(|| Refusal::bad_request("chat not found"))
     }
 }
 
 fn thread(params: &Params) -> Result<Option<i64>, Refusal> {
-    let Some(given) = params.get("message_thread_id").filter(|given| !given.is_empty()) else { return Ok(None) };
+    let Some(given) = params
+        .get("message_thread_id")
+        .filter(|given| !given.is_empty())
+    else {
+        return Ok(None);
+    };
     match given.parse() {
         Ok(0) => Ok(None),
         Ok(id) => Ok(Some(id)),
-        Err(_) => Err(Refusal::bad_request("invalid message thread identifier specified")),
+        Err(_) => Err(Refusal::bad_request(
+            "invalid message thread identifier specified",
+        )),
     }
 }
 
 /// `digits:characters`: anything else is no token, and its path is found nowhere.
 fn well_formed(token: &str) -> bool {
-    let Some((id, secret)) = token.split_once(':') else { return false };
-    let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) && !secret.is_empty() && is_word(secret)
+    let Some((id, secret)) = token.split_once(':') else {
+        return false;
+    };
+    let is_word = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    !id.is_empty()
+        && id.bytes().all(|byte| byte.is_ascii_digit())
+        && !secret.is_empty()
+        && is_word(secret)
 }
 
 /// The part of a token that is no secret.
@@ -268,7 +322,11 @@ pub(super) fn bot_id(token: &str) -> String {
 
 /// The Message object of the answer: <https://core.telegram.org/bots/api#message>.
 fn shown(message: &Message, chat: &Chat) -> Value {
-    let date = message.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let date = message
+        .time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .as_secs();
     let mut shown = json!({
         "message_id": message.message_id,
         "chat": chat.shown(),
@@ -280,7 +338,8 @@ fn shown(message: &Message, chat: &Chat) -> Value {
         shown["sender_chat"] = chat.shown();
     } else {
         let id: i64 = message.bot.parse().unwrap_or_default();
-        shown["from"] = json!({"id": id, "is_bot": true, "first_name": "testbed", "username": "testbed_bot"});
+        shown["from"] =
+            json!({"id": id, "is_bot": true, "first_name": "testbed", "username": "testbed_bot"});
     }
     if let Some(thread) = message.message_thread_id {
         shown["message_thread_id"] = json!(thread);

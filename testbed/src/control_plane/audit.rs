@@ -67,9 +67,13 @@ pub struct Subject {
 impl Subject {
     /// Whether it asks for something to be changed. Reviews (of access, of tokens) are created but change nothing.
     pub fn is_write(&self) -> bool {
-        matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
-            && !matches!(self.group.as_str(), "authentication.k8s.io" | "authorization.k8s.io")
-            && self.resource != "serviceaccounts/token"
+        matches!(
+            self.verb.as_str(),
+            "create" | "update" | "patch" | "delete" | "deletecollection"
+        ) && !matches!(
+            self.group.as_str(),
+            "authentication.k8s.io" | "authorization.k8s.io"
+        ) && self.resource != "serviceaccounts/token"
     }
 }
 
@@ -90,7 +94,10 @@ pub struct Request {
 
 impl Audit {
     pub(super) fn new(path: &Path, admin: Kubeconfig) -> Self {
-        Self { path: path.into(), admin }
+        Self {
+            path: path.into(),
+            admin,
+        }
     }
 
     /// Says to whoever reads the log later that here what is granted is refused for a while: a test takes a right away.
@@ -109,20 +116,33 @@ impl Audit {
         let from = std::fs::metadata(&self.path)?.len();
         let mark = Uuid::new_v4().to_string();
         let request = http::Request::get(format!("/version?mark={mark}")).body(Vec::new())?;
-        super::kubeconfig::client(&self.admin).await?.request_text(request).await?;
+        super::kubeconfig::client(&self.admin)
+            .await?
+            .request_text(request)
+            .await?;
         let until = Instant::now() + PATIENCE;
         loop {
             let text = self.read(from, None)?;
-            let (mut at, mut lines) = (from, text.split_inclusive('\n').filter(|line| line.ends_with('\n')));
+            let (mut at, mut lines) = (
+                from,
+                text.split_inclusive('\n')
+                    .filter(|line| line.ends_with('\n')),
+            );
             let own = lines.find(|line| {
                 at += line.len() as u64;
                 line.contains(&mark)
             });
             if let Some(request) = own.map(parse).transpose()?.flatten() {
-                return Ok(Mark { at, time: request.time });
+                return Ok(Mark {
+                    at,
+                    time: request.time,
+                });
             }
             if Instant::now() > until {
-                bail!("the mark is not in the audit log {} after {PATIENCE:?}", self.path.display());
+                bail!(
+                    "the mark is not in the audit log {} after {PATIENCE:?}",
+                    self.path.display()
+                );
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -136,7 +156,13 @@ impl Audit {
         let until = self.mark().await?;
         let text = self.read(since.at, Some(until.at))?;
         let requests = text.lines().filter_map(|line| parse(line).transpose());
-        requests.filter(|request| request.as_ref().map_or(true, |request| request.time > since.time)).collect()
+        requests
+            .filter(|request| {
+                request
+                    .as_ref()
+                    .map_or(true, |request| request.time > since.time)
+            })
+            .collect()
     }
 
     /// The writes among them, counted; also those that were refused.
@@ -171,7 +197,10 @@ pub fn logs(folder: &Path, since: Timestamp) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for file in std::fs::read_dir(folder)? {
         let file = file?;
-        let is_log = file.path().extension().is_some_and(|extension| extension == "log");
+        let is_log = file
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == "log");
         if is_log && Timestamp::try_from(file.metadata()?.modified()?)? >= since {
             logs.push(file.path());
         }
@@ -240,19 +269,34 @@ struct ResponseStatus {
 /// `None` for the second line of a watch, and for what a killed apiserver left of a line.
 fn parse(line: &str) -> Result<Option<Request>> {
     // After a kill -9 in the middle of a line, the next apiserver's first line is on the same one.
-    let Some(start) = line.rfind(r#"{"kind":"Event""#) else { return Ok(None) };
-    let event: Event =
-        serde_json::from_str(&line[start..]).with_context(|| format!("in the audit log: {}", &line[start..]))?;
+    let Some(start) = line.rfind(r#"{"kind":"Event""#) else {
+        return Ok(None);
+    };
+    let event: Event = serde_json::from_str(&line[start..])
+        .with_context(|| format!("in the audit log: {}", &line[start..]))?;
     let code = event.response_status.map_or(0, |status| status.code);
     if event.stage == "ResponseComplete" && event.verb == "watch" && code < 400 {
         return Ok(None);
     }
-    let ObjectRef { api_group: group, mut resource, subresource, namespace, name } = event.object_ref;
+    let ObjectRef {
+        api_group: group,
+        mut resource,
+        subresource,
+        namespace,
+        name,
+    } = event.object_ref;
     if !subresource.is_empty() {
         resource = format!("{resource}/{subresource}");
     }
     Ok(Some(Request {
-        subject: Subject { user: event.user.username, verb: event.verb, group, resource, namespace, name },
+        subject: Subject {
+            user: event.user.username,
+            verb: event.verb,
+            group,
+            resource,
+            namespace,
+            name,
+        },
         code,
         lacked_right: event
             .annotations
@@ -287,7 +331,9 @@ mod tests {
 
     #[test]
     fn a_line_is_a_request() {
-        let request = parse(&line("ResponseComplete", "patch", 200)).unwrap().unwrap();
+        let request = parse(&line("ResponseComplete", "patch", 200))
+            .unwrap()
+            .unwrap();
         assert_eq!(
             request.subject,
             Subject {
@@ -311,10 +357,18 @@ mod tests {
         std::fs::write(&new, "").unwrap();
         std::fs::write(&old, "").unwrap();
         let hour_ago = now - jiff::SignedDuration::from_hours(1);
-        File::options().write(true).open(&old).unwrap().set_modified(hour_ago.into()).unwrap();
+        File::options()
+            .write(true)
+            .open(&old)
+            .unwrap()
+            .set_modified(hour_ago.into())
+            .unwrap();
         std::fs::write(new.with_extension(REFUSES), "").unwrap();
         let minute_ago = now - jiff::SignedDuration::from_mins(1);
-        assert_eq!(logs(folder.path(), minute_ago).unwrap(), std::slice::from_ref(&new));
+        assert_eq!(
+            logs(folder.path(), minute_ago).unwrap(),
+            std::slice::from_ref(&new)
+        );
         assert!(refuses(&new) && !refuses(&old));
     }
 
@@ -329,15 +383,32 @@ mod tests {
             std::fs::write(&log, &left).unwrap();
             assert_eq!(kept(&log).unwrap().len(), 1, "{cut} bytes left");
             std::fs::write(&log, [&left, whole.as_bytes(), b"\n"].concat()).unwrap();
-            assert_eq!(kept(&log).unwrap().len(), 2, "{cut} bytes left, and a start after the kill");
+            assert_eq!(
+                kept(&log).unwrap().len(),
+                2,
+                "{cut} bytes left, and a start after the kill"
+            );
         }
     }
 
     #[test]
     fn a_watch_counts_once() {
-        assert!(parse(&line("ResponseStarted", "watch", 200)).unwrap().is_some());
-        assert!(parse(&line("ResponseComplete", "watch", 200)).unwrap().is_none());
-        assert!(parse(&line("ResponseComplete", "watch", 403)).unwrap().is_some(), "one that was refused never starts");
+        assert!(
+            parse(&line("ResponseStarted", "watch", 200))
+                .unwrap()
+                .is_some()
+        );
+        assert!(
+            parse(&line("ResponseComplete", "watch", 200))
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            parse(&line("ResponseComplete", "watch", 403))
+                .unwrap()
+                .is_some(),
+            "one that was refused never starts"
+        );
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
 };
 
 /// A certificate and its key, both PEM.
@@ -20,10 +20,17 @@ pub(super) struct Authority {
 impl Authority {
     pub(super) fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "testbed");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "testbed");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        Ok(Self {
+            issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)?,
+        })
     }
 
     pub(super) fn pem(&self) -> String {
@@ -32,9 +39,17 @@ impl Authority {
 
     /// The apiserver's certificate, for the names that clients reach it under.
     pub(super) fn server(&self) -> Result<Pair> {
-        let names = ["127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+        let names = [
+            "127.0.0.1",
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ];
         let mut params = CertificateParams::new(names.map(String::from))?;
-        params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "kube-apiserver");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.sign(params)
     }
@@ -45,8 +60,14 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
         // rcgen keeps one value a type; the same type spelled by its OID is another type to it.
-        let organisation = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
-        ensure!(groups.len() <= organisation.len(), "a client certificate here carries at most two groups");
+        let organisation = [
+            DnType::OrganizationName,
+            DnType::CustomDnType(vec![2, 5, 4, 10]),
+        ];
+        ensure!(
+            groups.len() <= organisation.len(),
+            "a client certificate here carries at most two groups"
+        );
         for (attribute, group) in organisation.into_iter().zip(groups) {
             params.distinguished_name.push(attribute, *group);
         }
@@ -57,6 +78,9 @@ impl Authority {
     fn sign(&self, mut params: CertificateParams) -> Result<Pair> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate()?;
-        Ok(Pair { certificate: params.signed_by(&key, &self.issuer)?.pem(), key: key.serialize_pem() })
+        Ok(Pair {
+            certificate: params.signed_by(&key, &self.issuer)?.pem(),
+            key: key.serialize_pem(),
+        })
     }
 }

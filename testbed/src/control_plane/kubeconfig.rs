@@ -9,7 +9,9 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
-use kube::config::{AuthInfo, Context as KubeContext, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedContext};
+use kube::config::{
+    AuthInfo, Context as KubeContext, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedContext,
+};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 
@@ -19,7 +21,12 @@ use super::certs::Pair;
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 
 /// A kubeconfig for `user`, who holds a client certificate.
-pub(super) fn with_certificate(server: &str, ca: &str, user: &str, pair: &Pair) -> Result<Kubeconfig> {
+pub(super) fn with_certificate(
+    server: &str,
+    ca: &str,
+    user: &str,
+    pair: &Pair,
+) -> Result<Kubeconfig> {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -38,19 +45,35 @@ pub(super) fn with_certificate(server: &str, ca: &str, user: &str, pair: &Pair) 
 ///
 /// # Errors
 /// There is no such `ServiceAccount`, or `admin` may not ask for its token.
-pub async fn for_service_account(admin: &Kubeconfig, namespace: &str, name: &str) -> Result<Kubeconfig> {
+pub async fn for_service_account(
+    admin: &Kubeconfig,
+    namespace: &str,
+    name: &str,
+) -> Result<Kubeconfig> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client(admin).await?, namespace);
-    let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };
-    let request = TokenRequest { spec, ..TokenRequest::default() };
+    let spec = TokenRequestSpec {
+        expiration_seconds: Some(TOKEN_SECONDS),
+        ..TokenRequestSpec::default()
+    };
+    let request = TokenRequest {
+        spec,
+        ..TokenRequest::default()
+    };
     let answer = accounts
         .create_token_request(name, &PostParams::default(), &request)
         .await
         .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
-    let token = answer.status.context("a TokenRequest without a status")?.token;
+    let token = answer
+        .status
+        .context("a TokenRequest without a status")?
+        .token;
 
     let mut config = admin.clone();
     let user = format!("system:serviceaccount:{namespace}:{name}");
-    let current = config.current_context.as_deref().context("the kubeconfig names no current-context")?;
+    let current = config
+        .current_context
+        .as_deref()
+        .context("the kubeconfig names no current-context")?;
     let cluster = config
         .contexts
         .iter()
@@ -69,8 +92,15 @@ pub async fn for_service_account(admin: &Kubeconfig, namespace: &str, name: &str
         }),
         ..NamedContext::default()
     }];
-    let auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
-    config.auth_infos = vec![NamedAuthInfo { name: user, auth_info: Some(auth_info), ..NamedAuthInfo::default() }];
+    let auth_info = AuthInfo {
+        token: Some(token.into()),
+        ..AuthInfo::default()
+    };
+    config.auth_infos = vec![NamedAuthInfo {
+        name: user,
+        auth_info: Some(auth_info),
+        ..NamedAuthInfo::default()
+    }];
     Ok(config)
 }
 
@@ -79,7 +109,8 @@ pub async fn for_service_account(admin: &Kubeconfig, namespace: &str, name: &str
 /// # Errors
 /// The kubeconfig is not usable.
 pub async fn client(config: &Kubeconfig) -> Result<Client> {
-    let mut config = Config::from_custom_kubeconfig(config.clone(), &KubeConfigOptions::default()).await?;
+    let mut config =
+        Config::from_custom_kubeconfig(config.clone(), &KubeConfigOptions::default()).await?;
     config.proxy_url = None; // the apiserver is on loopback, whatever HTTPS_PROXY says
     Ok(Client::try_from(config)?)
 }

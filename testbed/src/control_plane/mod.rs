@@ -55,7 +55,12 @@ pub struct Options {
 impl Default for Options {
     /// Everything.
     fn default() -> Self {
-        Self { controller_manager: true, scheduler: true, kwok: true, apiserver_flags: Vec::new() }
+        Self {
+            controller_manager: true,
+            scheduler: true,
+            kwok: true,
+            apiserver_flags: Vec::new(),
+        }
     }
 }
 
@@ -63,7 +68,12 @@ impl Options {
     /// etcd and kube-apiserver alone. Without the controller-manager a namespace has no `default` `ServiceAccount`, and
     /// Pods are refused.
     pub fn apiserver_only() -> Self {
-        Self { controller_manager: false, scheduler: false, kwok: false, apiserver_flags: Vec::new() }
+        Self {
+            controller_manager: false,
+            scheduler: false,
+            kwok: false,
+            apiserver_flags: Vec::new(),
+        }
     }
 }
 
@@ -86,7 +96,10 @@ struct Running {
 
 impl Running {
     fn all(&mut self) -> impl Iterator<Item = &mut Child> {
-        self.clients.iter_mut().chain(&mut self.apiserver).chain([&mut self.etcd])
+        self.clients
+            .iter_mut()
+            .chain(&mut self.apiserver)
+            .chain([&mut self.etcd])
     }
 }
 
@@ -97,7 +110,9 @@ impl Running {
 /// As [`ControlPlane::start`]; the next caller then tries again.
 pub async fn shared() -> Result<&'static ControlPlane> {
     static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
-    SHARED.get_or_try_init(|| ControlPlane::start(Options::default())).await
+    SHARED
+        .get_or_try_init(|| ControlPlane::start(Options::default()))
+        .await
 }
 
 impl ControlPlane {
@@ -127,7 +142,11 @@ impl ControlPlane {
         let etcd = servers.etcd()?;
         let apiserver = Some(servers.apiserver()?);
         let plane = Self {
-            running: Mutex::new(Running { clients: Vec::new(), apiserver, etcd }),
+            running: Mutex::new(Running {
+                clients: Vec::new(),
+                apiserver,
+                etcd,
+            }),
             servers,
             authority,
             admin,
@@ -138,19 +157,31 @@ impl ControlPlane {
 
         let client = plane.client().await?;
         if options.kwok {
-            Api::all(client.clone()).create(&kube::api::PostParams::default(), &node()?).await?;
+            Api::all(client.clone())
+                .create(&kube::api::PostParams::default(), &node()?)
+                .await?;
             let file = plane.kubeconfig_for_user("kwok", &["system:masters"])?;
             plane.running().clients.push(plane.servers.kwok(&file)?);
         }
         if options.scheduler {
             let file = plane.kubeconfig_for_user("system:kube-scheduler", &[])?;
-            plane.running().clients.push(plane.servers.scheduler(&file)?);
+            plane
+                .running()
+                .clients
+                .push(plane.servers.scheduler(&file)?);
         }
         if options.controller_manager {
             let file = plane.kubeconfig_for_user("system:kube-controller-manager", &[])?;
-            plane.running().clients.push(plane.servers.controller_manager(&file)?);
+            plane
+                .running()
+                .clients
+                .push(plane.servers.controller_manager(&file)?);
             let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-            plane.ready("kube-controller-manager", async || Ok(accounts.get_opt("default").await?.is_some())).await?;
+            plane
+                .ready("kube-controller-manager", async || {
+                    Ok(accounts.get_opt("default").await?.is_some())
+                })
+                .await?;
         }
         Ok(plane)
     }
@@ -187,7 +218,11 @@ impl ControlPlane {
     ///
     /// # Errors
     /// There is no such `ServiceAccount`.
-    pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+    pub async fn kubeconfig_for_service_account(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PathBuf> {
         let config = kubeconfig::for_service_account(&self.admin, namespace, name).await?;
         self.write_kubeconfig(&config, &format!("{namespace}.{name}"))
     }
@@ -203,7 +238,11 @@ impl ControlPlane {
     }
 
     fn write_kubeconfig(&self, config: &Kubeconfig, of: &str) -> Result<PathBuf> {
-        let file = self.servers.file(&format!("{}-{}.kubeconfig", of.replace([':', '/'], "_"), uuid::Uuid::new_v4()));
+        let file = self.servers.file(&format!(
+            "{}-{}.kubeconfig",
+            of.replace([':', '/'], "_"),
+            uuid::Uuid::new_v4()
+        ));
         kubeconfig::write(config, &file)?;
         Ok(file)
     }
@@ -211,11 +250,18 @@ impl ControlPlane {
     /// kubectl as admin, to be given arguments. It is killed when its handle is dropped, or the thread that starts it
     /// ends.
     pub fn kubectl(&self) -> Command {
-        let mut command = Command::from(dies_with_its_thread(self.servers.binaries.join("kubectl")));
+        let mut command =
+            Command::from(dies_with_its_thread(self.servers.binaries.join("kubectl")));
         command
-            .arg(format!("--kubeconfig={}", self.admin_kubeconfig().display()))
+            .arg(format!(
+                "--kubeconfig={}",
+                self.admin_kubeconfig().display()
+            ))
             // Not the user's own: it is kept by host and port, and a former control plane may have had this one's.
-            .arg(format!("--cache-dir={}", self.servers.file("kubectl-cache").display()))
+            .arg(format!(
+                "--cache-dir={}",
+                self.servers.file("kubectl-cache").display()
+            ))
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command
@@ -227,7 +273,11 @@ impl ControlPlane {
     /// It fails; what it said is the error.
     pub async fn run_kubectl(&self, args: &[&str], input: &str) -> Result<String> {
         let mut command = self.kubectl();
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().context("starting kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
             // One that does not read its input closes it; what it then says is the error to tell.
@@ -287,7 +337,10 @@ impl ControlPlane {
     async fn apiserver_ready(&self) -> Result<()> {
         let client = self.client().await?;
         self.ready("kube-apiserver", async || {
-            Ok(client.request_text(http::Request::get("/readyz").body(Vec::new())?).await? == "ok")
+            Ok(client
+                .request_text(http::Request::get("/readyz").body(Vec::new())?)
+                .await?
+                == "ok")
         })
         .await
     }
@@ -302,8 +355,15 @@ impl ControlPlane {
             }
             self.running().all().try_for_each(Child::check_running)?;
             if Instant::now() > until {
-                let log = self.running().all().find(|child| child.name() == server).map(|child| child.log_tail());
-                bail!("{server} is not ready after {PATIENCE:?}: {seen:?}\n{}", log.unwrap_or_default());
+                let log = self
+                    .running()
+                    .all()
+                    .find(|child| child.name() == server)
+                    .map(|child| child.log_tail());
+                bail!(
+                    "{server} is not ready after {PATIENCE:?}: {seen:?}\n{}",
+                    log.unwrap_or_default()
+                );
             }
             sleep(LOOK_EVERY).await;
         }

@@ -36,7 +36,13 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) fn choose() -> Result<Self> {
         let [etcd, etcd_peer, apiserver, controller_manager, scheduler] = free_ports()?;
-        Ok(Self { etcd, etcd_peer, apiserver, controller_manager, scheduler })
+        Ok(Self {
+            etcd,
+            etcd_peer,
+            apiserver,
+            controller_manager,
+            scheduler,
+        })
     }
 }
 
@@ -44,13 +50,20 @@ impl Ports {
 /// within it, a client that keeps dialling a killed apiserver's port is sooner or later given that very port, connects
 /// to itself, and the apiserver cannot come back.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let end = range.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(32_768_u16);
+    let range =
+        std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = range
+        .split_whitespace()
+        .next()
+        .and_then(|low| low.parse().ok())
+        .unwrap_or(32_768_u16);
     let size = u128::from(end.max(LOWEST_PORT + 1_000) - LOWEST_PORT);
     let mut held = Vec::new(); // until all are chosen, so that they differ
     for _ in 0..1_000 {
         let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
-        held.extend(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(|listener| (port, listener)));
+        held.extend(
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(|listener| (port, listener)),
+        );
         if let Some(chosen) = held.first_chunk::<N>() {
             return Ok(chosen.each_ref().map(|(port, _)| *port));
         }
@@ -65,7 +78,11 @@ impl Servers {
 
     /// Where the apiserver logs who asked for what. In the folder that [`audit::KEPT_IN`] names it outlives the servers.
     pub(super) fn audit_log(&self) -> PathBuf {
-        let name = self.folder.file_name().unwrap_or_default().to_string_lossy();
+        let name = self
+            .folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy();
         match std::env::var_os(audit::KEPT_IN) {
             Some(folder) => Path::new(&folder).join(format!("{name}.log")),
             None => self.file("audit.log"),
@@ -87,7 +104,9 @@ impl Servers {
         write("service-accounts.key", &accounts.serialize_pem())?;
         write("service-accounts.pub", &accounts.public_key_pem())?;
         write("audit-policy.yaml", audit::POLICY)?;
-        self.audit_log().parent().map_or(Ok(()), fs::create_dir_all)?;
+        self.audit_log()
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)?;
         Ok(())
     }
 
@@ -113,9 +132,18 @@ impl Servers {
             .arg(flag("tls-private-key-file", self.file("apiserver.key")))
             .arg(flag("client-ca-file", self.file("ca.crt")))
             .arg("--service-account-issuer=https://kubernetes.default.svc")
-            .arg(flag("service-account-key-file", self.file("service-accounts.pub")))
-            .arg(flag("service-account-signing-key-file", self.file("service-accounts.key")))
-            .args(["--service-cluster-ip-range=10.0.0.0/16", "--authorization-mode=RBAC"])
+            .arg(flag(
+                "service-account-key-file",
+                self.file("service-accounts.pub"),
+            ))
+            .arg(flag(
+                "service-account-signing-key-file",
+                self.file("service-accounts.key"),
+            ))
+            .args([
+                "--service-cluster-ip-range=10.0.0.0/16",
+                "--authorization-mode=RBAC",
+            ])
             .args(["--endpoint-reconciler-type=none", "--allow-privileged"])
             // As OpenShift has it: who sets blockOwnerDeletion needs a right.
             .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
@@ -129,11 +157,22 @@ impl Servers {
     pub(super) fn controller_manager(&self, kubeconfig: &Path) -> Result<Child> {
         self.program("kube-controller-manager")
             .args(three_kubeconfigs(kubeconfig))
-            .args(["--bind-address=127.0.0.1", "--leader-elect=false", "--use-service-account-credentials"])
+            .args([
+                "--bind-address=127.0.0.1",
+                "--leader-elect=false",
+                "--use-service-account-credentials",
+            ])
             .arg(format!("--secure-port={}", self.ports.controller_manager))
-            .arg(flag("service-account-private-key-file", self.file("service-accounts.key")))
+            .arg(flag(
+                "service-account-private-key-file",
+                self.file("service-accounts.key"),
+            ))
             .arg(flag("root-ca-file", self.file("ca.crt")))
-            .args(["--controllers=*", "--kube-api-qps=400", "--kube-api-burst=800"])
+            .args([
+                "--controllers=*",
+                "--kube-api-qps=400",
+                "--kube-api-burst=800",
+            ])
             // kwok's node sends no heartbeat, and would be marked not ready after 50 s.
             .arg("--node-monitor-grace-period=24h")
             .spawn(self.file("kube-controller-manager.log"))
@@ -149,7 +188,8 @@ impl Servers {
 
     pub(super) fn kwok(&self, kubeconfig: &Path) -> Result<Child> {
         let stages = self.file("kwok-stages.yaml");
-        let all = fs::read_to_string(self.binaries.join("kwok-stages.yaml")).context("kwok's stages")?;
+        let all =
+            fs::read_to_string(self.binaries.join("kwok-stages.yaml")).context("kwok's stages")?;
         fs::write(&stages, without_the_end_of_jobs(&all)).context("kwok's stages")?;
         self.program("kwok")
             .arg(flag("kubeconfig", kubeconfig))
@@ -160,13 +200,18 @@ impl Servers {
 
     /// In the folder, and with it as home: no file of the user's is read or written.
     fn program(&self, name: &str) -> Program {
-        Program::new(self.binaries.join(name)).current_dir(&self.folder).env("HOME", &self.folder)
+        Program::new(self.binaries.join(name))
+            .current_dir(&self.folder)
+            .env("HOME", &self.folder)
     }
 }
 
 /// A Job is not done for having begun: [`crate::kubelet::end`] says what came of it.
 fn without_the_end_of_jobs(stages: &str) -> String {
-    stages.split_inclusive("---\n").filter(|stage| !stage.contains("\n  name: pod-complete\n")).collect()
+    stages
+        .split_inclusive("---\n")
+        .filter(|stage| !stage.contains("\n  name: pod-complete\n"))
+        .collect()
 }
 
 fn local(port: u16) -> String {
@@ -178,5 +223,10 @@ fn flag(name: &str, file: impl AsRef<Path>) -> String {
 }
 
 fn three_kubeconfigs(file: &Path) -> [String; 3] {
-    ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"].map(|name| flag(name, file))
+    [
+        "kubeconfig",
+        "authentication-kubeconfig",
+        "authorization-kubeconfig",
+    ]
+    .map(|name| flag(name, file))
 }

@@ -43,10 +43,17 @@ pub(super) async fn serve(
     })
 }
 
-async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Error> {
+async fn through(
+    shared: &Shared,
+    line: &Arc<Line>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Error> {
     let moment = Moment::now();
     let (about, request) = read(request).await?;
-    shared.requests.push(Seen { at: moment.instant, request: about.clone() });
+    shared.requests.push(Seen {
+        at: moment.instant,
+        request: about.clone(),
+    });
     let faults = shared.rules.decide(|matching| matching.matches(&about));
     if let Some(answer) = before(&faults, &about).await? {
         return Ok(answer);
@@ -56,7 +63,13 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
         request = match fault {
             Fault::Repeat => {
                 let (first, second) = copies(request).await?;
-                shared.client.request(first).await?.into_body().collect().await?;
+                shared
+                    .client
+                    .request(first)
+                    .await?
+                    .into_body()
+                    .collect()
+                    .await?;
                 second
             }
             Fault::Late(delay) => {
@@ -84,15 +97,21 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
     let guarded = about.verb == Verb::Watch && response.status().is_success() && is_json;
     let response = response.map(|body| {
-        if guarded { shared.watches.guard(about.clone(), body, line) } else { body.map_err(Error::from).boxed_unsync() }
-    });
-    Ok(faults.into_iter().fold(response, |response, fault| match fault {
-        Fault::Hook(Point::AfterAnswer, hook) => {
-            let about = about.clone();
-            response.map(|body| when_answered(body, line, async move { hook(about).await }))
+        if guarded {
+            shared.watches.guard(about.clone(), body, line)
+        } else {
+            body.map_err(Error::from).boxed_unsync()
         }
-        _ => response,
-    }))
+    });
+    Ok(faults
+        .into_iter()
+        .fold(response, |response, fault| match fault {
+            Fault::Hook(Point::AfterAnswer, hook) => {
+                let about = about.clone();
+                response.map(|body| when_answered(body, line, async move { hook(about).await }))
+            }
+            _ => response,
+        }))
 }
 
 /// The same request twice, read whole.
@@ -123,10 +142,14 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
         match fault {
             Fault::Delay(delay) => tokio::time::sleep(*delay).await,
             Fault::Answer(refusal) => return Ok(Some(refuse(*refusal))),
-            Fault::Say(body) => return Ok(Some(json_response(StatusCode::OK, body.clone().into()))),
+            Fault::Say(body) => {
+                return Ok(Some(json_response(StatusCode::OK, body.clone().into())));
+            }
             Fault::Cut => return Err(cut()),
             Fault::Hang => std::future::pending().await,
-            Fault::Gone if about.verb == Verb::Watch => return Ok(Some(json_response(StatusCode::OK, GONE.into()))),
+            Fault::Gone if about.verb == Verb::Watch => {
+                return Ok(Some(json_response(StatusCode::OK, GONE.into())));
+            }
             Fault::Gone => return Ok(Some(refuse(StatusCode::GONE.into()))),
             // A task of its own: the hook may kill the client, and its end would end this one.
             Fault::Hook(Point::Before, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
@@ -136,10 +159,15 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
     Ok(None)
 }
 
-async fn after_applied(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<Body>>, Error> {
+async fn after_applied(
+    faults: &[Fault],
+    about: &ApiRequest,
+) -> Result<Option<Response<Body>>, Error> {
     for fault in faults {
         match fault {
-            Fault::Hook(Point::AfterApplied, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
+            Fault::Hook(Point::AfterApplied, hook) => {
+                go_on(tokio::spawn(hook(about.clone())).await?)?
+            }
             Fault::LoseAnswer(Lost::Cut) => return Err(cut()),
             Fault::LoseAnswer(Lost::Hang) => std::future::pending().await,
             Fault::LoseAnswer(Lost::Answer(refusal)) => return Ok(Some(refuse(*refusal))),
@@ -150,7 +178,11 @@ async fn after_applied(faults: &[Fault], about: &ApiRequest) -> Result<Option<Re
 }
 
 fn go_on(then: Then) -> Result<(), Error> {
-    if then == Then::Cut { Err(cut()) } else { Ok(()) }
+    if then == Then::Cut {
+        Err(cut())
+    } else {
+        Ok(())
+    }
 }
 
 fn cut() -> Error {
@@ -158,13 +190,18 @@ fn cut() -> Error {
 }
 
 fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 fn json_response(code: StatusCode, body: Bytes) -> Response<Body> {
     let mut response = Response::new(full(body));
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }
 
@@ -179,7 +216,9 @@ fn refuse(Refusal { code, retry_after }: Refusal) -> Response<Body> {
     }
     let mut response = json_response(code, status.to_string().into());
     if let Some(seconds) = retry_after {
-        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, seconds.into());
     }
     response
 }
@@ -203,10 +242,21 @@ fn reason(code: StatusCode) -> &'static str {
     }
 }
 
-fn outgoing(mut request: Request<Body>, scheme: &Scheme, authority: &Authority) -> Result<Request<Body>, Error> {
-    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    *request.uri_mut() =
-        Uri::builder().scheme(scheme.clone()).authority(authority.clone()).path_and_query(path).build()?;
+fn outgoing(
+    mut request: Request<Body>,
+    scheme: &Scheme,
+    authority: &Authority,
+) -> Result<Request<Body>, Error> {
+    let path = request
+        .uri()
+        .path_and_query()
+        .cloned()
+        .unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::builder()
+        .scheme(scheme.clone())
+        .authority(authority.clone())
+        .path_and_query(path)
+        .build()?;
     *request.version_mut() = Version::HTTP_11;
     strip(request.headers_mut());
     request.headers_mut().remove(header::HOST);
@@ -215,8 +265,13 @@ fn outgoing(mut request: Request<Body>, scheme: &Scheme, authority: &Authority) 
 
 /// Takes away what belongs to one connection only (RFC 9110, section 7.6.1).
 fn strip(headers: &mut HeaderMap) {
-    const OF_THE_CONNECTION: [HeaderName; 5] =
-        [header::CONNECTION, header::TE, header::TRAILER, header::TRANSFER_ENCODING, header::UPGRADE];
+    const OF_THE_CONNECTION: [HeaderName; 5] = [
+        header::CONNECTION,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ];
     for name in OF_THE_CONNECTION {
         headers.remove(name);
     }
@@ -227,16 +282,29 @@ fn strip(headers: &mut HeaderMap) {
 pub(super) const FLUSHED: Duration = Duration::from_secs(1);
 
 /// Runs `then` once the last of this body was handed to the kernel.
-fn when_answered(body: Body, line: &Arc<Line>, then: impl Future<Output = Then> + Send + 'static) -> Body {
+fn when_answered(
+    body: Body,
+    line: &Arc<Line>,
+    then: impl Future<Output = Then> + Send + 'static,
+) -> Body {
     let (done, ended) = oneshot::channel();
     let mut flushed = line.flushed();
     tokio::spawn(async move {
         if let Ok(flushed_before) = ended.await {
-            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > flushed_before)).await;
+            let _ = tokio::time::timeout(
+                FLUSHED,
+                flushed.wait_for(|flushed| *flushed > flushed_before),
+            )
+            .await;
             then.await;
         }
     });
-    Answer { body, line: line.clone(), done: Some(done) }.boxed_unsync()
+    Answer {
+        body,
+        line: line.clone(),
+        done: Some(done),
+    }
+    .boxed_unsync()
 }
 
 struct Answer {
@@ -257,7 +325,10 @@ impl hyper::body::Body for Answer {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

@@ -69,7 +69,10 @@ impl Proxy {
     /// A proxy in front of the apiserver at `url` (https), whose certificate is of the authority in `ca_pem`.
     pub fn start(url: &str, ca_pem: &str) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("{url} is no URL"))?;
-        let authority = uri.authority().cloned().with_context(|| format!("{url} has no host"))?;
+        let authority = uri
+            .authority()
+            .cloned()
+            .with_context(|| format!("{url} has no host"))?;
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
@@ -91,27 +94,47 @@ impl Proxy {
             watches: Arc::default(),
         });
         let own = tls::Authority::new("testbed proxy")?;
-        let config = tls::server_config(&own.server(&["127.0.0.1", "localhost"])?, None, &["h2", "http/1.1"])?;
+        let config = tls::server_config(
+            &own.server(&["127.0.0.1", "localhost"])?,
+            None,
+            &["h2", "http/1.1"],
+        )?;
         let server = Server::start(Some(config), {
             let shared = shared.clone();
             move |wire, line| connection(shared.clone(), wire, line)
         })?;
-        Ok(Self { shared, server: Arc::new(server), ca_pem: own.ca_pem().into() })
+        Ok(Self {
+            shared,
+            server: Arc::new(server),
+            ca_pem: own.ca_pem().into(),
+        })
     }
 
     /// A proxy in front of the cluster of a kubeconfig's current context.
     pub fn for_kubeconfig(kubeconfig: &str) -> anyhow::Result<Self> {
         let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
         let cluster = current_cluster(&kubeconfig)?;
-        let ca_pem = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+        let ca_pem = match (
+            &cluster.certificate_authority_data,
+            &cluster.certificate_authority,
+        ) {
             (Some(data), _) => {
-                let ByteString(pem) = serde_json::from_value(serde_json::Value::String(data.clone()))?;
+                let ByteString(pem) =
+                    serde_json::from_value(serde_json::Value::String(data.clone()))?;
                 String::from_utf8(pem)?
             }
-            (None, Some(file)) => std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?,
+            (None, Some(file)) => {
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?
+            }
             (None, None) => anyhow::bail!("the kubeconfig names no certificate authority"),
         };
-        Self::start(cluster.server.as_deref().context("the kubeconfig names no server")?, &ca_pem)
+        Self::start(
+            cluster
+                .server
+                .as_deref()
+                .context("the kubeconfig names no server")?,
+            &ca_pem,
+        )
     }
 
     /// Where it listens, such as `https://127.0.0.1:4711`.
@@ -129,8 +152,13 @@ impl Proxy {
     pub fn kubeconfig(&self, kubeconfig: &str) -> anyhow::Result<String> {
         let mut kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
         for named in &kubeconfig.auth_infos {
-            let has_token = |user: &kube::config::AuthInfo| user.token.is_some() || user.token_file.is_some();
-            ensure!(named.auth_info.as_ref().is_some_and(has_token), "user {} has no token", named.name);
+            let has_token =
+                |user: &kube::config::AuthInfo| user.token.is_some() || user.token_file.is_some();
+            ensure!(
+                named.auth_info.as_ref().is_some_and(has_token),
+                "user {} has no token",
+                named.name
+            );
         }
         for named in &mut kubeconfig.clusters {
             let cluster = named.cluster.get_or_insert_default();
@@ -146,8 +174,10 @@ impl Proxy {
 
     /// Writes to `to` what [`Self::kubeconfig`] makes of the file `from`.
     pub fn write_kubeconfig(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
-        let original = std::fs::read_to_string(from).with_context(|| format!("cannot read {}", from.display()))?;
-        std::fs::write(to, self.kubeconfig(&original)?).with_context(|| format!("cannot write {}", to.display()))
+        let original = std::fs::read_to_string(from)
+            .with_context(|| format!("cannot read {}", from.display()))?;
+        std::fs::write(to, self.kubeconfig(&original)?)
+            .with_context(|| format!("cannot write {}", to.display()))
     }
 
     /// Does this to requests that match. Where several orders match, each counts the request; they are carried out in
@@ -168,7 +198,11 @@ impl Proxy {
     }
 
     /// Drops events of running and later watches that match; a hit is an event dropped. Lists are not touched.
-    pub fn hide(&self, watches: Match, hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static) -> Order {
+    pub fn hide(
+        &self,
+        watches: Match,
+        hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
+    ) -> Order {
         self.shared.watches.hide(watches, hidden)
     }
 
@@ -210,16 +244,26 @@ impl Proxy {
 
     /// How many of the requests so far match.
     pub fn count(&self, matching: &Match) -> usize {
-        self.requests().iter().filter(|seen| matching.matches(&seen.request)).count()
+        self.requests()
+            .iter()
+            .filter(|seen| matching.matches(&seen.request))
+            .count()
     }
 
     /// The requests so far by verb and resource; a subresource stands after a slash.
     pub fn counts(&self) -> BTreeMap<(Verb, String), usize> {
         let mut counts = BTreeMap::new();
         for seen in self.requests() {
-            let ApiRequest { verb, resource, subresource, .. } = &seen.request;
+            let ApiRequest {
+                verb,
+                resource,
+                subresource,
+                ..
+            } = &seen.request;
             let slash = if subresource.is_empty() { "" } else { "/" };
-            *counts.entry((*verb, format!("{resource}{slash}{subresource}"))).or_default() += 1;
+            *counts
+                .entry((*verb, format!("{resource}{slash}{subresource}")))
+                .or_default() += 1;
         }
         counts
     }
@@ -235,11 +279,24 @@ impl Proxy {
 }
 
 fn current_cluster(kubeconfig: &Kubeconfig) -> anyhow::Result<&Cluster> {
-    let current = kubeconfig.current_context.as_deref().context("the kubeconfig has no current context")?;
-    let context = kubeconfig.contexts.iter().find(|named| named.name == current);
-    let context = context.and_then(|named| named.context.as_ref()).context("the current context is not there")?;
-    let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
-    cluster.and_then(|named| named.cluster.as_ref()).context("the context's cluster is not there")
+    let current = kubeconfig
+        .current_context
+        .as_deref()
+        .context("the kubeconfig has no current context")?;
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|named| named.name == current);
+    let context = context
+        .and_then(|named| named.context.as_ref())
+        .context("the current context is not there")?;
+    let cluster = kubeconfig
+        .clusters
+        .iter()
+        .find(|named| named.name == context.cluster);
+    cluster
+        .and_then(|named| named.cluster.as_ref())
+        .context("the context's cluster is not there")
 }
 
 async fn connection(shared: Arc<Shared>, wire: Wire, line: Arc<Line>) {

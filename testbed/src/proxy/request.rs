@@ -22,7 +22,10 @@ pub enum Verb {
 impl Verb {
     /// It may change something.
     pub fn is_write(self) -> bool {
-        matches!(self, Self::Create | Self::Update | Self::Patch | Self::Delete | Self::DeleteCollection)
+        matches!(
+            self,
+            Self::Create | Self::Update | Self::Patch | Self::Delete | Self::DeleteCollection
+        )
     }
 }
 
@@ -50,7 +53,10 @@ pub struct ApiRequest {
 
 impl ApiRequest {
     pub(super) fn parse(method: &Method, uri: &Uri) -> Self {
-        let (path, query) = (uri.path().to_owned(), uri.query().unwrap_or_default().to_owned());
+        let (path, query) = (
+            uri.path().to_owned(),
+            uri.query().unwrap_or_default().to_owned(),
+        );
         let mut parts = path.split('/').filter(|part| !part.is_empty());
         let group = match parts.next() {
             Some("api") => Some(String::new()),
@@ -121,7 +127,10 @@ fn scope<'a, 'b>(rest: &'a [&'b str]) -> (Option<String>, &'a [&'b str]) {
 fn verb(method: &Method, named: bool, query: &str) -> Verb {
     match *method {
         Method::GET | Method::HEAD => {
-            if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch")) {
+            if query
+                .split('&')
+                .any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch"))
+            {
                 Verb::Watch
             } else if named {
                 Verb::Get
@@ -139,10 +148,18 @@ fn verb(method: &Method, named: bool, query: &str) -> Verb {
 }
 
 fn selected_name(query: &str) -> Option<String> {
-    let selector = query.split('&').find_map(|pair| pair.strip_prefix("fieldSelector="))?;
+    let selector = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("fieldSelector="))?;
     // A name has no character that would be escaped, so only the separators are.
-    let selector = selector.replace("%3D", "=").replace("%3d", "=").replace("%2C", ",").replace("%2c", ",");
-    let name = selector.split(',').find_map(|term| term.strip_prefix("metadata.name="))?;
+    let selector = selector
+        .replace("%3D", "=")
+        .replace("%3d", "=")
+        .replace("%2C", ",")
+        .replace("%2c", ",");
+    let name = selector
+        .split(',')
+        .find_map(|term| term.strip_prefix("metadata.name="))?;
     Some(name.trim_start_matches('=').to_owned())
 }
 
@@ -151,21 +168,59 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
 
-    type Wanted<'a> = (Verb, &'a str, &'a str, &'a str, Option<&'a str>, Option<&'a str>);
+    type Wanted<'a> = (
+        Verb,
+        &'a str,
+        &'a str,
+        &'a str,
+        Option<&'a str>,
+        Option<&'a str>,
+    );
 
     #[test]
     fn paths_say_what_they_are_about() {
         let cases: [(&str, &str, Wanted); 17] = [
-            ("GET", "/api/v1/configmaps?limit=500", (Verb::List, "", "configmaps", "", None, None)),
-            ("GET", "/api/v1/configmaps?watch=true", (Verb::Watch, "", "configmaps", "", None, None)),
-            ("GET", "/api/v1/namespaces/a/pods/p", (Verb::Get, "", "pods", "", Some("a"), Some("p"))),
-            ("GET", "/api/v1/namespaces/a/pods/p/log", (Verb::Get, "", "pods", "log", Some("a"), Some("p"))),
-            ("GET", "/api/v1/namespaces", (Verb::List, "", "namespaces", "", None, None)),
-            ("GET", "/api/v1/namespaces/a", (Verb::Get, "", "namespaces", "", Some("a"), Some("a"))),
+            (
+                "GET",
+                "/api/v1/configmaps?limit=500",
+                (Verb::List, "", "configmaps", "", None, None),
+            ),
+            (
+                "GET",
+                "/api/v1/configmaps?watch=true",
+                (Verb::Watch, "", "configmaps", "", None, None),
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/a/pods/p",
+                (Verb::Get, "", "pods", "", Some("a"), Some("p")),
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/a/pods/p/log",
+                (Verb::Get, "", "pods", "log", Some("a"), Some("p")),
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces",
+                (Verb::List, "", "namespaces", "", None, None),
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/a",
+                (Verb::Get, "", "namespaces", "", Some("a"), Some("a")),
+            ),
             (
                 "PUT",
                 "/api/v1/namespaces/a/finalize",
-                (Verb::Update, "", "namespaces", "finalize", Some("a"), Some("a")),
+                (
+                    Verb::Update,
+                    "",
+                    "namespaces",
+                    "finalize",
+                    Some("a"),
+                    Some("a"),
+                ),
             ),
             (
                 "POST",
@@ -175,10 +230,25 @@ mod tests {
             (
                 "PATCH",
                 "/apis/apps/v1/namespaces/a/deployments/d/status?fieldManager=x",
-                (Verb::Patch, "apps", "deployments", "status", Some("a"), Some("d")),
+                (
+                    Verb::Patch,
+                    "apps",
+                    "deployments",
+                    "status",
+                    Some("a"),
+                    Some("d"),
+                ),
             ),
-            ("DELETE", "/apis/g/v1/things/t", (Verb::Delete, "g", "things", "", None, Some("t"))),
-            ("DELETE", "/apis/g/v1/namespaces/a/things", (Verb::DeleteCollection, "g", "things", "", Some("a"), None)),
+            (
+                "DELETE",
+                "/apis/g/v1/things/t",
+                (Verb::Delete, "g", "things", "", None, Some("t")),
+            ),
+            (
+                "DELETE",
+                "/apis/g/v1/namespaces/a/things",
+                (Verb::DeleteCollection, "g", "things", "", Some("a"), None),
+            ),
             (
                 "GET",
                 "/apis/g/v1/namespaces/a/things?fieldSelector=metadata.name%3Dt&watch=1",
@@ -191,7 +261,14 @@ mod tests {
             (
                 "POST",
                 "/api/v1/namespaces/a/serviceaccounts/s/token",
-                (Verb::Create, "", "serviceaccounts", "token", Some("a"), Some("s")),
+                (
+                    Verb::Create,
+                    "",
+                    "serviceaccounts",
+                    "token",
+                    Some("a"),
+                    Some("s"),
+                ),
             ),
         ];
         for (method, uri, (verb, group, resource, subresource, namespace, name)) in cases {
@@ -213,7 +290,8 @@ mod tests {
 
     #[test]
     fn a_created_object_s_name_is_in_its_body() {
-        let mut parsed = ApiRequest::parse(&Method::POST, &"/api/v1/namespaces/a/pods".parse().unwrap());
+        let mut parsed =
+            ApiRequest::parse(&Method::POST, &"/api/v1/namespaces/a/pods".parse().unwrap());
         parsed.read_body(b"\x00protobuf");
         assert_eq!(parsed.name, None);
         parsed.read_body(br#"{"metadata":{"generateName":"p-"}}"#);

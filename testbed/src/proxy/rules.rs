@@ -34,7 +34,10 @@ impl Match {
 
     /// Requests with this verb.
     pub fn verb(verb: Verb) -> Self {
-        Self { verbs: Some(vec![verb]), ..Self::default() }
+        Self {
+            verbs: Some(vec![verb]),
+            ..Self::default()
+        }
     }
 
     /// Watches of a resource.
@@ -44,20 +47,35 @@ impl Match {
 
     /// Requests that may change something.
     pub fn writes() -> Self {
-        let verbs = [Verb::Create, Verb::Update, Verb::Patch, Verb::Delete, Verb::DeleteCollection];
-        Self { verbs: Some(verbs.to_vec()), ..Self::default() }
+        let verbs = [
+            Verb::Create,
+            Verb::Update,
+            Verb::Patch,
+            Verb::Delete,
+            Verb::DeleteCollection,
+        ];
+        Self {
+            verbs: Some(verbs.to_vec()),
+            ..Self::default()
+        }
     }
 
     /// Of this API group; the core group is `""`.
     #[must_use]
     pub fn group(self, group: &str) -> Self {
-        Self { group: Some(group.to_owned()), ..self }
+        Self {
+            group: Some(group.to_owned()),
+            ..self
+        }
     }
 
     /// Of this resource (the plural).
     #[must_use]
     pub fn resource(self, resource: &str) -> Self {
-        Self { resource: Some(resource.to_owned()), ..self }
+        Self {
+            resource: Some(resource.to_owned()),
+            ..self
+        }
     }
 
     /// Not of this resource.
@@ -70,32 +88,47 @@ impl Match {
     /// Of this subresource; `""` for the object itself.
     #[must_use]
     pub fn subresource(self, subresource: &str) -> Self {
-        Self { subresource: Some(subresource.to_owned()), ..self }
+        Self {
+            subresource: Some(subresource.to_owned()),
+            ..self
+        }
     }
 
     /// In this namespace.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> Self {
-        Self { namespace: Some(namespace.to_owned()), ..self }
+        Self {
+            namespace: Some(namespace.to_owned()),
+            ..self
+        }
     }
 
     /// Of the object with this name.
     #[must_use]
     pub fn name(self, name: &str) -> Self {
-        Self { name: Some(name.to_owned()), ..self }
+        Self {
+            name: Some(name.to_owned()),
+            ..self
+        }
     }
 
     /// That this says yes to besides (one such condition; a second takes the first one's place).
     #[must_use]
     pub fn and(self, also: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static) -> Self {
-        Self { also: Some(Arc::new(also)), ..self }
+        Self {
+            also: Some(Arc::new(also)),
+            ..self
+        }
     }
 
     /// Whether this request is one of them.
     pub fn matches(&self, request: &ApiRequest) -> bool {
-        let is =
-            |wanted: &Option<String>, found: Option<&str>| wanted.as_deref().is_none_or(|wanted| Some(wanted) == found);
-        self.verbs.as_ref().is_none_or(|verbs| verbs.contains(&request.verb))
+        let is = |wanted: &Option<String>, found: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| Some(wanted) == found)
+        };
+        self.verbs
+            .as_ref()
+            .is_none_or(|verbs| verbs.contains(&request.verb))
             && is(&self.group, Some(&request.group))
             && is(&self.resource, Some(&request.resource))
             && is(&self.subresource, Some(&request.subresource))
@@ -117,7 +150,10 @@ pub struct Refusal {
 
 impl From<StatusCode> for Refusal {
     fn from(code: StatusCode) -> Self {
-        Self { code, retry_after: None }
+        Self {
+            code,
+            retry_after: None,
+        }
     }
 }
 

@@ -43,23 +43,36 @@ struct Upstream {
 impl Upstream {
     fn start() -> Self {
         let authority = Authority::new("upstream").unwrap();
-        let config = server_config(&authority.server(&["127.0.0.1"]).unwrap(), None, &["h2", "http/1.1"]).unwrap();
+        let config = server_config(
+            &authority.server(&["127.0.0.1"]).unwrap(),
+            None,
+            &["h2", "http/1.1"],
+        )
+        .unwrap();
         let asked = Asked::default();
         let events = broadcast::Sender::new(64);
         let server = Server::start(Some(config), {
             let (asked, events) = (asked.clone(), events.clone());
             move |wire, _| {
                 let (asked, events) = (asked.clone(), events.clone());
-                let service = service_fn(move |request| answer(asked.clone(), events.clone(), request));
+                let service =
+                    service_fn(move |request| answer(asked.clone(), events.clone(), request));
                 async move {
-                    let _ =
-                        auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(wire), service).await;
+                    let _ = auto::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(wire), service)
+                        .await;
                 }
             }
         })
         .unwrap();
         let url = format!("https://{}", server.address());
-        Self { url, ca_pem: authority.ca_pem().to_owned(), asked, events, server }
+        Self {
+            url,
+            ca_pem: authority.ca_pem().to_owned(),
+            asked,
+            events,
+            server,
+        }
     }
 
     fn asked(&self) -> usize {
@@ -73,7 +86,9 @@ impl Upstream {
         // In two pieces: events do not end where frames do.
         let (first, second) = line.split_at(20);
         for piece in [first, second] {
-            self.events.send(Bytes::copy_from_slice(piece.as_bytes())).unwrap();
+            self.events
+                .send(Bytes::copy_from_slice(piece.as_bytes()))
+                .unwrap();
         }
     }
 }
@@ -85,31 +100,54 @@ async fn answer(
     events: broadcast::Sender<Bytes>,
     request: Request<Incoming>,
 ) -> Result<Answer, hyper::Error> {
-    let token = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    let token = request
+        .headers()
+        .get("authorization")
+        .map(|value| value.to_str().unwrap().to_owned());
     let (head, body) = request.into_parts();
-    let is_watch = head.uri.query().is_some_and(|query| query.contains("watch"));
+    let is_watch = head
+        .uri
+        .query()
+        .is_some_and(|query| query.contains("watch"));
     let feed = events.subscribe();
     let body = body.collect().await?.to_bytes();
-    asked.lock().unwrap().push((format!("{} {} {}", head.method, head.uri, body.len()), token));
+    asked.lock().unwrap().push((
+        format!("{} {} {}", head.method, head.uri, body.len()),
+        token,
+    ));
     let body = if is_watch {
-        let frames =
-            futures::stream::unfold(feed, async |mut feed| Some((Ok(Frame::data(feed.recv().await.ok()?)), feed)));
+        let frames = futures::stream::unfold(feed, async |mut feed| {
+            Some((Ok(Frame::data(feed.recv().await.ok()?)), feed))
+        });
         StreamBody::new(frames).boxed_unsync()
     } else {
         Full::new(Bytes::from_static(br#"{"items":[]}"#)).boxed_unsync()
     };
-    Ok(Response::builder().header("content-type", "application/json").body(body).unwrap())
+    Ok(Response::builder()
+        .header("content-type", "application/json")
+        .body(body)
+        .unwrap())
 }
 
 struct Client(reqwest::Client, String);
 
 impl Client {
     async fn get(&self, path: &str) -> reqwest::Result<reqwest::Response> {
-        self.0.get(format!("{}{path}", self.1)).bearer_auth("t0ken").send().await
+        self.0
+            .get(format!("{}{path}", self.1))
+            .bearer_auth("t0ken")
+            .send()
+            .await
     }
 
     async fn patch(&self, path: &str) -> reqwest::Result<StatusCode> {
-        Ok(self.0.patch(format!("{}{path}", self.1)).body("{}").send().await?.status())
+        Ok(self
+            .0
+            .patch(format!("{}{path}", self.1))
+            .body("{}")
+            .send()
+            .await?
+            .status())
     }
 
     async fn watch(&self) -> Watch {
@@ -137,7 +175,10 @@ impl Watch {
     }
 
     async fn name(&mut self) -> String {
-        self.next().await.unwrap()["object"]["metadata"]["name"].as_str().unwrap().to_owned()
+        self.next().await.unwrap()["object"]["metadata"]["name"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     }
 }
 
@@ -145,7 +186,12 @@ fn start(builder: reqwest::ClientBuilder) -> (Upstream, Proxy, Client) {
     let upstream = Upstream::start();
     let proxy = Proxy::start(&upstream.url, &upstream.ca_pem).unwrap();
     let root = reqwest::Certificate::from_pem(proxy.ca_pem().as_bytes()).unwrap();
-    let client = builder.tls_certs_only([root]).no_proxy().timeout(SOON).build().unwrap();
+    let client = builder
+        .tls_certs_only([root])
+        .no_proxy()
+        .timeout(SOON)
+        .build()
+        .unwrap();
     let client = Client(client, proxy.url());
     (upstream, proxy, client)
 }
@@ -159,7 +205,10 @@ async fn both_versions_of_http_are_spoken() {
         versions.lock().unwrap().push(version);
     })
     .await;
-    assert_eq!(*versions.lock().unwrap(), [http::Version::HTTP_11, http::Version::HTTP_2]);
+    assert_eq!(
+        *versions.lock().unwrap(),
+        [http::Version::HTTP_11, http::Version::HTTP_2]
+    );
 }
 
 #[tokio::test]
@@ -175,10 +224,16 @@ async fn a_hook_after_the_answer_waits_for_its_last_byte() {
         let mut watch = client.watch().await;
         client.get(&format!("{PODS}/p")).await.unwrap();
         // That of the watch, which came first, is not over.
-        assert_eq!(tokio::time::timeout(SOON, runs.recv()).await.unwrap(), Some(Verb::Get));
+        assert_eq!(
+            tokio::time::timeout(SOON, runs.recv()).await.unwrap(),
+            Some(Verb::Get)
+        );
         proxy.end_watches(&Match::any(), Ending::Clean);
         assert_eq!(watch.next().await.unwrap(), Value::Null);
-        assert_eq!(tokio::time::timeout(SOON, runs.recv()).await.unwrap(), Some(Verb::Watch));
+        assert_eq!(
+            tokio::time::timeout(SOON, runs.recv()).await.unwrap(),
+            Some(Verb::Watch)
+        );
     })
     .await;
 }
@@ -189,19 +244,48 @@ async fn requests_pass_and_are_counted() {
         let (upstream, proxy, client) = start(builder);
         let answer = client.get(&format!("{PODS}?limit=5")).await.unwrap();
         assert_eq!(answer.text().await.unwrap(), r#"{"items":[]}"#);
-        assert_eq!(client.patch(&format!("{PODS}/p/status")).await.unwrap(), 200);
+        assert_eq!(
+            client.patch(&format!("{PODS}/p/status")).await.unwrap(),
+            200
+        );
         let body = json!({"metadata": {"name": "q"}}).to_string();
-        client.0.post(format!("{}{PODS}", proxy.url())).body(body.clone()).send().await.unwrap();
+        client
+            .0
+            .post(format!("{}{PODS}", proxy.url()))
+            .body(body.clone())
+            .send()
+            .await
+            .unwrap();
         let asked = upstream.asked.lock().unwrap().clone();
-        assert_eq!(asked[0], (format!("GET {PODS}?limit=5 0"), Some("Bearer t0ken".to_owned())));
+        assert_eq!(
+            asked[0],
+            (
+                format!("GET {PODS}?limit=5 0"),
+                Some("Bearer t0ken".to_owned())
+            )
+        );
         assert_eq!(asked[1].0, format!("PATCH {PODS}/p/status 2"));
         assert_eq!(asked[2].0, format!("POST {PODS} {}", body.len()));
-        let counts: Vec<_> = proxy.counts().into_iter().map(|((verb, what), n)| (verb, what, n)).collect();
+        let counts: Vec<_> = proxy
+            .counts()
+            .into_iter()
+            .map(|((verb, what), n)| (verb, what, n))
+            .collect();
         let one = |verb, what: &str| (verb, what.to_owned(), 1);
-        assert_eq!(counts, [one(Verb::List, "pods"), one(Verb::Create, "pods"), one(Verb::Patch, "pods/status")]);
+        assert_eq!(
+            counts,
+            [
+                one(Verb::List, "pods"),
+                one(Verb::Create, "pods"),
+                one(Verb::Patch, "pods/status")
+            ]
+        );
         assert_eq!(proxy.count(&Match::writes().name("q").namespace("a")), 1);
         assert_eq!(proxy.count(&Match::writes().except_resource("pods")), 0);
-        assert_eq!(proxy.count(&Match::any().and(|request| request.query == "limit=5")), 1);
+        assert_eq!(
+            proxy.count(&Match::any().and(|request| request.query == "limit=5")),
+            1
+        );
     })
     .await;
 }
@@ -210,23 +294,50 @@ async fn requests_pass_and_are_counted() {
 async fn the_nth_is_refused_as_the_apiserver_would() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
-        let refusal = Refusal { code: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(3) };
-        let order = proxy.inject(Match::verb(Verb::Get).name("p"), Times::Nth(2), Fault::Answer(refusal));
+        let refusal = Refusal {
+            code: StatusCode::TOO_MANY_REQUESTS,
+            retry_after: Some(3),
+        };
+        let order = proxy.inject(
+            Match::verb(Verb::Get).name("p"),
+            Times::Nth(2),
+            Fault::Answer(refusal),
+        );
         let path = format!("{PODS}/p");
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
-        assert_eq!(client.get(&format!("{PODS}/other")).await.unwrap().status(), 200);
+        assert_eq!(
+            client.get(&format!("{PODS}/other")).await.unwrap().status(),
+            200
+        );
         let refused = client.get(&path).await.unwrap();
-        assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"3".parse().unwrap()));
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()["retry-after"]),
+            (429, &"3".parse().unwrap())
+        );
         let status: Value = serde_json::from_str(&refused.text().await.unwrap()).unwrap();
-        assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("TooManyRequests")));
-        assert_eq!((&status["code"], &status["details"]["retryAfterSeconds"]), (&json!(429), &json!(3)));
+        assert_eq!(
+            (&status["kind"], &status["reason"]),
+            (&json!("Status"), &json!("TooManyRequests"))
+        );
+        assert_eq!(
+            (&status["code"], &status["details"]["retryAfterSeconds"]),
+            (&json!(429), &json!(3))
+        );
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
         assert_eq!((order.hits(), upstream.asked()), (1, 3));
-        proxy.inject(Match::any(), Times::First(2), Fault::status(StatusCode::CONFLICT));
+        proxy.inject(
+            Match::any(),
+            Times::First(2),
+            Fault::status(StatusCode::CONFLICT),
+        );
         for want in [409, 409, 200] {
             assert_eq!(client.get(&path).await.unwrap().status(), want);
         }
-        let order = proxy.inject(Match::any(), Times::Always, Fault::status(StatusCode::CONFLICT));
+        let order = proxy.inject(
+            Match::any(),
+            Times::Always,
+            Fault::status(StatusCode::CONFLICT),
+        );
         assert_eq!(client.get(&path).await.unwrap().status(), 409);
         order.take_back();
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
@@ -242,7 +353,11 @@ async fn cut_before_or_applied_and_lost() {
         proxy.inject(Match::writes(), Times::First(1), Fault::Cut);
         assert!(client.patch(&path).await.is_err());
         assert_eq!(upstream.asked(), 0);
-        proxy.inject(Match::writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+        proxy.inject(
+            Match::writes(),
+            Times::First(1),
+            Fault::LoseAnswer(Lost::Cut),
+        );
         assert!(client.patch(&path).await.is_err());
         assert_eq!(upstream.asked(), 1);
         let timeout = Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into());
@@ -252,11 +367,18 @@ async fn cut_before_or_applied_and_lost() {
         assert_eq!(client.patch(&path).await.unwrap(), 200);
         for (fault, asked) in [(Fault::Hang, 3), (Fault::LoseAnswer(Lost::Hang), 4)] {
             proxy.inject(Match::writes(), Times::First(1), fault);
-            let request = client.0.patch(format!("{}{path}", proxy.url())).timeout(Duration::from_secs(2));
+            let request = client
+                .0
+                .patch(format!("{}{path}", proxy.url()))
+                .timeout(Duration::from_secs(2));
             assert!(request.send().await.unwrap_err().is_timeout());
             assert_eq!(upstream.asked(), asked);
         }
-        proxy.inject(Match::writes(), Times::First(1), Fault::Delay(Duration::from_millis(50)));
+        proxy.inject(
+            Match::writes(),
+            Times::First(1),
+            Fault::Delay(Duration::from_millis(50)),
+        );
         let begun = Instant::now();
         assert_eq!(client.patch(&path).await.unwrap(), 200);
         assert!(begun.elapsed() >= Duration::from_millis(50));
@@ -282,11 +404,17 @@ async fn hooks_run_at_their_points() {
                 Match::verb(Verb::Patch),
                 Times::First(1),
                 Fault::hook(point, move |request| {
-                    told.lock().unwrap().push((point, request.name, asked.lock().unwrap().len()));
+                    told.lock()
+                        .unwrap()
+                        .push((point, request.name, asked.lock().unwrap().len()));
                     std::future::ready(then)
                 }),
             );
-            assert_eq!(client.patch(&path).await.is_ok(), then == Then::GoOn, "{point:?}");
+            assert_eq!(
+                client.patch(&path).await.is_ok(),
+                then == Then::GoOn,
+                "{point:?}"
+            );
             order.wait_for_hits(1, SOON).await.unwrap();
         }
         let deadline = Instant::now() + SOON;
@@ -303,9 +431,17 @@ async fn hooks_run_at_their_points() {
             })
             .collect();
         // The hook after the answer may run while the next request is on its way.
-        let after = told.iter().position(|(point, _)| *point == Point::AfterAnswer).unwrap();
+        let after = told
+            .iter()
+            .position(|(point, _)| *point == Point::AfterAnswer)
+            .unwrap();
         assert!(told.remove(after).1 >= 3);
-        let want = [(Point::Before, 0), (Point::AfterApplied, 2), (Point::Before, 3), (Point::AfterApplied, 4)];
+        let want = [
+            (Point::Before, 0),
+            (Point::AfterApplied, 2),
+            (Point::Before, 3),
+            (Point::AfterApplied, 4),
+        ];
         assert_eq!(told, want);
     })
     .await;
@@ -329,7 +465,10 @@ async fn an_upstream_that_is_gone_looks_like_one() {
 #[test]
 fn a_kubeconfig_leads_through_the_proxy() {
     let upstream = Upstream::start();
-    let ca = serde_json::to_value(k8s_openapi::ByteString(upstream.ca_pem.clone().into_bytes())).unwrap();
+    let ca = serde_json::to_value(k8s_openapi::ByteString(
+        upstream.ca_pem.clone().into_bytes(),
+    ))
+    .unwrap();
     let kubeconfig = |user: Value| {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "x",
@@ -344,9 +483,14 @@ fn a_kubeconfig_leads_through_the_proxy() {
     let led: Value = serde_json::from_str(&proxy.kubeconfig(&original).unwrap()).unwrap();
     assert_eq!(led["clusters"][0]["cluster"]["server"], proxy.url());
     let k8s_openapi::ByteString(led_ca) =
-        serde_json::from_value(led["clusters"][0]["cluster"]["certificate-authority-data"].clone()).unwrap();
+        serde_json::from_value(led["clusters"][0]["cluster"]["certificate-authority-data"].clone())
+            .unwrap();
     assert_eq!(led_ca, proxy.ca_pem().as_bytes());
     assert_eq!(led["users"][0]["user"]["token"], "t0ken");
-    let certificates = kubeconfig(json!({"client-certificate-data": "eA==", "client-key-data": "eA=="}));
-    assert_eq!(proxy.kubeconfig(&certificates).unwrap_err().to_string(), "user u has no token");
+    let certificates =
+        kubeconfig(json!({"client-certificate-data": "eA==", "client-key-data": "eA=="}));
+    assert_eq!(
+        proxy.kubeconfig(&certificates).unwrap_err().to_string(),
+        "user u has no token"
+    );
 }

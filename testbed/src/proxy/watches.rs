@@ -92,12 +92,19 @@ impl Watches {
         let mut state = lock(&self.state);
         state.last_id += 1;
         let id = state.last_id;
-        state.curbs.push(Standing { id, matching, curb, hits: hits.clone() });
+        state.curbs.push(Standing {
+            id,
+            matching,
+            curb,
+            hits: hits.clone(),
+        });
         drop(state);
         self.changed.send_replace(());
         let watches = self.clone();
         Order::new(hits, move || {
-            lock(&watches.state).curbs.retain(|standing| standing.id != id);
+            lock(&watches.state)
+                .curbs
+                .retain(|standing| standing.id != id);
             watches.changed.send_replace(());
         })
     }
@@ -119,11 +126,20 @@ impl Watches {
     }
 
     pub(super) fn live(&self, matching: &Match) -> usize {
-        lock(&self.state).live.values().filter(|(request, _)| matching.matches(request)).count()
+        lock(&self.state)
+            .live
+            .values()
+            .filter(|(request, _)| matching.matches(request))
+            .count()
     }
 
     /// Puts the proxy's hand on a watch's answer.
-    pub(super) fn guard(self: &Arc<Self>, request: ApiRequest, upstream: Incoming, line: &Line) -> Body {
+    pub(super) fn guard(
+        self: &Arc<Self>,
+        request: ApiRequest,
+        upstream: Incoming,
+        line: &Line,
+    ) -> Body {
         let (out, events) = mpsc::channel(16);
         let (endings, inbox) = mpsc::unbounded_channel();
         let id = {
@@ -133,9 +149,14 @@ impl Watches {
             state.live.insert(id, (request.clone(), endings));
             id
         };
-        let entry = Live { watches: self.clone(), id };
+        let entry = Live {
+            watches: self.clone(),
+            id,
+        };
         tokio::spawn(run(entry, request, upstream, inbox, out, line.flushed()));
-        let frames = futures::stream::unfold(events, async |mut events| Some((events.recv().await?, events)));
+        let frames = futures::stream::unfold(events, async |mut events| {
+            Some((events.recv().await?, events))
+        });
         StreamBody::new(frames).boxed_unsync()
     }
 
@@ -148,17 +169,28 @@ impl Watches {
             Curb::Hide(_) => false,
         };
         let hold = |standing: &&Standing| holds(standing) && standing.matching.matches(request);
-        state.curbs.iter().find(hold).map(|standing| standing.hits.clone())
+        state
+            .curbs
+            .iter()
+            .find(hold)
+            .map(|standing| standing.hits.clone())
     }
 
     fn is_hidden(&self, request: &ApiRequest, line: &[u8]) -> bool {
         let hiding: Vec<_> = {
             let state = lock(&self.state);
-            let matching = state.curbs.iter().filter(|standing| standing.matching.matches(request));
-            matching.map(|standing| (standing.curb.clone(), standing.hits.clone())).collect()
+            let matching = state
+                .curbs
+                .iter()
+                .filter(|standing| standing.matching.matches(request));
+            matching
+                .map(|standing| (standing.curb.clone(), standing.hits.clone()))
+                .collect()
         };
         hiding.into_iter().any(|(curb, hits)| {
-            let Curb::Hide(hidden) = curb else { return false };
+            let Curb::Hide(hidden) = curb else {
+                return false;
+            };
             let hide = event(line).is_some_and(|event| hidden(&event));
             if hide {
                 hits.send_modify(|hits| *hits += 1);
@@ -248,8 +280,11 @@ async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
             let before = *flushed.borrow_and_update();
             let _ = out.send(Ok(Frame::data(beginning))).await;
             // An error takes along what was not yet written.
-            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
-            let _ = out.send(Err(io::Error::from(io::ErrorKind::ConnectionReset).into())).await;
+            let _ =
+                tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
+            let _ = out
+                .send(Err(io::Error::from(io::ErrorKind::ConnectionReset).into()))
+                .await;
         }
     }
 }
@@ -292,6 +327,13 @@ fn event(line: &[u8]) -> Option<WatchEvent> {
         namespace: String,
         name: String,
     }
-    let Event { r#type, object: Object { metadata } } = serde_json::from_slice(line).ok()?;
-    Some(WatchEvent { kind: r#type, namespace: metadata.namespace, name: metadata.name })
+    let Event {
+        r#type,
+        object: Object { metadata },
+    } = serde_json::from_slice(line).ok()?;
+    Some(WatchEvent {
+        kind: r#type,
+        namespace: metadata.namespace,
+        name: metadata.name,
+    })
 }

@@ -91,7 +91,10 @@ impl Receiver {
 
     /// An HTTPS receiver. With `client_ca_pem`, it speaks only with clients that show a certificate of that authority.
     pub fn start_tls(identity: &Identity, client_ca_pem: Option<&str>) -> anyhow::Result<Self> {
-        Self::serve(Some(tls::server_config(identity, client_ca_pem, &["http/1.1"])?), "https")
+        Self::serve(
+            Some(tls::server_config(identity, client_ca_pem, &["http/1.1"])?),
+            "https",
+        )
     }
 
     fn serve(tls: Option<rustls::ServerConfig>, scheme: &'static str) -> anyhow::Result<Self> {
@@ -100,7 +103,11 @@ impl Receiver {
             let shared = shared.clone();
             move |arrived| shared.clone().handle(arrived)
         })?;
-        Ok(Self { shared, server: Arc::new(server), scheme })
+        Ok(Self {
+            shared,
+            server: Arc::new(server),
+            scheme,
+        })
     }
 
     /// Where it listens, such as `http://127.0.0.1:4711`.
@@ -149,12 +156,16 @@ impl Receiver {
 
     /// Does this with requests to `path`, but for those that [`Self::next`] takes.
     pub fn at_path(&self, path: &str, reply: Reply) {
-        lock(&self.shared.script).paths.insert(path.to_owned(), reply);
+        lock(&self.shared.script)
+            .paths
+            .insert(path.to_owned(), reply);
     }
 
     /// Replies like this to requests whose body contains `text`, except those that [`Self::next`] takes.
     pub fn at_text(&self, text: &str, reply: Reply) {
-        lock(&self.shared.script).texts.push((text.to_owned(), reply));
+        lock(&self.shared.script)
+            .texts
+            .push((text.to_owned(), reply));
     }
 
     /// Takes no more than this pace allows; `None` takes everything.

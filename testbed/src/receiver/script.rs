@@ -49,7 +49,12 @@ impl Script {
 
     /// Returns the reply to a request to `path` with this body that arrived at `now`, and the duration of its turn
     /// where replies take turns.
-    pub(super) fn decide(&mut self, path: &str, body: &[u8], now: Instant) -> (Reply, Option<Duration>) {
+    pub(super) fn decide(
+        &mut self,
+        path: &str,
+        body: &[u8],
+        now: Instant,
+    ) -> (Reply, Option<Duration>) {
         match self.pace {
             Some(Pace::PerSecond(limit)) => match self.too_many(limit, now) {
                 Some(refusal) => (refusal, None),
@@ -61,14 +66,21 @@ impl Script {
     }
 
     fn too_many(&mut self, limit: usize, now: Instant) -> Option<Reply> {
-        while self.taken.front().is_some_and(|first| now.saturating_duration_since(*first) >= SECOND) {
+        while self
+            .taken
+            .front()
+            .is_some_and(|first| now.saturating_duration_since(*first) >= SECOND)
+        {
             self.taken.pop_front();
         }
         if self.taken.len() < limit {
             self.taken.push_back(now);
             return None;
         }
-        Some(Reply::status(StatusCode::TOO_MANY_REQUESTS).header(header::RETRY_AFTER, HeaderValue::from_static("1")))
+        Some(
+            Reply::status(StatusCode::TOO_MANY_REQUESTS)
+                .header(header::RETRY_AFTER, HeaderValue::from_static("1")),
+        )
     }
 
     fn reply(&mut self, path: &str, body: &[u8]) -> Reply {

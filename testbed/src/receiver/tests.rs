@@ -14,7 +14,12 @@ fn client() -> reqwest::Client {
 }
 
 fn client_for(builder: reqwest::ClientBuilder) -> reqwest::Client {
-    builder.redirect(reqwest::redirect::Policy::none()).no_proxy().timeout(SOON).build().unwrap()
+    builder
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .timeout(SOON)
+        .build()
+        .unwrap()
 }
 
 async fn post(client: &reqwest::Client, url: &str) -> reqwest::Result<reqwest::Response> {
@@ -33,13 +38,28 @@ async fn a_request_is_recorded_with_the_time_of_its_head() {
     receiver.on_request(move |request| lines.lock().unwrap().push(request.path.clone()));
     let before = Instant::now();
     let url = format!("{}/hook?a=b", receiver.url());
-    client.post(&url).header("X-Token", "secret").body("hello").send().await.unwrap();
+    client
+        .post(&url)
+        .header("X-Token", "secret")
+        .body("hello")
+        .send()
+        .await
+        .unwrap();
     let first = Instant::now();
     client.post(&url).body("again").send().await.unwrap();
-    let requests = receiver.wait_for(SOON, |requests| requests.len() == 2).await.unwrap();
+    let requests = receiver
+        .wait_for(SOON, |requests| requests.len() == 2)
+        .await
+        .unwrap();
     let request = &requests[0];
-    assert_eq!((request.method.as_str(), &*request.path, &*request.query), ("POST", "/hook", "a=b"));
-    assert_eq!((request.header("x-token"), &*request.text()), (Some("secret"), "hello"));
+    assert_eq!(
+        (request.method.as_str(), &*request.path, &*request.query),
+        ("POST", "/hook", "a=b")
+    );
+    assert_eq!(
+        (request.header("x-token"), &*request.text()),
+        (Some("secret"), "hello")
+    );
     assert_eq!(request.answered, Some(StatusCode::OK));
     assert!(before <= request.at && request.at <= first);
     // The second request of a kept connection has a time of its own.
@@ -52,14 +72,24 @@ async fn a_request_is_recorded_with_the_time_of_its_head() {
 async fn the_head_s_time_is_not_that_of_the_body() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let receiver = Receiver::start().unwrap();
-    let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", receiver.port())).await.unwrap();
-    socket.write_all(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n").await.unwrap();
+    let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", receiver.port()))
+        .await
+        .unwrap();
+    socket
+        .write_all(
+            b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n",
+        )
+        .await
+        .unwrap();
     let mut answer = [0; 25];
     socket.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 100 Continue\r\n\r\n");
     let head_was_read = Instant::now();
     socket.write_all(b"x").await.unwrap();
-    let requests = receiver.wait_for(SOON, |requests| requests.len() == 1).await.unwrap();
+    let requests = receiver
+        .wait_for(SOON, |requests| requests.len() == 1)
+        .await
+        .unwrap();
     assert!(requests[0].at <= head_was_read);
 }
 
@@ -68,8 +98,16 @@ async fn the_next_requests_come_before_the_path_and_the_path_before_the_rest() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.always(Reply::status(StatusCode::IM_A_TEAPOT));
     receiver.at_path("/gone", Reply::status(StatusCode::GONE));
-    receiver.next(1, Reply::redirect(HeaderValue::from_static("http://127.0.0.1:1/")));
-    receiver.next(2, Reply::status(StatusCode::BAD_GATEWAY).header(header::RETRY_AFTER, 7).body("no"));
+    receiver.next(
+        1,
+        Reply::redirect(HeaderValue::from_static("http://127.0.0.1:1/")),
+    );
+    receiver.next(
+        2,
+        Reply::status(StatusCode::BAD_GATEWAY)
+            .header(header::RETRY_AFTER, 7)
+            .body("no"),
+    );
     let gone = format!("{}/gone", receiver.url());
     let redirected = post(&client, &gone).await.unwrap();
     assert_eq!(
@@ -98,10 +136,22 @@ async fn every_status_can_be_answered() {
 #[tokio::test]
 async fn it_hangs_until_the_client_gives_up() {
     let receiver = Receiver::start().unwrap();
-    let impatient = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build().unwrap();
+    let impatient = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(Duration::from_secs(2))
+        .build()
+        .unwrap();
     receiver.always(Reply::hang());
-    assert!(post(&impatient, &receiver.url()).await.unwrap_err().is_timeout());
-    let requests = receiver.wait_for(SOON, |requests| !requests.is_empty()).await.unwrap();
+    assert!(
+        post(&impatient, &receiver.url())
+            .await
+            .unwrap_err()
+            .is_timeout()
+    );
+    let requests = receiver
+        .wait_for(SOON, |requests| !requests.is_empty())
+        .await
+        .unwrap();
     assert_eq!(requests[0].answered, None);
 }
 
@@ -143,7 +193,16 @@ async fn it_refuses_and_comes_back_on_the_same_port() {
 async fn junk_has_its_length() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.always(Reply::junk(10 << 20));
-    assert_eq!(post(&client, &receiver.url()).await.unwrap().bytes().await.unwrap().len(), 10 << 20);
+    assert_eq!(
+        post(&client, &receiver.url())
+            .await
+            .unwrap()
+            .bytes()
+            .await
+            .unwrap()
+            .len(),
+        10 << 20
+    );
 }
 
 #[tokio::test]
@@ -152,12 +211,18 @@ async fn a_pace_refuses_what_is_too_much() {
     receiver.pace(Some(Pace::PerSecond(2)));
     let mut answers = Vec::new();
     // On a slow machine a second may be over before the third.
-    while answers.last().is_none_or(|answer: &reqwest::Response| answer.status() == 200) {
+    while answers
+        .last()
+        .is_none_or(|answer: &reqwest::Response| answer.status() == 200)
+    {
         answers.push(post(&client, &receiver.url()).await.unwrap());
     }
     let last = answers.pop().unwrap();
     assert!(answers.len() >= 2);
-    assert_eq!((last.status().as_u16(), &last.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    assert_eq!(
+        (last.status().as_u16(), &last.headers()["retry-after"]),
+        (429, &"1".parse().unwrap())
+    );
 }
 
 #[tokio::test]
@@ -182,13 +247,22 @@ async fn https_with_and_without_a_client_certificate() {
     assert_eq!(status(&client_for(trusting()), &receiver.url()).await, 200);
     assert!(post(&client(), &receiver.url()).await.is_err());
     receiver.always(Reply::reset());
-    assert!(post(&client_for(trusting()), &receiver.url()).await.is_err());
+    assert!(
+        post(&client_for(trusting()), &receiver.url())
+            .await
+            .is_err()
+    );
 
     let strict = Receiver::start_tls(&identity, Some(authority.ca_pem())).unwrap();
     assert!(post(&client_for(trusting()), &strict.url()).await.is_err());
     let known = authority.client("operator").unwrap();
-    let known = reqwest::Identity::from_pem(format!("{}{}", known.cert_pem, known.key_pem).as_bytes()).unwrap();
-    assert_eq!(status(&client_for(trusting().identity(known)), &strict.url()).await, 200);
+    let known =
+        reqwest::Identity::from_pem(format!("{}{}", known.cert_pem, known.key_pem).as_bytes())
+            .unwrap();
+    assert_eq!(
+        status(&client_for(trusting().identity(known)), &strict.url()).await,
+        200
+    );
     assert_eq!(strict.requests().len(), 1);
 }
 
@@ -196,7 +270,10 @@ async fn https_with_and_without_a_client_certificate() {
 async fn a_wait_in_vain_says_how_many_came() {
     let receiver = Receiver::start().unwrap();
     post(&client(), &receiver.url()).await.unwrap();
-    let error = receiver.wait_for(Duration::from_millis(20), |requests| requests.len() > 1).await.unwrap_err();
+    let error = receiver
+        .wait_for(Duration::from_millis(20), |requests| requests.len() > 1)
+        .await
+        .unwrap_err();
     assert!(error.to_string().ends_with("1 arrived"), "{error}");
 }
 
@@ -218,7 +295,12 @@ async fn it_keeps_up_with_hundreds_a_second() {
 
 #[test]
 fn it_outlives_the_runtime_that_started_it() {
-    let start = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let start = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
     let receiver = start().block_on(async { Receiver::start().unwrap() });
     assert_eq!(start().block_on(status(&client(), &receiver.url())), 200);
     let url = receiver.url();

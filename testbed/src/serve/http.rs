@@ -46,7 +46,13 @@ enum Ending {
 impl Reply {
     /// Answers this status.
     pub fn status(status: StatusCode) -> Self {
-        Self { ending: Ending::Whole, delay: Duration::ZERO, status, headers: HeaderMap::new(), body: Bytes::new() }
+        Self {
+            ending: Ending::Whole,
+            delay: Duration::ZERO,
+            status,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        }
     }
 
     /// Answers 200.
@@ -61,24 +67,35 @@ impl Reply {
 
     /// Answers 200 with this many bytes that mean nothing.
     pub fn junk(bytes: usize) -> Self {
-        let body = (0..bytes).map(|at| (at % 251).to_le_bytes()[0]).collect::<Vec<u8>>();
+        let body = (0..bytes)
+            .map(|at| (at % 251).to_le_bytes()[0])
+            .collect::<Vec<u8>>();
         Self::ok().body(body)
     }
 
     /// Never answers; the connection stays open.
     pub fn hang() -> Self {
-        Self { ending: Ending::Never, ..Self::ok() }
+        Self {
+            ending: Ending::Never,
+            ..Self::ok()
+        }
     }
 
     /// Takes the request and resets the connection without an answer.
     pub fn reset() -> Self {
-        Self { ending: Ending::Reset, ..Self::ok() }
+        Self {
+            ending: Ending::Reset,
+            ..Self::ok()
+        }
     }
 
     /// Answers up to half of the body, then resets the connection.
     #[must_use]
     pub fn cut_midway(self) -> Self {
-        Self { ending: Ending::Half, ..self }
+        Self {
+            ending: Ending::Half,
+            ..self
+        }
     }
 
     /// Adds a header.
@@ -98,7 +115,11 @@ impl Reply {
     /// Sets a JSON body.
     #[must_use]
     pub fn json(self, body: &serde_json::Value) -> Self {
-        self.header(header::CONTENT_TYPE, HeaderValue::from_static("application/json")).body(body.to_string())
+        self.header(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        )
+        .body(body.to_string())
     }
 
     /// Waits this long before it does anything.
@@ -122,7 +143,9 @@ impl Reply {
                 line.reset_at_end();
                 return Err(reset());
             }
-            Ending::Whole => Full::new(self.body).map_err(|never: Infallible| match never {}).boxed(),
+            Ending::Whole => Full::new(self.body)
+                .map_err(|never: Infallible| match never {})
+                .boxed(),
             Ending::Half => {
                 line.reset_at_end();
                 half(&self.body)
@@ -162,7 +185,9 @@ where
     R: Future<Output = Reply> + Send + 'static,
 {
     let handle = Arc::new(handle);
-    Server::start(tls, move |wire, line| connection(wire, line, handle.clone()))
+    Server::start(tls, move |wire, line| {
+        connection(wire, line, handle.clone())
+    })
 }
 
 async fn connection<F, R>(wire: Wire, line: Arc<Line>, handle: Arc<F>)
@@ -177,7 +202,16 @@ where
             let (head, body) = request.into_parts();
             let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
             let (method, uri, headers) = (head.method, head.uri, head.headers);
-            handle(Arrived { moment, method, uri, headers, body }).await.act(&line).await
+            handle(Arrived {
+                moment,
+                method,
+                uri,
+                headers,
+                body,
+            })
+            .await
+            .act(&line)
+            .await
         }
     });
     // No timeout: a connection of a client's pool may be idle for as long as a test likes.

@@ -25,9 +25,16 @@ pub(crate) use self::wire::{Line, Moment, Wire};
 /// The runtime of all servers of this process: a test's runtime may end, the servers that others share go on.
 pub(crate) fn runtime() -> anyhow::Result<&'static Handle> {
     static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("testbed").enable_all().build()
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("testbed")
+            .enable_all()
+            .build()
     });
-    RUNTIME.as_ref().map(Runtime::handle).map_err(|error| anyhow!("cannot start the testbed's runtime: {error}"))
+    RUNTIME
+        .as_ref()
+        .map(Runtime::handle)
+        .map_err(|error| anyhow!("cannot start the testbed's runtime: {error}"))
 }
 
 /// A listener on a free port of 127.0.0.1, and its connections. All end when it is dropped.
@@ -60,7 +67,11 @@ impl Server {
         let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
         let accepting = accept(listener, address, tls, serve, inbox);
         handle.spawn(stop.clone().run_until_cancelled_owned(accepting));
-        Ok(Self { address, orders, _stop: stop.drop_guard() })
+        Ok(Self {
+            address,
+            orders,
+            _stop: stop.drop_guard(),
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -69,7 +80,9 @@ impl Server {
 
     /// Cuts every connection and refuses new ones, until [`Self::open`].
     pub(crate) async fn shut(&self) -> anyhow::Result<()> {
-        self.order(Order::Shut).await.context("cannot close the listener")
+        self.order(Order::Shut)
+            .await
+            .context("cannot close the listener")
     }
 
     /// Listens again on the same port.
@@ -77,9 +90,14 @@ impl Server {
         self.order(Order::Open).await.context("cannot listen again")
     }
 
-    async fn order(&self, order: fn(oneshot::Sender<io::Result<()>>) -> Order) -> anyhow::Result<()> {
+    async fn order(
+        &self,
+        order: fn(oneshot::Sender<io::Result<()>>) -> Order,
+    ) -> anyhow::Result<()> {
         let (done, answer) = oneshot::channel();
-        self.orders.send(order(done)).map_err(|_| anyhow!("the server has ended"))?;
+        self.orders
+            .send(order(done))
+            .map_err(|_| anyhow!("the server has ended"))?;
         Ok(answer.await??)
     }
 }
@@ -137,7 +155,10 @@ async fn accept<F, C>(
     }
 }
 
-async fn reopen(held: TcpSocket, inbox: &mut mpsc::UnboundedReceiver<Order>) -> Option<TcpListener> {
+async fn reopen(
+    held: TcpSocket,
+    inbox: &mut mpsc::UnboundedReceiver<Order>,
+) -> Option<TcpListener> {
     loop {
         match inbox.recv().await? {
             Order::Shut(done) => drop(done.send(Ok(()))),

@@ -25,7 +25,10 @@ pub(crate) struct Moment {
 
 impl Moment {
     pub(crate) fn now() -> Self {
-        Self { instant: Instant::now(), time: SystemTime::now() }
+        Self {
+            instant: Instant::now(),
+            time: SystemTime::now(),
+        }
     }
 }
 
@@ -83,14 +86,26 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub(crate) async fn new(tcp: TcpStream, tls: Option<TlsAcceptor>, line: Arc<Line>) -> io::Result<Self> {
+    pub(crate) async fn new(
+        tcp: TcpStream,
+        tls: Option<TlsAcceptor>,
+        line: Arc<Line>,
+    ) -> io::Result<Self> {
         tcp.set_nodelay(true)?;
-        let socket = Socket { tcp, line: line.clone() };
+        let socket = Socket {
+            tcp,
+            line: line.clone(),
+        };
         let transport = match tls {
             None => Transport::Plain(socket),
             Some(acceptor) => Transport::Tls(Box::new(acceptor.accept(socket).await?)),
         };
-        Ok(Self { transport, line, expecting: true, written: 0 })
+        Ok(Self {
+            transport,
+            line,
+            expecting: true,
+            written: 0,
+        })
     }
 }
 
@@ -110,7 +125,11 @@ macro_rules! each_transport {
 }
 
 impl AsyncRead for Wire {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = each_transport!(self, stream => stream.poll_read(cx, buffer));
         if self.expecting && buffer.filled().len() > before {
@@ -122,7 +141,11 @@ impl AsyncRead for Wire {
 }
 
 impl AsyncWrite for Wire {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.expecting = true;
         let polled = each_transport!(self, stream => stream.poll_write(cx, bytes));
         if let Poll::Ready(Ok(count)) = polled {
@@ -135,7 +158,9 @@ impl AsyncWrite for Wire {
         let polled = each_transport!(self, stream => stream.poll_flush(cx));
         if matches!(polled, Poll::Ready(Ok(()))) {
             let written = self.written;
-            self.line.flushed.send_if_modified(|flushed| std::mem::replace(flushed, written) != written);
+            self.line
+                .flushed
+                .send_if_modified(|flushed| std::mem::replace(flushed, written) != written);
         }
         polled
     }
@@ -146,13 +171,21 @@ impl AsyncWrite for Wire {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tcp).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(cx, bytes)
     }
 

@@ -43,8 +43,12 @@ fn text(name: &str) -> String {
 fn alerts() -> Vec<Alert> {
     let rules: Value = serde_saphyr::from_str(&text(RULES)).unwrap();
     let groups = rules["groups"].as_array().unwrap();
-    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
-    let alerts: Vec<Alert> = rules.map(|rule| serde_json::from_value(rule.clone()).unwrap()).collect();
+    let rules = groups
+        .iter()
+        .flat_map(|group| group["rules"].as_array().unwrap());
+    let alerts: Vec<Alert> = rules
+        .map(|rule| serde_json::from_value(rule.clone()).unwrap())
+        .collect();
     let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.name).collect();
     assert_eq!((names.len(), alerts.len()), (9, 9), "{names:?}");
     alerts
@@ -52,9 +56,13 @@ fn alerts() -> Vec<Alert> {
 
 /// The panels of the dashboard that show something.
 fn panels() -> Vec<Value> {
-    let dashboard: Value = serde_json::from_str(&text("config/grafana/quartermaster.json")).unwrap();
+    let dashboard: Value =
+        serde_json::from_str(&text("config/grafana/quartermaster.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
-    let panels: Vec<_> = panels.filter(|panel| panel["type"] != "row").cloned().collect();
+    let panels: Vec<_> = panels
+        .filter(|panel| panel["type"] != "row")
+        .cloned()
+        .collect();
     assert!(panels.len() > 15, "{}", panels.len());
     panels
 }
@@ -63,9 +71,17 @@ fn panels() -> Vec<Value> {
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = panel["title"].as_str().unwrap().to_owned();
-        let asked = |target: &Value| target["expr"].as_str().unwrap().replace("$__rate_interval", "5m");
+        let asked = |target: &Value| {
+            target["expr"]
+                .as_str()
+                .unwrap()
+                .replace("$__rate_interval", "5m")
+        };
         let targets = panel["targets"].as_array().unwrap();
-        targets.iter().map(|target| (title.clone(), asked(target))).collect::<Vec<_>>()
+        targets
+            .iter()
+            .map(|target| (title.clone(), asked(target)))
+            .collect::<Vec<_>>()
     };
     let expressions: Vec<_> = panels().iter().flat_map(of).collect();
     assert!(expressions.len() > 20, "{}", expressions.len());

@@ -12,11 +12,30 @@ use super::*;
 async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
     let mut command = Command::new(tool("promtool").await);
     command.args(arguments).current_dir(ROOT).kill_on_drop(true);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     // It may end before it has read all.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes()).await;
-    let Output { status, stdout, stderr } = child.wait_with_output().await.unwrap();
-    (status.success(), [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat())
+    let _ = child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .await;
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().await.unwrap();
+    (
+        status.success(),
+        [stdout, stderr]
+            .map(|text| String::from_utf8_lossy(&text).into_owned())
+            .concat(),
+    )
 }
 
 #[tokio::test]
@@ -36,7 +55,11 @@ async fn what_the_dashboard_asks_for_is_understood() {
     let rules = json!({ "groups": [{ "name": "panels", "rules": rules }] }).to_string();
     let (well, said) = promtool(&["check", "rules", "--lint=none"], &rules).await;
     assert!(well, "{said}");
-    let (well, said) = promtool(&["check", "rules", "--lint=none"], &rules.replacen("sum(", "sum((", 1)).await;
+    let (well, said) = promtool(
+        &["check", "rules", "--lint=none"],
+        &rules.replacen("sum(", "sum((", 1),
+    )
+    .await;
     assert!(!well, "{said}");
 }
 
@@ -51,17 +74,30 @@ async fn each_alert_fires_when_it_should_and_not_otherwise() {
     for Alert { name: alert, .. } in alerts() {
         let (mut fires, mut rests) = (false, false);
         for case in cases {
-            let checks = case["alert_rule_test"].as_array().unwrap().iter().filter(|it| it["alertname"] == *alert);
-            let fire: Vec<_> = checks.map(|it| !it["exp_alerts"].as_array().unwrap().is_empty()).collect();
+            let checks = case["alert_rule_test"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|it| it["alertname"] == *alert);
+            let fire: Vec<_> = checks
+                .map(|it| !it["exp_alerts"].as_array().unwrap().is_empty())
+                .collect();
             fires |= fire.contains(&true);
             rests |= !fire.is_empty() && !fire.contains(&true);
         }
-        assert!(fires && rests, "{alert}: fires {fires}, rests throughout a case {rests}");
+        assert!(
+            fires && rests,
+            "{alert}: fires {fires}, rests throughout a case {rests}"
+        );
     }
 }
 
 #[tokio::test]
 async fn the_metrics_are_as_prometheus_wants_them() {
-    let (well, said) = promtool(&["check", "metrics"], &quartermaster::runtime::metrics::plain(&every_metric())).await;
+    let (well, said) = promtool(
+        &["check", "metrics"],
+        &quartermaster::runtime::metrics::plain(&every_metric()),
+    )
+    .await;
     assert!(well, "{said}");
 }

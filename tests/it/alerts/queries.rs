@@ -15,13 +15,19 @@ fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     for line in every_metric().lines().filter(|line| !line.starts_with('#')) {
         let (name, rest) = line.split_once(['{', ' ']).unwrap();
         let labels = served.entry(name.to_owned()).or_default();
-        let Some((pairs, _)) = rest.split_once('}') else { continue };
+        let Some((pairs, _)) = rest.split_once('}') else {
+            continue;
+        };
         for (label, value) in pairs.split("\",").filter_map(|pair| pair.split_once("=\"")) {
-            labels.entry(label.to_owned()).or_default().insert(value.trim_end_matches('"').to_owned());
+            labels
+                .entry(label.to_owned())
+                .or_default()
+                .insert(value.trim_end_matches('"').to_owned());
         }
     }
     assert!(
-        served.len() > 30 && served.contains_key("quartermaster_notification_latency_seconds_bucket"),
+        served.len() > 30
+            && served.contains_key("quartermaster_notification_latency_seconds_bucket"),
         "{served:?}"
     );
     served
@@ -43,7 +49,14 @@ struct Asked {
 /// Words of the language that are followed by no parenthesis.
 const WORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
 /// Those that are followed by labels in parentheses.
-const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
+const LISTS: [&str; 6] = [
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+];
 
 impl Asked {
     fn of(expression: &str) -> Self {
@@ -59,19 +72,28 @@ impl Asked {
                 rest = after.trim_start();
                 if LISTS.contains(&word) {
                     let (labels, after) = rest.strip_prefix('(').unwrap().split_once(')').unwrap();
-                    asked.by.extend(labels.split(',').map(|label| label.trim().to_owned()).filter(|it| !it.is_empty()));
+                    asked.by.extend(
+                        labels
+                            .split(',')
+                            .map(|label| label.trim().to_owned())
+                            .filter(|it| !it.is_empty()),
+                    );
                     rest = after;
                 } else if let Some(list) = rest.strip_prefix('{') {
                     let (matchers, after) = list.split_once('}').unwrap();
-                    asked
-                        .selectors
-                        .push(Selector { name: word.to_owned(), matchers: matchers.split(',').map(matcher).collect() });
+                    asked.selectors.push(Selector {
+                        name: word.to_owned(),
+                        matchers: matchers.split(',').map(matcher).collect(),
+                    });
                     rest = after;
                 } else if !WORDS.contains(&word)
                     && !rest.starts_with('(')
                     && !LISTS.iter().any(|list| rest.starts_with(list))
                 {
-                    asked.selectors.push(Selector { name: word.to_owned(), matchers: Vec::new() });
+                    asked.selectors.push(Selector {
+                        name: word.to_owned(),
+                        matchers: Vec::new(),
+                    });
                 }
             } else if c.is_ascii_digit() {
                 // A number, or what `offset` is followed by.
@@ -90,13 +112,21 @@ fn matcher(text: &str) -> (String, String, String) {
     let (label, rest) = text.split_at(at);
     let quote = rest.find('"').unwrap();
     let (operator, value) = rest.split_at(quote);
-    (label.trim().to_owned(), operator.to_owned(), value.trim().trim_matches('"').to_owned())
+    (
+        label.trim().to_owned(),
+        operator.to_owned(),
+        value.trim().trim_matches('"').to_owned(),
+    )
 }
 
 /// The reasons that the resources of a controller may have; of any, without one.
 fn reasons(controller: Option<&str>) -> BTreeSet<String> {
-    let syncs = config_map_sync::standing::Reason::ALL.iter().map(ToString::to_string);
-    let balancers = my_ingress::standing::REASONS.iter().map(ToString::to_string);
+    let syncs = config_map_sync::standing::Reason::ALL
+        .iter()
+        .map(ToString::to_string);
+    let balancers = my_ingress::standing::REASONS
+        .iter()
+        .map(ToString::to_string);
     match controller {
         Some("configmapsync") => syncs.collect(),
         Some("myingress") => balancers.collect(),
@@ -113,13 +143,20 @@ fn faults(expression: &str) -> Vec<String> {
     for Selector { name, matchers } in &asked.selectors {
         let nothing = BTreeMap::new();
         // What Prometheus says of the scrape itself.
-        let labels = if name == "up" { Some(&nothing) } else { served.get(name) };
+        let labels = if name == "up" {
+            Some(&nothing)
+        } else {
+            served.get(name)
+        };
         let Some(labels) = labels else {
             faults.push(format!("there is no metric {name:?}"));
             continue;
         };
         known.extend(labels.keys().cloned());
-        let controller = matchers.iter().find(|(label, ..)| label == "controller").map(|(_, _, value)| &**value);
+        let controller = matchers
+            .iter()
+            .find(|(label, ..)| label == "controller")
+            .map(|(_, _, value)| &**value);
         if !matchers.iter().any(|(label, ..)| label == "job") {
             faults.push(format!("{name} may be somebody else's: it names no job"));
         }
@@ -130,22 +167,35 @@ fn faults(expression: &str) -> Vec<String> {
                     faults.push(format!("{name} has no label {label}"));
                     continue;
                 }
-                "controller" => KINDS.iter().map(|kind| kind.controller.to_owned()).collect(),
+                "controller" => KINDS
+                    .iter()
+                    .map(|kind| kind.controller.to_owned())
+                    .collect(),
                 "reason" => reasons(controller),
                 _ => labels[label].clone(),
             };
             if !["=", "!="].contains(&&**operator) || !values.contains(value) {
-                faults.push(format!("{name}: {label} is never {value:?}, but one of {values:?}"));
+                faults.push(format!(
+                    "{name}: {label} is never {value:?}, but one of {values:?}"
+                ));
             }
         }
     }
-    faults.extend(asked.by.difference(&known).map(|label| format!("nothing has a label {label}")));
+    faults.extend(
+        asked
+            .by
+            .difference(&known)
+            .map(|label| format!("nothing has a label {label}")),
+    );
     faults
 }
 
 #[test]
 fn every_alert_asks_for_what_is_served() {
-    for Alert { name: alert, expr, .. } in alerts() {
+    for Alert {
+        name: alert, expr, ..
+    } in alerts()
+    {
         assert_eq!(faults(&expr), Vec::<String>::new(), "{alert}");
     }
 }
@@ -153,7 +203,11 @@ fn every_alert_asks_for_what_is_served() {
 #[test]
 fn every_panel_asks_for_what_is_served() {
     for (panel, expression) in expressions() {
-        assert_eq!(faults(&expression), Vec::<String>::new(), "{panel}: {expression}");
+        assert_eq!(
+            faults(&expression),
+            Vec::<String>::new(),
+            "{panel}: {expression}"
+        );
     }
 }
 
@@ -164,26 +218,56 @@ fn what_is_not_served_is_found() {
             "rate(quartermaster_notification_total{job=\"x\"}[5m])",
             "there is no metric \"quartermaster_notification_total\"",
         ),
-        ("quartermaster_resources{job=\"x\", kind=\"myapp\"}", "quartermaster_resources has no label kind"),
-        ("quartermaster_resources{job=\"x\", controller=\"mypod\"}", "controller is never \"mypod\""),
-        ("quartermaster_resources{job=\"x\", controller=\"myingress\", reason=\"Gone\"}", "reason is never \"Gone\""),
-        ("quartermaster_watches{job=\"x\", state=\"stale\"}", "state is never \"stale\""),
-        ("sum by (pod) (quartermaster_watches{job=\"x\"})", "nothing has a label pod"),
+        (
+            "quartermaster_resources{job=\"x\", kind=\"myapp\"}",
+            "quartermaster_resources has no label kind",
+        ),
+        (
+            "quartermaster_resources{job=\"x\", controller=\"mypod\"}",
+            "controller is never \"mypod\"",
+        ),
+        (
+            "quartermaster_resources{job=\"x\", controller=\"myingress\", reason=\"Gone\"}",
+            "reason is never \"Gone\"",
+        ),
+        (
+            "quartermaster_watches{job=\"x\", state=\"stale\"}",
+            "state is never \"stale\"",
+        ),
+        (
+            "sum by (pod) (quartermaster_watches{job=\"x\"})",
+            "nothing has a label pod",
+        ),
         ("quartermaster_watches", "names no job"),
     ] {
         let faults = faults(expression);
-        assert!(faults.len() == 1 && faults[0].contains(words), "{expression}: {faults:?}");
+        assert!(
+            faults.len() == 1 && faults[0].contains(words),
+            "{expression}: {faults:?}"
+        );
     }
 }
 
 /// Metrics of which nobody would learn anything.
 #[test]
 fn every_metric_of_ours_is_shown_or_alerted_on() {
-    let expressions = alerts().into_iter().map(|alert| alert.expr).chain(expressions().into_iter().map(|(_, it)| it));
-    let asked: BTreeSet<_> =
-        expressions.flat_map(|it| Asked::of(&it).selectors).map(|selector| selector.name).collect();
-    let parts = |name: &str| ["_bucket", "_sum", "_count"].iter().any(|part| name.ends_with(part));
-    for name in served().into_keys().filter(|name| name.starts_with("quartermaster_") && !parts(name)) {
+    let expressions = alerts()
+        .into_iter()
+        .map(|alert| alert.expr)
+        .chain(expressions().into_iter().map(|(_, it)| it));
+    let asked: BTreeSet<_> = expressions
+        .flat_map(|it| Asked::of(&it).selectors)
+        .map(|selector| selector.name)
+        .collect();
+    let parts = |name: &str| {
+        ["_bucket", "_sum", "_count"]
+            .iter()
+            .any(|part| name.ends_with(part))
+    };
+    for name in served()
+        .into_keys()
+        .filter(|name| name.starts_with("quartermaster_") && !parts(name))
+    {
         assert!(asked.contains(&name), "nobody asks for {name}");
     }
 }

@@ -13,7 +13,9 @@ use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
 
 /// The value of a sample, by its name and labels as they stand there.
 fn value(metrics: &str, sample: &str) -> Option<f64> {
-    metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// Waits until the operator says so of each sample; none: there is no such.
@@ -29,8 +31,10 @@ async fn says(operator: &Operator, wanted: &[(&str, Option<f64>)]) {
     said.await.unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-const CONFLICT: &str = "quartermaster_resources{controller=\"configmapsync\",ready=\"False\",reason=\"Conflict\"}";
-const SYNCED: &str = "quartermaster_resources{controller=\"configmapsync\",ready=\"True\",reason=\"Synced\"}";
+const CONFLICT: &str =
+    "quartermaster_resources{controller=\"configmapsync\",ready=\"False\",reason=\"Conflict\"}";
+const SYNCED: &str =
+    "quartermaster_resources{controller=\"configmapsync\",ready=\"True\",reason=\"Synced\"}";
 const LOST: &str = "quartermaster_resources{controller=\"trackedfield\",ready=\"False\",reason=\"TargetNotFound\"}";
 const LEADS: &str = "leader_election_master_status{name=\"counted\"}";
 
@@ -39,21 +43,33 @@ async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_
     let bed = Bed::shared("counted").await;
     let here = &bed.namespace;
     let flags = ["--leader-elect", "--leader-election-id=counted"];
-    let settings = || flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let settings = || {
+        flags
+            .iter()
+            .fold(Settings::default(), |settings, flag| settings.flag(flag))
+    };
     let leader = Operator::start(&bed, settings()).await;
     says(&leader, &[(LEADS, Some(1.0)), (CONFLICT, None)]).await;
     let mut standby = Operator::start(&bed, settings()).await;
 
-    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
-    bed.create::<ConfigMap>("theirs", json!({ "data": { "a": "2" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
+        .await;
+    bed.create::<ConfigMap>("theirs", json!({ "data": { "a": "2" } }))
+        .await;
     for (name, copy) in [("well", "copy"), ("ill", "theirs")] {
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": here, "configMapName": "settings",
             "destinationName": copy });
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     }
     bed.webhook("hook", "http://127.0.0.1:9/").await;
-    bed.track("lost", "Deployment", "nowhere", "replicas", "hook").await;
-    let all = [(CONFLICT, Some(1.0)), (SYNCED, Some(1.0)), (LOST, Some(1.0))];
+    bed.track("lost", "Deployment", "nowhere", "replicas", "hook")
+        .await;
+    let all = [
+        (CONFLICT, Some(1.0)),
+        (SYNCED, Some(1.0)),
+        (LOST, Some(1.0)),
+    ];
     says(&leader, &all).await;
     says(&standby, &[&all[..], &[(LEADS, Some(0.0))]].concat()).await;
 
@@ -79,9 +95,14 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     let operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
-    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(0.0))]).await;
+    says(
+        &operator,
+        &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(0.0))],
+    )
+    .await;
 
     receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
@@ -93,13 +114,28 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     #[allow(clippy::cast_precision_loss)] // seconds since 1970
     says(&operator, &[(OLDEST, Some(seen as f64))]).await;
     // What is suspended does not wait.
-    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } }))
+        .await;
     says(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
     receiver.always(Reply::ok());
-    receiver.at_text("\"value\":\"2\"", Reply::status(StatusCode::UNPROCESSABLE_ENTITY));
-    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": false } })).await;
-    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(1.0))]).await;
-    assert_eq!(value(&operator.metrics().await, "quartermaster_entries_expired_total"), Some(0.0));
+    receiver.at_text(
+        "\"value\":\"2\"",
+        Reply::status(StatusCode::UNPROCESSABLE_ENTITY),
+    );
+    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": false } }))
+        .await;
+    says(
+        &operator,
+        &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(1.0))],
+    )
+    .await;
+    assert_eq!(
+        value(
+            &operator.metrics().await,
+            "quartermaster_entries_expired_total"
+        ),
+        Some(0.0)
+    );
 }
 
 fn watches(resource: &str, state: &str) -> String {
@@ -111,28 +147,58 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
     let bed = Bed::own_with(Options::apiserver_only(), "watches").await;
     fill_tracker_role(&bed.plane, &[("batch", "cronjobs")]).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
-    proxy.inject(Match::any().resource("cronjobs"), Times::Always, Fault::status(StatusCode::FORBIDDEN));
+    proxy.inject(
+        Match::any().resource("cronjobs"),
+        Times::Always,
+        Fault::status(StatusCode::FORBIDDEN),
+    );
     let operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
     bed.webhook("hook", "http://127.0.0.1:9/").await;
-    bed.track("web", "StatefulSet", "web", "replicas", "hook").await;
-    bed.track("jobs", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "StatefulSet", "web", "replicas", "hook")
+        .await;
+    bed.track("jobs", "Deployment", "web", "replicas", "hook")
+        .await;
     let target = json!({ "kind": "CronJob", "apiVersion": "batch/v1", "resource": "cronjobs" });
-    bed.patch::<TrackedField>("jobs", json!({ "spec": { "target": target, "field": "{.spec.suspend}" } })).await;
-    let (standing, failing) = (watches("statefulsets.apps", "standing"), watches("statefulsets.apps", "failing"));
+    bed.patch::<TrackedField>(
+        "jobs",
+        json!({ "spec": { "target": target, "field": "{.spec.suspend}" } }),
+    )
+    .await;
+    let (standing, failing) = (
+        watches("statefulsets.apps", "standing"),
+        watches("statefulsets.apps", "failing"),
+    );
     let refused = watches("cronjobs.batch", "refused");
     // Nobody is woken for what the operator may not read: the TrackedField says so.
-    says(&operator, &[(&standing, Some(1.0)), (&failing, Some(0.0)), (&refused, Some(1.0))]).await;
+    says(
+        &operator,
+        &[
+            (&standing, Some(1.0)),
+            (&failing, Some(0.0)),
+            (&refused, Some(1.0)),
+        ],
+    )
+    .await;
     let metrics = operator.metrics().await;
     let ill: Vec<_> = metrics
         .lines()
         .filter(|line| {
-            line.starts_with("quartermaster_watches{") && line.contains("\"failing\"") && !line.ends_with(" 0")
+            line.starts_with("quartermaster_watches{")
+                && line.contains("\"failing\"")
+                && !line.ends_with(" 0")
         })
         .collect();
-    assert!(ill.is_empty(), "with the rights that we ship every watch stands: {ill:?}");
+    assert!(
+        ill.is_empty(),
+        "with the rights that we ship every watch stands: {ill:?}"
+    );
 
     let statefulsets = Match::any().resource("statefulsets");
-    let fault = proxy.inject(statefulsets.clone(), Times::Always, Fault::status(StatusCode::SERVICE_UNAVAILABLE));
+    let fault = proxy.inject(
+        statefulsets.clone(),
+        Times::Always,
+        Fault::status(StatusCode::SERVICE_UNAVAILABLE),
+    );
     proxy.end_watches(&statefulsets, Ending::MidEvent);
     says(&operator, &[(&standing, Some(0.0)), (&failing, Some(1.0))]).await;
     fault.take_back();

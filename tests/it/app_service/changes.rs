@@ -35,33 +35,60 @@ fn autoscaled(autoscaling: Value) -> Value {
 /// What an app has: the spec of each of its objects, but for what the cluster chooses anew with each Service.
 async fn stands(bed: &Bed, name: &str) -> Value {
     let deployment: Deployment = bed.api().get(name).await.unwrap();
-    let service = bed.api::<Service>().get_opt(name).await.unwrap().and_then(|service| service.spec);
+    let service = bed
+        .api::<Service>()
+        .get_opt(name)
+        .await
+        .unwrap()
+        .and_then(|service| service.spec);
     let mut service = json!(service);
-    for port in service.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+    for port in service
+        .get_mut("ports")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         port.as_object_mut().unwrap().remove("nodePort");
     }
     if let Some(service) = service.as_object_mut() {
         service.retain(|name, _| !name.starts_with("clusterIP"));
     }
-    let ingress = bed.api::<Ingress>().get_opt(name).await.unwrap().and_then(|ingress| ingress.spec);
-    let scaler = bed.api::<HorizontalPodAutoscaler>().get_opt(name).await.unwrap().and_then(|scaler| scaler.spec);
+    let ingress = bed
+        .api::<Ingress>()
+        .get_opt(name)
+        .await
+        .unwrap()
+        .and_then(|ingress| ingress.spec);
+    let scaler = bed
+        .api::<HorizontalPodAutoscaler>()
+        .get_opt(name)
+        .await
+        .unwrap()
+        .and_then(|scaler| scaler.spec);
     json!({ "deployment": deployment.spec, "service": service, "ingress": ingress, "scaler": scaler })
 }
 
 /// Waits until the operator has done what the spec says, and tells what stands then.
 async fn applied(bed: &Bed, name: &str) -> Value {
-    bed.until(name, "says how it stands", |app: &AppService| standing(app).is_some()).await;
+    bed.until(name, "says how it stands", |app: &AppService| {
+        standing(app).is_some()
+    })
+    .await;
     stands(bed, name).await
 }
 
 /// Whether all of `wanted` stands there; a list as long as it.
 fn is_within(wanted: &Value, there: &Value) -> bool {
     match (wanted, there) {
-        (Value::Object(wanted), Value::Object(there)) => {
-            wanted.iter().all(|(name, value)| there.get(name).is_some_and(|there| is_within(value, there)))
-        }
+        (Value::Object(wanted), Value::Object(there)) => wanted
+            .iter()
+            .all(|(name, value)| there.get(name).is_some_and(|there| is_within(value, there))),
         (Value::Array(wanted), Value::Array(there)) => {
-            wanted.len() == there.len() && wanted.iter().zip(there).all(|(one, other)| is_within(one, other))
+            wanted.len() == there.len()
+                && wanted
+                    .iter()
+                    .zip(there)
+                    .all(|(one, other)| is_within(one, other))
         }
         _ => wanted == there,
     }
@@ -140,7 +167,10 @@ async fn every_change_and_back(#[case] taken_over: bool) {
     for (spec, wanted) in cases() {
         respec(&bed, "web", spec.clone()).await;
         let there = applied(&bed, "web").await;
-        assert!(is_within(&wanted, &there), "{spec}\nwanted: {wanted}\nthere: {there}");
+        assert!(
+            is_within(&wanted, &there),
+            "{spec}\nwanted: {wanted}\nthere: {there}"
+        );
         respec(&bed, "web", base()).await;
         let back = applied(&bed, "web").await;
         assert_eq!(back, first, "back from {spec}");
@@ -149,13 +179,20 @@ async fn every_change_and_back(#[case] taken_over: bool) {
     let now: Service = bed.api().get("web").await.unwrap();
     assert_ne!(now.uid(), service.uid());
     service = now;
-    for (spec, _) in cases().into_iter().filter(|(spec, _)| spec["ports"] != json!([])).take(5) {
+    for (spec, _) in cases()
+        .into_iter()
+        .filter(|(spec, _)| spec["ports"] != json!([]))
+        .take(5)
+    {
         respec(&bed, "web", spec).await;
         applied(&bed, "web").await;
     }
     let now: Service = bed.api().get("web").await.unwrap();
     assert_eq!(now.uid(), service.uid());
-    assert_eq!(now.spec.unwrap().cluster_ip, service.spec.unwrap().cluster_ip);
+    assert_eq!(
+        now.spec.unwrap().cluster_ip,
+        service.spec.unwrap().cluster_ip
+    );
 }
 
 /// A port on the nodes stays while its port does, whatever comes and goes beside it.
@@ -168,11 +205,19 @@ async fn a_port_on_the_nodes_stays() {
     let node_port = async |port: i32| {
         let service: Service = bed.api().get("web").await.unwrap();
         let ports = service.spec.unwrap().ports.unwrap();
-        ports.into_iter().find(|there| there.port == port).unwrap().node_port.unwrap()
+        ports
+            .into_iter()
+            .find(|there| there.port == port)
+            .unwrap()
+            .node_port
+            .unwrap()
     };
     let before = node_port(80).await;
     let changes = [
-        with("ports", json!([{ "name": "new", "port": 90 }, { "name": "web", "port": 80, "targetPort": 8080 }])),
+        with(
+            "ports",
+            json!([{ "name": "new", "port": 90 }, { "name": "web", "port": 80, "targetPort": 8080 }]),
+        ),
         with("ports", json!([{ "port": 80 }])),
         base(),
         // Given as it is, and no longer given.
@@ -189,7 +234,12 @@ async fn a_port_on_the_nodes_stays() {
     }
     // The apiserver loses a port that is asked for while its cache lacks the Service's last change: it is asked for again.
     let other = if before == 30_079 { 30_078 } else { 30_079 };
-    respec(&bed, "web", with("ports", json!([{ "port": 80, "nodePort": other }]))).await;
+    respec(
+        &bed,
+        "web",
+        with("ports", json!([{ "port": 80, "nodePort": other }])),
+    )
+    .await;
     applied(&bed, "web").await;
     assert_eq!(node_port(80).await, other);
 }
@@ -205,21 +255,54 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
     let spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken }] });
     app(&bed, "web", spec).await;
     let words = not_ready(&bed, "web", "NodePortTaken").await;
-    assert!(words.ends_with(&format!("Invalid value: {taken}: provided port is already allocated")), "{words}");
+    assert!(
+        words.ends_with(&format!(
+            "Invalid value: {taken}: provided port is already allocated"
+        )),
+        "{words}"
+    );
     assert_eq!(bed.event("web", "NodePortTaken").await, words);
     bed.delete::<Service>("holder").await;
     ready(&bed, "web").await;
-    assert_eq!(bed.api::<Service>().get("web").await.unwrap().spec.unwrap().ports.unwrap()[0].node_port, Some(taken));
+    assert_eq!(
+        bed.api::<Service>()
+            .get("web")
+            .await
+            .unwrap()
+            .spec
+            .unwrap()
+            .ports
+            .unwrap()[0]
+            .node_port,
+        Some(taken)
+    );
 
     // Out of the range is no matter of time.
-    app(&bed, "far", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] })).await;
+    app(
+        &bed,
+        "far",
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] }),
+    )
+    .await;
     let words = not_ready(&bed, "far", "Rejected").await;
-    assert!(words.contains("provided port is not in the valid range"), "{words}");
+    assert!(
+        words.contains("provided port is not in the valid range"),
+        "{words}"
+    );
     // Each word of its Deployment is a reason to look, so the last one is waited for, and whatever the watch shows after it.
-    bed.until("far", "has nothing more to say", |deployment: &Deployment| {
-        let conditions = deployment.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        conditions.filter_map(|it| it.reason.as_deref()).any(|reason| reason == "NewReplicaSetAvailable")
-    })
+    bed.until(
+        "far",
+        "has nothing more to say",
+        |deployment: &Deployment| {
+            let conditions = deployment
+                .status
+                .iter()
+                .flat_map(|status| status.conditions.iter().flatten());
+            conditions
+                .filter_map(|it| it.reason.as_deref())
+                .any(|reason| reason == "NewReplicaSetAvailable")
+        },
+    )
     .await;
     app(&bed, "next", json!({ "size": 0, "image": "i" })).await;
     ready(&bed, "next").await;
@@ -227,6 +310,9 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
     let tried = writes(&bed, since).await;
-    assert!(!tried.contains(&"create services".to_owned()), "it is not tried again by itself: {tried:?}");
+    assert!(
+        !tried.contains(&"create services".to_owned()),
+        "it is not tried again by itself: {tried:?}"
+    );
     assert_eq!(bed.events("far", "Rejected").await.len(), 1);
 }

@@ -30,39 +30,68 @@ where
         + std::fmt::Debug
         + serde::de::DeserializeOwned,
 {
-    let by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let by = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
     let operations = serde_json::from_value(json!(patches)).unwrap();
-    bed.api().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap()
+    bed.api()
+        .patch("web", &by, &Patch::<()>::Json(operations))
+        .await
+        .unwrap()
 }
 
 async fn scale(bed: &Bed, manager: &str, replicas: i32) {
-    let by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let by = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
     let scale = json!({ "spec": { "replicas": replicas } });
-    bed.api::<Deployment>().patch_scale("web", &by, &Patch::Merge(scale)).await.unwrap();
+    bed.api::<Deployment>()
+        .patch_scale("web", &by, &Patch::Merge(scale))
+        .await
+        .unwrap();
 }
 
 /// Waits until both children have their former content.
 async fn restored(bed: &Bed, before: &(Value, Value)) {
     let mut last = json!(null);
     let right = until("both children are as they were", SOON, async || {
-        let now = (said(&deployment(bed, "web").await), said(&service(bed, "web").await));
+        let now = (
+            said(&deployment(bed, "web").await),
+            said(&service(bed, "web").await),
+        );
         last = json!(now);
         Ok((now == *before).then_some(()))
     });
     if let Err(error) = right.await {
         let app: AppService = bed.api().get("web").await.unwrap();
-        panic!("{error:#}\n{:#}\n{last:#}\n{:#?}", json!(before), standing(&app));
+        panic!(
+            "{error:#}\n{:#}\n{last:#}\n{:#?}",
+            json!(before),
+            standing(&app)
+        );
     }
 }
 
 async fn both(bed: &Bed) -> (Value, Value) {
-    (said(&deployment(bed, "web").await), said(&service(bed, "web").await))
+    (
+        said(&deployment(bed, "web").await),
+        said(&service(bed, "web").await),
+    )
 }
 
 /// Counts the operator's requests about a resource of the test's namespace since `since`, with these verbs.
 async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let requests = bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+    let requests = bed
+        .plane
+        .audit()
+        .requests(since)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|request| request.subject);
     requests
         .filter(|it| it.user == operator && it.namespace == bed.namespace && it.name == "web")
         .filter(|it| it.resource == resource && verbs.contains(&it.verb.as_str()))
@@ -104,9 +133,19 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
     restored(&bed, &before).await;
     ready(&bed, "web").await;
     let words = bed.event("web", "DriftCorrected").await;
-    let child = if resource == "services" { "Service" } else { "Deployment" };
-    let expected = format!("corrected {field} of {child} {}/web, changed by kubectl-edit", bed.namespace);
-    assert!(words.starts_with(&expected) && words.contains(" the AppService instead"), "{words}");
+    let child = if resource == "services" {
+        "Service"
+    } else {
+        "Deployment"
+    };
+    let expected = format!(
+        "corrected {field} of {child} {}/web, changed by kubectl-edit",
+        bed.namespace
+    );
+    assert!(
+        words.starts_with(&expected) && words.contains(" the AppService instead"),
+        "{words}"
+    );
 }
 
 /// The ownership label is removed too, so the label-selected watch no longer shows the child.
@@ -115,10 +154,20 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     let bed = Bed::shared("unlabelled").await;
     // A tiny window: no correction is delayed, however many there are.
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
-    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] }),
+    )
+    .await;
     ready(&bed, "web").await;
     let before = both(&bed).await;
-    let harm = || vec![remove("/metadata/labels"), replace(&format!("{CONTAINER}/image"), "nginx:evil")];
+    let harm = || {
+        vec![
+            remove("/metadata/labels"),
+            replace(&format!("{CONTAINER}/image"), "nginx:evil"),
+        ]
+    };
     edit::<Deployment>(&bed, "kubectl-edit", harm()).await;
     edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
     restored(&bed, &before).await;
@@ -126,10 +175,15 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     // The labels go first, then come changes that only the label's watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
     let gone: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
-    let gone: Vec<_> = ["label", "deployment/web"].into_iter().chain(gone.iter().map(String::as_str)).collect();
+    let gone: Vec<_> = ["label", "deployment/web"]
+        .into_iter()
+        .chain(gone.iter().map(String::as_str))
+        .collect();
     bed.kubectl(&gone).await;
-    bed.kubectl(&["scale", "deployment/web", "--replicas=2"]).await;
-    bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"]).await;
+    bed.kubectl(&["scale", "deployment/web", "--replicas=2"])
+        .await;
+    bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"])
+        .await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
     // The changes also happen while no operator runs.
@@ -146,8 +200,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
 async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     let bed = Bed::shared("siblings").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
-    let from =
-        json!({ "name": "A", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } });
+    let from = json!({ "name": "A", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } });
     let mut spec = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }], "env": [from],
         "resources": { "requests": { "cpu": "100m" } }, "livenessProbe": { "httpGet": { "port": 80, "path": "/" } } });
     app(&bed, "web", spec.clone()).await;
@@ -159,30 +212,61 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
     let theirs = vec![
-        add("/spec/template/spec/containers/-", json!({ "name": "sidecar", "image": "proxy" })),
-        add("/spec/template/spec/volumes", json!([{ "name": "scratch", "emptyDir": {} }])),
-        add(&format!("{CONTAINER}/volumeMounts"), json!([{ "name": "scratch", "mountPath": "/tmp" }])),
-        add(&format!("{CONTAINER}/env/-"), json!({ "name": "THEIRS", "value": "1" })),
-        add("/spec/template/spec/tolerations", json!([{ "key": "gpu", "operator": "Exists" }])),
+        add(
+            "/spec/template/spec/containers/-",
+            json!({ "name": "sidecar", "image": "proxy" }),
+        ),
+        add(
+            "/spec/template/spec/volumes",
+            json!([{ "name": "scratch", "emptyDir": {} }]),
+        ),
+        add(
+            &format!("{CONTAINER}/volumeMounts"),
+            json!([{ "name": "scratch", "mountPath": "/tmp" }]),
+        ),
+        add(
+            &format!("{CONTAINER}/env/-"),
+            json!({ "name": "THEIRS", "value": "1" }),
+        ),
+        add(
+            "/spec/template/spec/tolerations",
+            json!([{ "key": "gpu", "operator": "Exists" }]),
+        ),
     ];
     edit::<Deployment>(&bed, "injector", theirs).await;
     looked_at(&bed, "web").await;
     let before = both(&bed).await;
 
-    bed.kubectl(&["set", "env", "deployment/web", "-c", "web", "A=literal"]).await;
+    bed.kubectl(&["set", "env", "deployment/web", "-c", "web", "A=literal"])
+        .await;
     restored(&bed, &before).await;
-    bed.kubectl(&["set", "resources", "deployment/web", "-c", "web", "--limits=cpu=50m", "--requests=cpu=50m"]).await;
+    bed.kubectl(&[
+        "set",
+        "resources",
+        "deployment/web",
+        "-c",
+        "web",
+        "--limits=cpu=50m",
+        "--requests=cpu=50m",
+    ])
+    .await;
     restored(&bed, &before).await;
     let probe = vec![
         remove(&format!("{CONTAINER}/livenessProbe/httpGet")),
-        add(&format!("{CONTAINER}/livenessProbe/tcpSocket"), json!({ "port": 80 })),
+        add(
+            &format!("{CONTAINER}/livenessProbe/tcpSocket"),
+            json!({ "port": 80 }),
+        ),
     ];
     edit::<Deployment>(&bed, "prober", probe).await;
     restored(&bed, &before).await;
     edit::<Service>(
         &bed,
         "porter",
-        vec![replace("/spec/ports/0/port", 8080), replace("/spec/ports/0/targetPort", 8080)],
+        vec![
+            replace("/spec/ports/0/port", 8080),
+            replace("/spec/ports/0/targetPort", 8080),
+        ],
     )
     .await;
     restored(&bed, &before).await;
@@ -190,7 +274,12 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     for manager in ["kubectl-set", "prober", "porter"] {
         let told = bed.events("web", "DriftCorrected").await;
         let notes: Vec<_> = told.iter().filter_map(|event| event.note.clone()).collect();
-        assert!(notes.iter().any(|note| note.contains(&format!("changed by {manager}"))), "{manager}: {notes:?}");
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.contains(&format!("changed by {manager}"))),
+            "{manager}: {notes:?}"
+        );
     }
     assert!(bed.events("web", "Rejected").await.is_empty());
 
@@ -212,15 +301,33 @@ async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
     let limits = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
-    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits)]).await;
+    edit::<Deployment>(
+        &bed,
+        "vertical-scaler",
+        vec![add(&format!("{CONTAINER}/resources"), limits)],
+    )
+    .await;
     looked_at(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    let now = json!(
+        deployment(&bed, "web")
+            .await
+            .spec
+            .unwrap()
+            .template
+            .spec
+            .unwrap()
+            .containers[0]
+            .resources
+    );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
     let words = bed.event("web", "DriftCorrected").await;
-    assert!(words.contains("resources.limits of ") && words.contains("vertical-scaler"), "{words}");
+    assert!(
+        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
+        "{words}"
+    );
 }
 
 /// A spec that the apiserver rejects by itself takes nothing from others.
@@ -232,27 +339,52 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
     let limits = json!({ "limits": { "memory": "1Gi" } });
-    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits.clone())]).await;
+    edit::<Deployment>(
+        &bed,
+        "vertical-scaler",
+        vec![add(&format!("{CONTAINER}/resources"), limits.clone())],
+    )
+    .await;
     looked_at(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "-1" }, "limits": { "cpu": "4" } });
     respec(&bed, "web", spec.clone()).await;
     let words = not_ready(&bed, "web", "Rejected").await;
-    assert!(words.contains("must be greater than or equal to 0"), "{words}");
+    assert!(
+        words.contains("must be greater than or equal to 0"),
+        "{words}"
+    );
     let now = deployment(&bed, "web").await;
-    assert_eq!(json!(now.spec.unwrap().template.spec.unwrap().containers[0].resources), limits);
+    assert_eq!(
+        json!(now.spec.unwrap().template.spec.unwrap().containers[0].resources),
+        limits
+    );
     // Others keep their values once the spec is fixed.
     spec["resources"]["requests"]["cpu"] = json!("2");
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
-    assert_eq!(now, json!({ "requests": { "cpu": "2" }, "limits": { "cpu": "4", "memory": "1Gi" } }));
+    let now = json!(
+        deployment(&bed, "web")
+            .await
+            .spec
+            .unwrap()
+            .template
+            .spec
+            .unwrap()
+            .containers[0]
+            .resources
+    );
+    assert_eq!(
+        now,
+        json!({ "requests": { "cpu": "2" }, "limits": { "cpu": "4", "memory": "1Gi" } })
+    );
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
 }
 
 /// Returns the value of a metric with these labels.
 async fn metric(operator: &Operator, series: &str) -> Option<f64> {
     let text = operator.metrics().await;
-    text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
 #[tokio::test]
@@ -264,9 +396,19 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
     let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
     assert_eq!(metric(&operator, series).await, Some(0.0));
     for corrected in [1.0, 2.0] {
-        bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"]).await;
+        bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"])
+            .await;
         bed.until("web", "has its image again", |deployment: &Deployment| {
-            let image = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].image;
+            let image = &deployment
+                .spec
+                .as_ref()
+                .unwrap()
+                .template
+                .spec
+                .as_ref()
+                .unwrap()
+                .containers[0]
+                .image;
             image.as_deref() == Some("nginx:1.7.9")
         })
         .await;
@@ -279,16 +421,28 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
         .unwrap();
     }
     // This reconcile comes after all corrections, so no further Event of the first episode can follow.
-    bed.kubectl(&["annotate", "appsvc/web", "quartermaster.dev/requested-at=now"]).await;
+    bed.kubectl(&[
+        "annotate",
+        "appsvc/web",
+        "quartermaster.dev/requested-at=now",
+    ])
+    .await;
     looked_at(&bed, "web").await;
     let words = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("spec.template.spec.containers[name=web].image") && words.contains("kubectl-set"),
+        words.contains("spec.template.spec.containers[name=web].image")
+            && words.contains("kubectl-set"),
         "{words}"
     );
-    assert!(words.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"), "{words}");
+    assert!(
+        words.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"),
+        "{words}"
+    );
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
-    assert!(operator.logs().contains("corrected drift"), "an INFO line tells it");
+    assert!(
+        operator.logs().contains("corrected drift"),
+        "an INFO line tells it"
+    );
 }
 
 #[tokio::test]
@@ -301,11 +455,21 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
     ready(&bed, "web").await;
     // The operator itself deletes the Service, and creates it again.
     respec(&bed, "web", without).await;
-    until("the Service is gone", SOON, async || Ok(bed.api::<Service>().get_opt("web").await?.is_none().then_some(())))
-        .await
-        .unwrap();
+    until("the Service is gone", SOON, async || {
+        Ok(bed
+            .api::<Service>()
+            .get_opt("web")
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await
+    .unwrap();
     respec(&bed, "web", with_port).await;
-    bed.until("web", "is back", |service: &Service| service.metadata.deletion_timestamp.is_none()).await;
+    bed.until("web", "is back", |service: &Service| {
+        service.metadata.deletion_timestamp.is_none()
+    })
+    .await;
     ready(&bed, "web").await;
     let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
     assert_eq!(metric(&operator, series).await, Some(0.0));
@@ -328,10 +492,23 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
         .unwrap();
     }
     let words = bed.event("web", "Recreated").await;
-    let what = format!("Deployment {}/web was deleted by another client", bed.namespace);
-    assert!(words.starts_with(&what) && words.ends_with("change the AppService instead"), "{words}");
-    assert_eq!(bed.events("web", "Recreated").await.len(), 1, "once within 10 minutes");
-    assert!(operator.logs().contains("recreated a deleted child"), "an INFO line tells it");
+    let what = format!(
+        "Deployment {}/web was deleted by another client",
+        bed.namespace
+    );
+    assert!(
+        words.starts_with(&what) && words.ends_with("change the AppService instead"),
+        "{words}"
+    );
+    assert_eq!(
+        bed.events("web", "Recreated").await.len(),
+        1,
+        "once within 10 minutes"
+    );
+    assert!(
+        operator.logs().contains("recreated a deleted child"),
+        "an INFO line tells it"
+    );
 }
 
 /// An autoscaler on the Deployment itself keeps changing it.
@@ -339,17 +516,26 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
 async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     let bed = Bed::shared("contested").await;
     let flags = ["--drift-backoff-min=1s", "--drift-backoff-max=4s"];
-    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let settings = flags
+        .iter()
+        .fold(Settings::default(), |settings, flag| settings.flag(flag));
     let _operator = Operator::start(&bed, settings).await;
     app(&bed, "web", json!({ "size": 1, "image": "nginx:1.7.9" })).await;
     ready(&bed, "web").await;
-    let sized = |size: i32| move |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(size);
+    let sized = |size: i32| {
+        move |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(size)
+    };
     for _ in 0..3 {
         scale(&bed, "kube-controller-manager", 4).await;
         bed.until("web", "has its size again", sized(1)).await;
     }
     let words = not_ready(&bed, "web", "DriftContested").await;
-    for said in ["kube-controller-manager", "spec.replicas", "Deployment ", "scaleTargetRef"] {
+    for said in [
+        "kube-controller-manager",
+        "spec.replicas",
+        "Deployment ",
+        "scaleTargetRef",
+    ] {
         assert!(words.contains(said), "{said}: {words}");
     }
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
@@ -361,7 +547,10 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         until("the app reports it, or it is corrected", SOON, async || {
             let app: AppService = bed.api().get("web").await?;
             let ready = standing(&app).unwrap();
-            assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("DriftContested")));
+            assert_eq!(
+                (ready.status.as_str(), ready.reason.as_deref()),
+                ("False", Some("DriftContested"))
+            );
             let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
             Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
         })
@@ -391,12 +580,20 @@ async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
     for replicas in 2..7 {
         scale(&bed, "kube-controller-manager", replicas).await;
         let complete = |app: &AppService| {
-            app.status.as_ref().is_some_and(|status| status.available_replicas == Some(replicas.into()))
+            app.status
+                .as_ref()
+                .is_some_and(|status| status.available_replicas == Some(replicas.into()))
         };
         bed.until("web", "runs them", complete).await;
     }
     looked_at(&bed, "web").await;
-    let written = asked(&bed, since, "deployments", &["patch", "update", "create", "delete"]).await;
+    let written = asked(
+        &bed,
+        since,
+        "deployments",
+        &["patch", "update", "create", "delete"],
+    )
+    .await;
     assert_eq!(written, 0);
     let read = asked(&bed, since, "deployments", &["get"]).await;
     assert!(read <= 5, "{read} reads for 5 changes");
@@ -417,34 +614,57 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     let binding = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
         "metadata": { "name": "pull" }, "spec": { "policyName": "pull" } });
     for object in [policy, binding] {
-        bed.plane.run_kubectl(&["apply", "-f", "-"], &object.to_string()).await.unwrap();
+        bed.plane
+            .run_kubectl(&["apply", "-f", "-"], &object.to_string())
+            .await
+            .unwrap();
     }
     let pulls = |deployment: &Deployment| {
-        let container = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
+        let container = &deployment
+            .spec
+            .as_ref()
+            .unwrap()
+            .template
+            .spec
+            .as_ref()
+            .unwrap()
+            .containers[0];
         container.image_pull_policy.clone()
     };
     until("the policy acts", SOON, async || {
         let name = format!("probe-{}", uuid::Uuid::new_v4().simple());
         let labels = json!({ "app": name });
         let container = json!({ "name": "a", "image": "i", "imagePullPolicy": "Never" });
-        let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
-        let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+        let template =
+            json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+        let spec =
+            json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
         let probe: Deployment = bed.create(&name, json!({ "spec": spec })).await;
         Ok((pulls(&probe).as_deref() == Some("Always")).then_some(()))
     })
     .await
     .unwrap();
     let mut operator = Operator::start(&bed, Settings::default()).await;
-    let spec =
-        json!({ "size": 0, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "0.5", "memory": "1000m" } } });
+    let spec = json!({ "size": 0, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "0.5", "memory": "1000m" } } });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
-    assert_eq!(pulls(&deployment(&bed, "web").await).as_deref(), Some("Always"));
+    assert_eq!(
+        pulls(&deployment(&bed, "web").await).as_deref(),
+        Some("Always")
+    );
     let since = bed.plane.audit().mark().await.unwrap();
-    edit::<Deployment>(&bed, "somebody", vec![add("/metadata/labels/team", "theirs")]).await;
+    edit::<Deployment>(
+        &bed,
+        "somebody",
+        vec![add("/metadata/labels/team", "theirs")],
+    )
+    .await;
     looked_at(&bed, "web").await;
-    assert_eq!(asked(&bed, since, "deployments", &["patch", "update"]).await, 0);
+    assert_eq!(
+        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        0
+    );
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -460,10 +680,16 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     for _ in 0..3 {
         looked_at(&bed, "web").await;
     }
-    assert_eq!(asked(&bed, since, "deployments", &["patch", "update"]).await, 1);
+    assert_eq!(
+        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        1
+    );
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
     assert!(!writes(&bed, since).await.is_empty());
-    assert_eq!(pulls(&deployment(&bed, "web").await).as_deref(), Some("Always"));
+    assert_eq!(
+        pulls(&deployment(&bed, "web").await).as_deref(),
+        Some("Always")
+    );
     assert_eq!(deployment(&bed, "web").await.labels()["team"], "theirs");
 }
 
@@ -473,14 +699,27 @@ async fn variable_that_an_edit_repeats_is_corrected() {
     let bed = Bed::shared("repeated").await;
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     let env = json!([{ "name": "A", "value": "b" }, { "name": "B", "value": "c" }]);
-    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }], "env": env })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }], "env": env }),
+    )
+    .await;
     ready(&bed, "web").await;
     let before = both(&bed).await;
-    let repeat = || vec![add(&format!("{CONTAINER}/env/-"), json!({ "name": "A", "value": "evil" }))];
+    let repeat = || {
+        vec![add(
+            &format!("{CONTAINER}/env/-"),
+            json!({ "name": "A", "value": "evil" }),
+        )]
+    };
     edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
     restored(&bed, &before).await;
     let words = bed.event("web", "DriftCorrected").await;
-    assert!(words.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "), "{words}");
+    assert!(
+        words.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "),
+        "{words}"
+    );
     // The edit also happens while no operator runs.
     operator.kill();
     edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
@@ -494,17 +733,46 @@ async fn variable_that_an_edit_repeats_is_corrected() {
 async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
     let bed = Bed::shared("ports").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    app(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }),
+    )
+    .await;
     ready(&bed, "web").await;
-    let theirs = vec![add(&format!("{CONTAINER}/ports/-"), json!({ "containerPort": 9090 }))];
+    let theirs = vec![add(
+        &format!("{CONTAINER}/ports/-"),
+        json!({ "containerPort": 9090 }),
+    )];
     edit::<Deployment>(&bed, "injector", theirs).await;
     looked_at(&bed, "web").await;
-    edit::<Deployment>(&bed, "kubectl-edit", vec![remove(&format!("{CONTAINER}/ports/0"))]).await;
+    edit::<Deployment>(
+        &bed,
+        "kubectl-edit",
+        vec![remove(&format!("{CONTAINER}/ports/0"))],
+    )
+    .await;
     let numbers = |deployment: &Deployment| {
-        let ports = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].ports;
-        ports.iter().flatten().map(|port| port.container_port).collect::<std::collections::BTreeSet<_>>()
+        let ports = &deployment
+            .spec
+            .as_ref()
+            .unwrap()
+            .template
+            .spec
+            .as_ref()
+            .unwrap()
+            .containers[0]
+            .ports;
+        ports
+            .iter()
+            .flatten()
+            .map(|port| port.container_port)
+            .collect::<std::collections::BTreeSet<_>>()
     };
-    bed.until("web", "has its port again", |deployment| numbers(deployment).contains(&80)).await;
+    bed.until("web", "has its port again", |deployment| {
+        numbers(deployment).contains(&80)
+    })
+    .await;
     looked_at(&bed, "web").await;
     assert_eq!(numbers(&deployment(&bed, "web").await), [80, 9090].into());
 }
@@ -514,24 +782,44 @@ async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
 async fn stamp_of_an_agent_on_a_child_costs_no_request() {
     let bed = Bed::shared("stamps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    app(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] }),
+    )
+    .await;
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for stamp in 0..3 {
         let stamps = || {
-            vec![add("/metadata/annotations/seen", stamp.to_string()), add("/metadata/labels/seen", stamp.to_string())]
+            vec![
+                add("/metadata/annotations/seen", stamp.to_string()),
+                add("/metadata/labels/seen", stamp.to_string()),
+            ]
         };
         edit::<Deployment>(&bed, "agent", stamps()).await;
         edit::<Service>(&bed, "agent", stamps()).await;
         looked_at(&bed, "web").await;
     }
     for resource in ["deployments", "services"] {
-        assert_eq!(asked(&bed, since, resource, &["get", "patch", "update"]).await, 0, "{resource}");
+        assert_eq!(
+            asked(&bed, since, resource, &["get", "patch", "update"]).await,
+            0,
+            "{resource}"
+        );
     }
     // A label of the app's own is noticed.
-    edit::<Deployment>(&bed, "agent", vec![replace("/metadata/labels/app", "theirs")]).await;
-    bed.until("web", "has its label again", |deployment: &Deployment| deployment.labels()["app"] == "web").await;
+    edit::<Deployment>(
+        &bed,
+        "agent",
+        vec![replace("/metadata/labels/app", "theirs")],
+    )
+    .await;
+    bed.until("web", "has its label again", |deployment: &Deployment| {
+        deployment.labels()["app"] == "web"
+    })
+    .await;
 }
 
 /// Restarts the count of the proxy's cuts at each dry run: the second request after it to change the child is the apply.
@@ -543,12 +831,16 @@ fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
         std::future::ready(Then::GoOn)
     };
     proxy.inject(
-        Match::verb(Verb::Create).resource("deployments").name("web"),
+        Match::verb(Verb::Create)
+            .resource("deployments")
+            .name("web"),
         Times::First(1),
         Fault::hook(Point::AfterApplied, arm),
     );
     let cut = move |_| {
-        let is_last = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1);
+        let is_last = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            left.checked_sub(1)
+        }) == Ok(1);
         std::future::ready(if is_last { Then::Cut } else { Then::GoOn })
     };
     proxy.inject(
@@ -564,8 +856,7 @@ async fn port_that_is_changed_while_labels_are_restored_is_corrected() {
     let bed = Bed::shared("race").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
-    let spec =
-        json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80, "targetPort": 8080 }] });
+    let spec = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80, "targetPort": 8080 }] });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
     let before = both(&bed).await;
@@ -574,9 +865,16 @@ async fn port_that_is_changed_while_labels_are_restored_is_corrected() {
         let (services, changed) = (services.clone(), Arc::clone(&changed));
         async move {
             if request.query.contains("force=true") && changed.fetch_add(1, Ordering::SeqCst) == 0 {
-                let by = PatchParams { field_manager: Some("kubectl-patch".into()), ..PatchParams::default() };
-                let operations = serde_json::from_value(json!([replace("/spec/ports/0/port", 81)])).unwrap();
-                services.patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+                let by = PatchParams {
+                    field_manager: Some("kubectl-patch".into()),
+                    ..PatchParams::default()
+                };
+                let operations =
+                    serde_json::from_value(json!([replace("/spec/ports/0/port", 81)])).unwrap();
+                services
+                    .patch("web", &by, &Patch::<()>::Json(operations))
+                    .await
+                    .unwrap();
             }
             Then::GoOn
         }
@@ -599,17 +897,35 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
     let limits = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
-    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits)]).await;
+    edit::<Deployment>(
+        &bed,
+        "vertical-scaler",
+        vec![add(&format!("{CONTAINER}/resources"), limits)],
+    )
+    .await;
     looked_at(&bed, "web").await;
     let patches = cut_the_apply_after_a_dry_run(&proxy);
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
     patches.wait_for_hits(4, SOON).await.unwrap();
-    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    let now = json!(
+        deployment(&bed, "web")
+            .await
+            .spec
+            .unwrap()
+            .template
+            .spec
+            .unwrap()
+            .containers[0]
+            .resources
+    );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
     let words = bed.event("web", "DriftCorrected").await;
-    assert!(words.contains("resources.limits of ") && words.contains("vertical-scaler"), "{words}");
+    assert!(
+        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
+        "{words}"
+    );
 }
 
 /// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that others
@@ -623,14 +939,35 @@ async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
     let resources = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
-    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), resources.clone())]).await;
+    edit::<Deployment>(
+        &bed,
+        "vertical-scaler",
+        vec![add(&format!("{CONTAINER}/resources"), resources.clone())],
+    )
+    .await;
     looked_at(&bed, "web").await;
-    let dry_run = Match::verb(Verb::Create).resource("deployments").name("web");
-    proxy.inject(dry_run, Times::Always, Fault::status(StatusCode::BAD_REQUEST));
+    let dry_run = Match::verb(Verb::Create)
+        .resource("deployments")
+        .name("web");
+    proxy.inject(
+        dry_run,
+        Times::Always,
+        Fault::status(StatusCode::BAD_REQUEST),
+    );
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
     not_ready(&bed, "web", "Rejected").await;
-    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    let now = json!(
+        deployment(&bed, "web")
+            .await
+            .spec
+            .unwrap()
+            .template
+            .spec
+            .unwrap()
+            .containers[0]
+            .resources
+    );
     assert_eq!(now, resources);
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
 }
@@ -643,12 +980,17 @@ async fn port_with_a_fixed_node_port_is_restored() {
     let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] });
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
-    let allocated = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
+    let allocated = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0]
+        .node_port
+        .unwrap();
     spec["ports"][0]["nodePort"] = json!(allocated);
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
     let before = both(&bed).await;
-    let port = vec![replace("/spec/ports/0/port", 8080), replace("/spec/ports/0/targetPort", 8080)];
+    let port = vec![
+        replace("/spec/ports/0/port", 8080),
+        replace("/spec/ports/0/targetPort", 8080),
+    ];
     edit::<Service>(&bed, "porter", port).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
@@ -660,7 +1002,9 @@ async fn port_with_a_fixed_node_port_is_restored() {
 async fn contest_does_not_outlive_its_child() {
     let bed = Bed::shared("outlived").await;
     let flags = ["--drift-backoff-min=20m", "--drift-backoff-max=30m"];
-    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let settings = flags
+        .iter()
+        .fold(Settings::default(), |settings, flag| settings.flag(flag));
     let _operator = Operator::start(&bed, settings).await;
     app(&bed, "web", json!({ "size": 0, "image": "i" })).await;
     ready(&bed, "web").await;

@@ -11,16 +11,39 @@ use quartermaster::api::AppService;
 #[tokio::test]
 async fn a_new_app_costs_three_writes_and_no_read() {
     let two = vec!["--service-node-port-range=30000-30001".into()];
-    let bed = Bed::own_with(Options { apiserver_flags: two, ..Options::apiserver_only() }, "cost").await;
+    let bed = Bed::own_with(
+        Options {
+            apiserver_flags: two,
+            ..Options::apiserver_only()
+        },
+        "cost",
+    )
+    .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let ports = json!([{ "port": 80 }]);
     // The watches begin with the first.
-    app(&bed, "first", json!({ "size": 1, "image": "i", "ports": ports })).await;
-    bed.until("first", "is passed over", |app: &AppService| app.status.is_some()).await;
+    app(
+        &bed,
+        "first",
+        json!({ "size": 1, "image": "i", "ports": ports }),
+    )
+    .await;
+    bed.until("first", "is passed over", |app: &AppService| {
+        app.status.is_some()
+    })
+    .await;
 
     let since = bed.plane.audit().mark().await.unwrap();
-    app(&bed, "web", json!({ "size": 1, "image": "i", "ports": ports })).await;
-    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 1, "image": "i", "ports": ports }),
+    )
+    .await;
+    bed.until("web", "is passed over", |app: &AppService| {
+        app.status.is_some()
+    })
+    .await;
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed.plane.audit().requests(since).await.unwrap();
     let mut ours: Vec<_> = requests
@@ -30,16 +53,32 @@ async fn a_new_app_costs_three_writes_and_no_read() {
         .map(|it| format!("{} {}", it.verb, it.resource))
         .collect();
     ours.sort();
-    assert_eq!(ours, ["create deployments", "create services", "patch appservices/status"]);
+    assert_eq!(
+        ours,
+        [
+            "create deployments",
+            "create services",
+            "patch appservices/status"
+        ]
+    );
 
     // No port on the nodes is left for a third one, which has to wait for one.
-    app(&bed, "late", json!({ "size": 1, "image": "i", "ports": ports })).await;
+    app(
+        &bed,
+        "late",
+        json!({ "size": 1, "image": "i", "ports": ports }),
+    )
+    .await;
     let words = not_ready(&bed, "late", "NodePortTaken").await;
     assert!(words.contains("failed to allocate a nodePort"), "{words}");
     bed.delete::<AppService>("web").await;
     bed.delete::<Service>("web").await;
     bed.until("late", "has its port", |app: &AppService| {
-        let ports = app.status.as_ref().map(|status| status.ports.as_slice()).unwrap_or_default();
+        let ports = app
+            .status
+            .as_ref()
+            .map(|status| status.ports.as_slice())
+            .unwrap_or_default();
         ports.iter().any(|port| port.node_port.is_some())
     })
     .await;
@@ -62,12 +101,21 @@ async fn at_rest_nothing_is_written() {
         ready(&bed, name).await;
         looked_at(&bed, name).await;
     }
-    assert!(bed.api::<k8s_openapi::api::apps::v1::Deployment>().get_opt("suspended").await.unwrap().is_none());
+    assert!(
+        bed.api::<k8s_openapi::api::apps::v1::Deployment>()
+            .get_opt("suspended")
+            .await
+            .unwrap()
+            .is_none()
+    );
 
     let since = bed.plane.audit().mark().await.unwrap();
     let versions = async || {
         let (deployment, service) = (deployment(&bed, "web").await, service(&bed, "web").await);
-        (deployment.metadata.resource_version, service.metadata.resource_version)
+        (
+            deployment.metadata.resource_version,
+            service.metadata.resource_version,
+        )
     };
     let before = versions().await;
     for name in ["web", "scaled", "off", "suspended"] {

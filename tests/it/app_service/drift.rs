@@ -40,7 +40,10 @@ pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Val
     metadata.resource_version = None;
     metadata.generation = None;
     let revision = "deployment.kubernetes.io/revision";
-    metadata.annotations.as_mut().map(|annotations| annotations.remove(revision));
+    metadata
+        .annotations
+        .as_mut()
+        .map(|annotations| annotations.remove(revision));
     json!({ "metadata": metadata, "spec": serde_json::to_value(object).unwrap()["spec"] })
 }
 
@@ -56,9 +59,14 @@ where
     let api: Api<K> = bed.api();
     let before = api.get("web").await.unwrap();
     for patch in harm {
-        let parameters = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+        let parameters = PatchParams {
+            field_manager: Some("somebody".into()),
+            ..PatchParams::default()
+        };
         let operations = serde_json::from_value(json!([patch])).unwrap();
-        let harmed = api.patch("web", &parameters, &Patch::<()>::Json(operations)).await;
+        let harmed = api
+            .patch("web", &parameters, &Patch::<()>::Json(operations))
+            .await;
         let harmed = harmed.unwrap_or_else(|error| panic!("{patch}: {error}"));
         assert_ne!(said(&harmed), said(&before), "{patch} harms nothing");
         let mut last = json!(null);
@@ -68,7 +76,11 @@ where
         });
         if let Err(error) = right.await {
             let app: AppService = bed.api().get("web").await.unwrap();
-            panic!("{error:#}\n{:#}\n{last:#}\n{:#?}", said(&before), super::standing(&app));
+            panic!(
+                "{error:#}\n{:#}\n{last:#}\n{:#?}",
+                said(&before),
+                super::standing(&app)
+            );
         }
     }
 }
@@ -101,7 +113,10 @@ async fn every_field_that_we_set() {
         remove("/metadata/labels/quartermaster.dev~1owner-uid"),
         replace("/metadata/labels/quartermaster.dev~1owner-uid", json!("x")),
         remove("/metadata/annotations/quartermaster.dev~1owner"),
-        replace("/metadata/annotations/quartermaster.dev~1owner", json!("x/y")),
+        replace(
+            "/metadata/annotations/quartermaster.dev~1owner",
+            json!("x/y"),
+        ),
         remove("/metadata/annotations/quartermaster.dev~1applied"),
         remove("/metadata/ownerReferences"),
     ];
@@ -138,11 +153,19 @@ async fn every_field_that_we_set() {
     let ports = async || {
         let service: Service = bed.api().get("web").await.unwrap();
         let ports = service.spec.unwrap().ports.unwrap();
-        ports.into_iter().map(|port| port.node_port.unwrap()).collect::<Vec<_>>()
+        ports
+            .into_iter()
+            .map(|port| port.node_port.unwrap())
+            .collect::<Vec<_>>()
     };
     let pinned: Vec<_> = ports().await;
     let mut with_ports = spec();
-    for (port, number) in with_ports["ports"].as_array_mut().unwrap().iter_mut().zip(pinned) {
+    for (port, number) in with_ports["ports"]
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .zip(pinned)
+    {
         port["nodePort"] = number.into();
     }
     super::respec(&bed, "web", with_ports).await;
@@ -150,12 +173,18 @@ async fn every_field_that_we_set() {
     put_right::<Service>(&bed, &harm).await;
 
     let mut harm = marks.to_vec();
-    harm.extend([replace("/spec/maxReplicas", json!(30)), replace("/spec/scaleTargetRef/name", json!("other"))]);
+    harm.extend([
+        replace("/spec/maxReplicas", json!(30)),
+        replace("/spec/scaleTargetRef/name", json!("other")),
+    ]);
     put_right::<HorizontalPodAutoscaler>(&bed, &harm).await;
     let mut harm = marks.to_vec();
     harm.extend([
         replace("/spec/rules/0/host", json!("evil.example.com")),
-        replace("/spec/rules/0/http/paths/0/backend/service/name", json!("evil")),
+        replace(
+            "/spec/rules/0/http/paths/0/backend/service/name",
+            json!("evil"),
+        ),
     ]);
     put_right::<Ingress>(&bed, &harm).await;
 
@@ -215,23 +244,43 @@ async fn what_others_own_stays(#[case] applied: bool) {
     app(&bed, "web", newer.clone()).await;
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
-    let by = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+    let by = PatchParams {
+        field_manager: Some("somebody".into()),
+        ..PatchParams::default()
+    };
     let image = if applied { "nginx:1.7.9" } else { "httpd" };
     let theirs = json!([
         replace("/spec/template/spec/containers/0/image", json!(image)),
         add("/metadata/annotations/note", json!("theirs")),
         add("/metadata/labels/team", json!("theirs")),
-        add("/spec/template/metadata/annotations", json!({ "injected": "true" })),
-        add("/spec/template/spec/containers/-", json!({ "name": "sidecar", "image": "proxy" })),
-        add("/spec/template/spec/tolerations", json!([{ "key": "gpu", "operator": "Exists" }])),
+        add(
+            "/spec/template/metadata/annotations",
+            json!({ "injected": "true" })
+        ),
+        add(
+            "/spec/template/spec/containers/-",
+            json!({ "name": "sidecar", "image": "proxy" })
+        ),
+        add(
+            "/spec/template/spec/tolerations",
+            json!([{ "key": "gpu", "operator": "Exists" }])
+        ),
         add("/spec/minReadySeconds", json!(1)),
     ]);
     let operations = serde_json::from_value(theirs).unwrap();
-    let changed = bed.api::<Deployment>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+    let changed = bed
+        .api::<Deployment>()
+        .patch("web", &by, &Patch::<()>::Json(operations))
+        .await
+        .unwrap();
     let more = add("/metadata/annotations/note", json!("theirs"));
     let policy = replace("/spec/externalTrafficPolicy", json!("Local"));
     let operations = serde_json::from_value(json!([more, policy])).unwrap();
-    let served = bed.api::<Service>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+    let served = bed
+        .api::<Service>()
+        .patch("web", &by, &Patch::<()>::Json(operations))
+        .await
+        .unwrap();
 
     // Also when we write again.
     newer["image"] = json!("nginx:1.27");
@@ -239,16 +288,25 @@ async fn what_others_own_stays(#[case] applied: bool) {
     super::respec(&bed, "web", newer).await;
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
-    let (deployment, service) = (super::deployment(&bed, "web").await, super::service(&bed, "web").await);
+    let (deployment, service) = (
+        super::deployment(&bed, "web").await,
+        super::service(&bed, "web").await,
+    );
     let mut expected = said(&changed);
     expected["spec"]["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
     let mut now = said(&deployment);
     for object in [&mut expected, &mut now] {
-        object["metadata"]["annotations"].as_object_mut().unwrap().remove("quartermaster.dev/applied");
+        object["metadata"]["annotations"]
+            .as_object_mut()
+            .unwrap()
+            .remove("quartermaster.dev/applied");
     }
     assert_eq!(now, expected);
     assert_eq!(service.annotations()["note"], "theirs");
-    assert_eq!(json!(service.spec)["externalTrafficPolicy"], json!(served.spec)["externalTrafficPolicy"]);
+    assert_eq!(
+        json!(service.spec)["externalTrafficPolicy"],
+        json!(served.spec)["externalTrafficPolicy"]
+    );
 }
 
 /// Whoever scales the Deployment itself is told, once, what to scale instead.
@@ -261,22 +319,37 @@ async fn who_scales_the_deployment_is_named() {
         app(&bed, name, json!({ "size": 0, "image": "i" })).await;
         ready(&bed, name).await;
         for replicas in 1..4 {
-            let mut by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+            let mut by = PatchParams {
+                field_manager: Some(manager.into()),
+                ..PatchParams::default()
+            };
             let mut scale = json!({ "spec": { "replicas": replicas } });
             if name == "web" {
-                deployments.patch_scale(name, &by, &Patch::Merge(scale)).await.unwrap();
+                deployments
+                    .patch_scale(name, &by, &Patch::Merge(scale))
+                    .await
+                    .unwrap();
             } else {
                 by.force = true;
                 (scale["apiVersion"], scale["kind"]) = (json!("apps/v1"), json!("Deployment"));
-                deployments.patch(name, &by, &Patch::Apply(scale)).await.unwrap();
+                deployments
+                    .patch(name, &by, &Patch::Apply(scale))
+                    .await
+                    .unwrap();
             }
-            let back = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
+            let back =
+                |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
             bed.until(name, "has its size again", back).await;
         }
         let words = bed.event(name, "DriftCorrected").await;
-        let expected =
-            format!("corrected spec.replicas of Deployment {}/{name}, changed by {manager}: ", bed.namespace);
-        assert!(words.starts_with(&expected) && words.contains("scaleTargetRef"), "{words}");
+        let expected = format!(
+            "corrected spec.replicas of Deployment {}/{name}, changed by {manager}: ",
+            bed.namespace
+        );
+        assert!(
+            words.starts_with(&expected) && words.contains("scaleTargetRef"),
+            "{words}"
+        );
         assert_eq!(bed.events(name, "DriftCorrected").await.len(), 1);
     }
 }

@@ -34,15 +34,26 @@ fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
 #[case::deployment_first(["deployments.apps", "services"])]
 #[case::service_first(["services", "deployments.apps"])]
 #[tokio::test]
-async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(#[case] order: [&str; 2]) {
+async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(
+    #[case] order: [&str; 2],
+) {
     let bed = Bed::shared("two-foreign").await;
-    let _operator = Operator::start(&bed, Settings::default().flag("--waiting-max=3s").flag("--resync=1h")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default()
+            .flag("--waiting-max=3s")
+            .flag("--resync=1h"),
+    )
+    .await;
     bed.deployment("web", 1).await;
     bed.service("web", json!([{ "port": 8080 }])).await;
     app(&bed, "web", spec()).await;
     let adopt = format!("quartermaster.dev/adopt-by={}/web", bed.namespace);
     for (turn, resource) in order.into_iter().enumerate() {
-        let command = format!("kubectl annotate {resource} web -n {} {adopt}", bed.namespace);
+        let command = format!(
+            "kubectl annotate {resource} web -n {} {adopt}",
+            bed.namespace
+        );
         let words = not_ready(&bed, "web", "Conflict").await;
         assert!(words.contains(&command), "{words}");
         if turn == 1 {
@@ -53,7 +64,9 @@ async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(#[cas
         bed.kubectl(&["annotate", resource, "web", &adopt]).await;
         let plain = format!("the app no longer says that {resource} are foreign");
         bed.until("web", &plain, |app: &AppService| {
-            let said = super::standing(app).and_then(|ready| ready.message.clone()).unwrap_or_default();
+            let said = super::standing(app)
+                .and_then(|ready| ready.message.clone())
+                .unwrap_or_default();
             !said.contains(&command)
         })
         .await;
@@ -74,37 +87,65 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     } else {
         bed.service("web", json!([{ "port": 8080 }])).await;
     }
-    let look =
-        async || if is_deployment { whole(&deployment(&bed, "web").await) } else { whole(&service(&bed, "web").await) };
+    let look = async || {
+        if is_deployment {
+            whole(&deployment(&bed, "web").await)
+        } else {
+            whole(&service(&bed, "web").await)
+        }
+    };
     let before = look().await;
     let since = bed.plane.audit().mark().await.unwrap();
     app(&bed, "web", spec()).await;
     let words = not_ready(&bed, "web", "Conflict").await;
     let namespace = bed.namespace.clone();
-    let command = format!("kubectl annotate {resource} web -n {namespace} quartermaster.dev/adopt-by={namespace}/web");
+    let command = format!(
+        "kubectl annotate {resource} web -n {namespace} quartermaster.dev/adopt-by={namespace}/web"
+    );
     assert!(words.ends_with(&command), "{words}");
     looked_at(&bed, "web").await;
     let plural = resource.split('.').next().unwrap();
-    let written = bed.plane.audit().requests(since).await.unwrap().into_iter().filter(|request| {
-        let it = &request.subject;
-        it.is_write()
-            && it.namespace == namespace
-            && it.name == "web"
-            && it.resource == plural
-            && request.code < 300
-            && it.user.contains("quartermaster")
-    });
+    let written = bed
+        .plane
+        .audit()
+        .requests(since)
+        .await
+        .unwrap()
+        .into_iter()
+        .filter(|request| {
+            let it = &request.subject;
+            it.is_write()
+                && it.namespace == namespace
+                && it.name == "web"
+                && it.resource == plural
+                && request.code < 300
+                && it.user.contains("quartermaster")
+        });
     assert_eq!(written.count(), 0);
     let mut after = look().await;
     // Its own controller counts its revisions.
     for object in [&mut after] {
         if before["metadata"].get("annotations").is_none() {
-            object["metadata"].as_object_mut().unwrap().remove("annotations");
+            object["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("annotations");
         }
     }
     assert_eq!(after, before);
-    let told = |app: &AppService| app.status.as_ref().is_some_and(|status| status.replicas.is_some()) != is_deployment;
-    let app = bed.until("web", "says nothing of what is not its own, and the rest", told).await;
+    let told = |app: &AppService| {
+        app.status
+            .as_ref()
+            .is_some_and(|status| status.replicas.is_some())
+            != is_deployment
+    };
+    let app = bed
+        .until(
+            "web",
+            "says nothing of what is not its own, and the rest",
+            told,
+        )
+        .await;
     let status = app.status.unwrap();
     assert!(status.cluster_ip.is_none() || is_deployment);
 
@@ -119,7 +160,13 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
         (service.uid(), service.metadata)
     };
     assert_eq!(json!(uid), before["metadata"]["uid"]);
-    assert!(!adopted.annotations.as_ref().unwrap().contains_key("quartermaster.dev/adopt-by"));
+    assert!(
+        !adopted
+            .annotations
+            .as_ref()
+            .unwrap()
+            .contains_key("quartermaster.dev/adopt-by")
+    );
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
 }
 
@@ -133,7 +180,12 @@ async fn all_that_is_foreign_is_named() {
     ready(&bed, "other").await;
     bed.deployment("web", 1).await;
     bed.service("web", json!([{ "port": 8080 }])).await;
-    let runs = |deployment: &Deployment| deployment.status.as_ref().is_some_and(|it| it.available_replicas == Some(1));
+    let runs = |deployment: &Deployment| {
+        deployment
+            .status
+            .as_ref()
+            .is_some_and(|it| it.available_replicas == Some(1))
+    };
     bed.until("web", "runs", runs).await;
     let web = format!("{}/web", bed.namespace);
     let marks = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
@@ -142,15 +194,37 @@ async fn all_that_is_foreign_is_named() {
     bed.patch::<Service>("web", marks).await;
     app(&bed, "web", spec()).await;
     let words = not_ready(&bed, "web", "Conflict").await;
-    let commands: Vec<_> = words.split("kubectl ").skip(1).map(|rest| rest.split(';').next().unwrap()).collect();
-    let hand_over = |resource| format!("annotate {resource} web -n {} quartermaster.dev/adopt-by={web}", bed.namespace);
-    assert_eq!(commands, ["deployments.apps", "services"].map(hand_over), "{words}");
+    let commands: Vec<_> = words
+        .split("kubectl ")
+        .skip(1)
+        .map(|rest| rest.split(';').next().unwrap())
+        .collect();
+    let hand_over = |resource| {
+        format!(
+            "annotate {resource} web -n {} quartermaster.dev/adopt-by={web}",
+            bed.namespace
+        )
+    };
+    assert_eq!(
+        commands,
+        ["deployments.apps", "services"].map(hand_over),
+        "{words}"
+    );
     // By then the watches have shown both.
     looked_at(&bed, "web").await;
-    let status = bed.api::<AppService>().get("web").await.unwrap().status.unwrap();
+    let status = bed
+        .api::<AppService>()
+        .get("web")
+        .await
+        .unwrap()
+        .status
+        .unwrap();
     assert_eq!((status.replicas, status.cluster_ip), (None, None));
     for command in commands {
-        bed.plane.run_kubectl(&command.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+        bed.plane
+            .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
+            .await
+            .unwrap();
     }
     ready(&bed, "web").await;
 }
@@ -161,20 +235,34 @@ async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
     let bed = Bed::shared("parts").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let target = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "else" });
-    let scaler = json!({ "spec": { "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2 } });
-    bed.create::<HorizontalPodAutoscaler>("scaled", scaler).await;
+    let scaler =
+        json!({ "spec": { "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2 } });
+    bed.create::<HorizontalPodAutoscaler>("scaled", scaler)
+        .await;
     let backend = json!({ "service": { "name": "else", "port": { "number": 80 } } });
-    bed.create::<Ingress>("led", json!({ "spec": { "defaultBackend": backend } })).await;
+    bed.create::<Ingress>("led", json!({ "spec": { "defaultBackend": backend } }))
+        .await;
     for (name, field, resource) in [
-        ("scaled", "autoscaling", "horizontalpodautoscalers.autoscaling"),
+        (
+            "scaled",
+            "autoscaling",
+            "horizontalpodautoscalers.autoscaling",
+        ),
         ("led", "ingress", "ingresses.networking.k8s.io"),
     ] {
         let mut spec = spec();
-        spec[field] = if field == "ingress" { json!({}) } else { json!({ "max": 2 }) };
+        spec[field] = if field == "ingress" {
+            json!({})
+        } else {
+            json!({ "max": 2 })
+        };
         spec["resources"] = json!({ "requests": { "cpu": "100m" } });
         app(&bed, name, spec).await;
         let words = not_ready(&bed, name, "Conflict").await;
-        assert!(words.contains(&format!("kubectl annotate {resource} {name} ")), "{words}");
+        assert!(
+            words.contains(&format!("kubectl annotate {resource} {name} ")),
+            "{words}"
+        );
         bed.until(name, "says what is its own", |app: &AppService| {
             let status = app.status.as_ref().unwrap();
             status.available_replicas == Some(1) && status.cluster_ip.is_some()
@@ -189,7 +277,11 @@ async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
     for managed in [scaler.metadata.managed_fields, led.metadata.managed_fields] {
         let managed = managed.unwrap();
         assert!(
-            managed.iter().all(|entry| !entry.manager.as_ref().unwrap().starts_with("quartermaster")),
+            managed.iter().all(|entry| !entry
+                .manager
+                .as_ref()
+                .unwrap()
+                .starts_with("quartermaster")),
             "{managed:?}"
         );
     }
@@ -207,13 +299,17 @@ async fn what_another_controls_cannot_be_handed_over() {
     owner["apiVersion"] = json!("example.com/v1");
     let metadata = json!({ "ownerReferences": [owner], "annotations": { "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) } });
     let labels = json!({ "app": "web" });
-    let template =
-        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "a", "image": "b" }] } });
-    let spec_of = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
-    bed.create::<Deployment>("web", json!({ "metadata": metadata, "spec": spec_of })).await;
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "a", "image": "b" }] } });
+    let spec_of =
+        json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<Deployment>("web", json!({ "metadata": metadata, "spec": spec_of }))
+        .await;
     app(&bed, "web", spec()).await;
     let words = not_ready(&bed, "web", "Conflict").await;
-    assert!(words.contains("is controlled by Something other") && !words.contains("kubectl"), "{words}");
+    assert!(
+        words.contains("is controlled by Something other") && !words.contains("kubectl"),
+        "{words}"
+    );
 }
 
 /// The expected end of one whose both marks are stripped.
@@ -229,21 +325,38 @@ async fn without_either_mark_it_is_not_ours() {
         { "op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "nginx:theirs" },
     ]);
     let operations = serde_json::from_value(strip).unwrap();
-    let by = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
-    let stripped = bed.api::<Deployment>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+    let by = PatchParams {
+        field_manager: Some("somebody".into()),
+        ..PatchParams::default()
+    };
+    let stripped = bed
+        .api::<Deployment>()
+        .patch("web", &by, &Patch::<()>::Json(operations))
+        .await
+        .unwrap();
     let words = not_ready(&bed, "web", "Conflict").await;
     assert!(words.starts_with("deployments.apps "), "{words}");
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
     let written = writes(&bed, since).await;
-    assert!(!written.iter().any(|write| write == "patch deployments"), "{written:?}");
-    assert_eq!(whole(&deployment(&bed, "web").await)["metadata"]["labels"], whole(&stripped)["metadata"]["labels"]);
+    assert!(
+        !written.iter().any(|write| write == "patch deployments"),
+        "{written:?}"
+    );
+    assert_eq!(
+        whole(&deployment(&bed, "web").await)["metadata"]["labels"],
+        whole(&stripped)["metadata"]["labels"]
+    );
 }
 
 /// As it stands in a backup.
 fn afresh<K: Resource>(mut object: K) -> K {
     let metadata = object.meta_mut();
-    (metadata.uid, metadata.resource_version, metadata.managed_fields) = (None, None, None);
+    (
+        metadata.uid,
+        metadata.resource_version,
+        metadata.managed_fields,
+    ) = (None, None, None);
     object
 }
 
@@ -254,7 +367,10 @@ async fn what_was_restored_is_taken_back() {
     let bed = Bed::own_with(Options::apiserver_only(), "restored").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
-    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    bed.until("web", "is passed over", |app: &AppService| {
+        app.status.is_some()
+    })
+    .await;
     operator.kill();
     let (old, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
     let api: Api<AppService> = bed.api();
@@ -268,12 +384,18 @@ async fn what_was_restored_is_taken_back() {
     .await
     .unwrap();
 
-    let by = PostParams { field_manager: Some("velero".into()), ..PostParams::default() };
+    let by = PostParams {
+        field_manager: Some("velero".into()),
+        ..PostParams::default()
+    };
     let old = bed.api().create(&by, &afresh(old)).await.unwrap();
     let served = bed.api().create(&by, &afresh(served)).await.unwrap();
     let again = app(&bed, "web", spec()).await;
     operator.restart();
-    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    bed.until("web", "is passed over", |app: &AppService| {
+        app.status.is_some()
+    })
+    .await;
     let (now, serves) = (deployment(&bed, "web").await, service(&bed, "web").await);
     assert_eq!((now.uid(), serves.uid()), (old.uid(), served.uid()));
     assert_eq!(
@@ -281,12 +403,23 @@ async fn what_was_restored_is_taken_back() {
         (whole(&old)["spec"].clone(), whole(&served)["spec"].clone())
     );
     for metadata in [now.metadata, serves.metadata] {
-        assert_eq!(metadata.labels.unwrap()["quartermaster.dev/owner-uid"], again.uid().unwrap());
+        assert_eq!(
+            metadata.labels.unwrap()["quartermaster.dev/owner-uid"],
+            again.uid().unwrap()
+        );
         let owners = metadata.owner_references.unwrap();
-        assert_eq!((owners.len(), &owners[0].uid), (1, again.uid().as_ref().unwrap()));
+        assert_eq!(
+            (owners.len(), &owners[0].uid),
+            (1, again.uid().as_ref().unwrap())
+        );
     }
     // What is then dropped really goes.
-    super::respec(&bed, "web", json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "port": 81 }] })).await;
+    super::respec(
+        &bed,
+        "web",
+        json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "port": 81 }] }),
+    )
+    .await;
     bed.until("web", "has the other port alone", |service: &Service| {
         let ports = service.spec.as_ref().unwrap().ports.as_ref().unwrap();
         ports.len() == 1 && ports[0].port == 81
@@ -306,18 +439,31 @@ async fn an_app_made_anew_restarts_nothing() {
     bed.api::<AppService>()
         .delete(
             "web",
-            &DeleteParams { propagation_policy: Some(kube::api::PropagationPolicy::Orphan), ..DeleteParams::default() },
+            &DeleteParams {
+                propagation_policy: Some(kube::api::PropagationPolicy::Orphan),
+                ..DeleteParams::default()
+            },
         )
         .await
         .unwrap();
-    until("it is gone", SOON * 3, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
-        .await
-        .unwrap();
+    until("it is gone", SOON * 3, async || {
+        Ok(bed
+            .api::<AppService>()
+            .get_opt("web")
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await
+    .unwrap();
     let second = app(&bed, "web", spec()).await;
     assert_ne!(first.uid(), second.uid());
     ready(&bed, "web").await;
     let now = deployment(&bed, "web").await;
-    assert_eq!(now.labels()["quartermaster.dev/owner-uid"], second.uid().unwrap());
+    assert_eq!(
+        now.labels()["quartermaster.dev/owner-uid"],
+        second.uid().unwrap()
+    );
     assert_eq!(replica_sets(&bed, "web").await, before);
 
     // Also in one breath, it is told of as if there had been none before.
@@ -327,7 +473,9 @@ async fn an_app_made_anew_restarts_nothing() {
     operator.child().thaw().unwrap();
     until("the third is told to be ready", SOON, async || {
         let told = bed.events("web", "Ready").await;
-        Ok(told.into_iter().find(|event| event.regarding.as_ref().unwrap().uid == third.uid()))
+        Ok(told
+            .into_iter()
+            .find(|event| event.regarding.as_ref().unwrap().uid == third.uid()))
     })
     .await
     .unwrap();
@@ -345,7 +493,8 @@ async fn nothing_leads_to_a_foreign_service() {
     looked_at(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     bed.delete::<Service>("web").await;
-    bed.until("web", "leads to its own", |_: &Ingress| true).await;
+    bed.until("web", "leads to its own", |_: &Ingress| true)
+        .await;
 }
 
 /// Its selector can never be ours: were it claimed, it would go with the app that has no use for it.
@@ -354,17 +503,22 @@ async fn one_that_can_never_be_as_it_is_wanted_is_not_taken_over() {
     let bed = Bed::shared("selector").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let labels = json!({ "run": "web" });
-    let template =
-        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "web", "image": "i" }] } });
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "web", "image": "i" }] } });
     let annotations = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
     let theirs = json!({ "metadata": { "annotations": annotations },
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
     let theirs: Deployment = bed.create("web", theirs).await;
     app(&bed, "web", spec()).await;
     let words = not_ready(&bed, "web", "Rejected").await;
-    assert!(words.contains("spec.selector") && words.contains("field is immutable"), "{words}");
+    assert!(
+        words.contains("spec.selector") && words.contains("field is immutable"),
+        "{words}"
+    );
     let after = deployment(&bed, "web").await;
-    assert_eq!((after.metadata.owner_references, after.metadata.labels), (None, theirs.metadata.labels));
+    assert_eq!(
+        (after.metadata.owner_references, after.metadata.labels),
+        (None, theirs.metadata.labels)
+    );
 }
 
 /// Who deletes an app in the foreground waits for what it has.
@@ -374,13 +528,36 @@ async fn deleted_in_the_foreground_it_waits_for_its_children() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
-    bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": ["example.com/held"] } })).await;
-    bed.api::<AppService>().delete("web", &DeleteParams::foreground()).await.unwrap();
-    bed.until("web", "is being deleted", |deployment: &Deployment| deployment.metadata.deletion_timestamp.is_some())
-        .await;
-    assert!(bed.api::<AppService>().get_opt("web").await.unwrap().is_some());
-    bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": null } })).await;
-    until("the app is gone", SOON, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
+    bed.patch::<Deployment>(
+        "web",
+        json!({ "metadata": { "finalizers": ["example.com/held"] } }),
+    )
+    .await;
+    bed.api::<AppService>()
+        .delete("web", &DeleteParams::foreground())
         .await
         .unwrap();
+    bed.until("web", "is being deleted", |deployment: &Deployment| {
+        deployment.metadata.deletion_timestamp.is_some()
+    })
+    .await;
+    assert!(
+        bed.api::<AppService>()
+            .get_opt("web")
+            .await
+            .unwrap()
+            .is_some()
+    );
+    bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": null } }))
+        .await;
+    until("the app is gone", SOON, async || {
+        Ok(bed
+            .api::<AppService>()
+            .get_opt("web")
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await
+    .unwrap();
 }

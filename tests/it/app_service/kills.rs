@@ -16,11 +16,16 @@ async fn a_kill_at_any_write_changes_nothing() {
     let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes =
-        Box::pin(at_each_write(&points, async |point, write| Box::pin(run(&bed.plane, point, write)).await)).await;
+    let writes = Box::pin(at_each_write(&points, async |point, write| {
+        Box::pin(run(&bed.plane, point, write)).await
+    }))
+    .await;
     // The annotation; two to take over each of two objects; the autoscaler comes, and goes; the Deployment, again; the
     // Service goes; a status for each spec.
-    assert!(writes.iter().all(|writes| *writes >= 11), "{writes:?} writes");
+    assert!(
+        writes.iter().all(|writes| *writes >= 11),
+        "{writes:?} writes"
+    );
     answers_that_are_lost(&bed.plane).await;
 }
 
@@ -44,7 +49,10 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
 
     let changes = async {
         let first = said(&bed).await;
-        assert_eq!(first["deployment"]["replicas"], 3, "the running count stays");
+        assert_eq!(
+            first["deployment"]["replicas"], 3,
+            "the running count stays"
+        );
         spec["autoscaling"] = Value::Null;
         spec["ports"] = json!([]);
         respec(&bed, "web", spec.clone()).await;
@@ -52,18 +60,35 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    Box::pin(killed_at(&bed, Settings::default(), writes, point, write, changes)).await
+    Box::pin(killed_at(
+        &bed,
+        Settings::default(),
+        writes,
+        point,
+        write,
+        changes,
+    ))
+    .await
 }
 
 /// What there is once the status speaks of the present spec: nobody runs its Pods here.
 async fn said(bed: &Bed) -> Value {
-    let says = |app: &AppService| standing(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"));
+    let says = |app: &AppService| {
+        standing(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
+    };
     let app = bed.until("web", "says that it is on its way", says).await;
     let deployment = bed.api::<Deployment>().get("web").await.unwrap();
     let service = bed.api::<Service>().get_opt("web").await.unwrap();
-    let scaler = bed.api::<HorizontalPodAutoscaler>().get_opt("web").await.unwrap();
+    let scaler = bed
+        .api::<HorizontalPodAutoscaler>()
+        .get_opt("web")
+        .await
+        .unwrap();
     let mut status = json!(app.status);
-    status["conditions"][0].as_object_mut().unwrap().remove("lastTransitionTime");
+    status["conditions"][0]
+        .as_object_mut()
+        .unwrap()
+        .remove("lastTransitionTime");
     json!({
         "deployment": deployment.spec,
         "labels": deployment.metadata.labels.unwrap().keys().collect::<Vec<_>>(),
@@ -78,9 +103,18 @@ async fn said(bed: &Bed) -> Value {
 async fn answers_that_are_lost(plane: &Plane) {
     let bed = Bed::on(plane.clone(), "lost").await;
     let (proxy, file) = bed.through_proxy().await;
-    let lost = proxy.inject(Match::verb(Verb::Create), Times::First(2), Fault::LoseAnswer(Lost::Cut));
+    let lost = proxy.inject(
+        Match::verb(Verb::Create),
+        Times::First(2),
+        Fault::LoseAnswer(Lost::Cut),
+    );
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
-    app(&bed, "web", json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "nodePort": 30_021 }] })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "nodePort": 30_021 }] }),
+    )
+    .await;
     let state = said(&bed).await;
     assert_eq!(state["service"], true);
     assert_eq!(lost.hits(), 2);

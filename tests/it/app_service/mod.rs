@@ -53,14 +53,19 @@ fn standing(app: &AppService) -> Option<&AppCondition> {
 
 /// Waits until the app is ready.
 async fn ready(bed: &Bed, name: &str) -> AppService {
-    bed.until(name, "is ready", |app| standing(app).is_some_and(|ready| ready.status == "True")).await
+    bed.until(name, "is ready", |app| {
+        standing(app).is_some_and(|ready| ready.status == "True")
+    })
+    .await
 }
 
 /// Waits until the app is not ready for this reason; gives the words.
 async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
     let app = bed
         .until(name, reason, |app| {
-            standing(app).is_some_and(|ready| ready.status == "False" && ready.reason.as_deref() == Some(reason))
+            standing(app).is_some_and(|ready| {
+                ready.status == "False" && ready.reason.as_deref() == Some(reason)
+            })
         })
         .await;
     standing(&app).unwrap().message.clone().unwrap()
@@ -76,8 +81,11 @@ async fn service(bed: &Bed, name: &str) -> Service {
 
 /// The name of a `ReplicaSet` is a digest of the Pods' template: what Pods there are, and of which template.
 async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
-    let all: ObjectList<ReplicaSet> =
-        bed.api().list(&ListParams::default().labels(&format!("app={name}"))).await.unwrap();
+    let all: ObjectList<ReplicaSet> = bed
+        .api()
+        .list(&ListParams::default().labels(&format!("app={name}")))
+        .await
+        .unwrap();
     all.iter().map(ResourceExt::name_any).collect()
 }
 
@@ -92,11 +100,17 @@ async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Serv
         ..ObjectMeta::default()
     });
     metadata["ownerReferences"][0]["blockOwnerDeletion"] = json!(true);
-    metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    metadata
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     let labels = json!({ "app": name });
     let spec = serde_json::to_value(&app.spec).unwrap();
     let ports = spec["ports"].as_array().cloned().unwrap_or_default();
-    let container_ports: Vec<_> = ports.iter().map(|port| json!({ "containerPort": port["targetPort"] })).collect();
+    let container_ports: Vec<_> = ports
+        .iter()
+        .map(|port| json!({ "containerPort": port["targetPort"] }))
+        .collect();
     let container = json!({
         "name": name,
         "image": spec["image"],
@@ -104,19 +118,29 @@ async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Serv
         "resources": {},
         "imagePullPolicy": "IfNotPresent",
     });
-    let template =
-        json!({ "metadata": { "creationTimestamp": null, "labels": labels }, "spec": { "containers": [container] } });
-    let by = PostParams { field_manager: Some("operator".into()), ..PostParams::default() };
+    let template = json!({ "metadata": { "creationTimestamp": null, "labels": labels }, "spec": { "containers": [container] } });
+    let by = PostParams {
+        field_manager: Some("operator".into()),
+        ..PostParams::default()
+    };
     let deployment = json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
         "spec": { "replicas": spec["size"], "selector": { "matchLabels": labels }, "template": template, "strategy": {} },
     });
-    let deployment = bed.api().create(&by, &serde_json::from_value(deployment).unwrap()).await.unwrap();
+    let deployment = bed
+        .api()
+        .create(&by, &serde_json::from_value(deployment).unwrap())
+        .await
+        .unwrap();
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": metadata,
         "spec": { "type": "NodePort", "ports": ports, "selector": labels },
     });
-    let service = bed.api().create(&by, &serde_json::from_value(service).unwrap()).await.unwrap();
+    let service = bed
+        .api()
+        .create(&by, &serde_json::from_value(service).unwrap())
+        .await
+        .unwrap();
     (deployment, service)
 }
 
@@ -124,9 +148,21 @@ async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Serv
 /// [`looked_at`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let requests = bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+    let requests = bed
+        .plane
+        .audit()
+        .requests(since)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|request| request.subject);
     requests
-        .filter(|it| it.is_write() && it.user == operator && it.namespace == bed.namespace && it.resource != "events")
+        .filter(|it| {
+            it.is_write()
+                && it.user == operator
+                && it.namespace == bed.namespace
+                && it.resource != "events"
+        })
         .filter(|it| !it.name.starts_with(MARKER))
         .map(|it| format!("{} {}", it.verb, it.resource))
         .collect()
@@ -142,5 +178,8 @@ async fn looked_at(bed: &Bed, name: &str) {
     bed.patch::<AppService>(name, asked).await;
     let marker = format!("{MARKER}{}", &now[..8]);
     app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
-    bed.until(&marker, "is passed over", |app: &AppService| app.status.is_some()).await;
+    bed.until(&marker, "is passed over", |app: &AppService| {
+        app.status.is_some()
+    })
+    .await;
 }

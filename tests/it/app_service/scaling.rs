@@ -63,9 +63,15 @@ fn sized(size: i32) -> Value {
 
 /// As an autoscaler writes it.
 async fn scale(bed: &Bed, name: &str, replicas: i32) {
-    let by = PatchParams { field_manager: Some("kube-controller-manager".into()), ..PatchParams::default() };
+    let by = PatchParams {
+        field_manager: Some("kube-controller-manager".into()),
+        ..PatchParams::default()
+    };
     let scale = json!({ "spec": { "replicas": replicas } });
-    bed.api::<Deployment>().patch_scale(name, &by, &Patch::Merge(scale)).await.unwrap();
+    bed.api::<Deployment>()
+        .patch_scale(name, &by, &Patch::Merge(scale))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -77,7 +83,8 @@ async fn by_hand_down_to_nothing_and_back() {
     let counts = Counts::of(&bed, "web");
     counts.are(&[1]).await;
     for size in ["3", "0", "2"] {
-        bed.kubectl(&["scale", "appsvc/web", &format!("--replicas={size}")]).await;
+        bed.kubectl(&["scale", "appsvc/web", &format!("--replicas={size}")])
+            .await;
         let app = ready(&bed, "web").await;
         let status = app.status.unwrap();
         assert_eq!(status.replicas.unwrap_or_default().to_string(), size);
@@ -107,14 +114,27 @@ async fn by_an_autoscaler_on_the_app() {
     let spec = json!({ "scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 4, "metrics": [
         { "type": "Resource", "resource": { "name": "cpu", "target": { "type": "Utilization", "averageUtilization": 50 } } },
     ] });
-    bed.create::<HorizontalPodAutoscaler>("theirs", json!({ "spec": spec })).await;
-    bed.until("web", "is scaled to the least", |app: &AppService| app.spec.size == 2).await;
+    bed.create::<HorizontalPodAutoscaler>("theirs", json!({ "spec": spec }))
+        .await;
+    bed.until("web", "is scaled to the least", |app: &AppService| {
+        app.spec.size == 2
+    })
+    .await;
     ready(&bed, "web").await;
-    assert_eq!(deployment(&bed, "web").await.spec.unwrap().replicas, Some(2));
+    assert_eq!(
+        deployment(&bed, "web").await.spec.unwrap().replicas,
+        Some(2)
+    );
     // It found the Pods: it asks for their metrics, which this cluster does not have.
     let asks = |scaler: &HorizontalPodAutoscaler| {
-        let conditions = scaler.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-        conditions.iter().any(|condition| condition.reason.as_deref() == Some("FailedGetResourceMetric"))
+        let conditions = scaler
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.clone())
+            .unwrap_or_default();
+        conditions
+            .iter()
+            .any(|condition| condition.reason.as_deref() == Some("FailedGetResourceMetric"))
     };
     bed.until("theirs", "has found the Pods", asks).await;
 }
@@ -133,7 +153,9 @@ async fn by_an_autoscaler_of_its_own() {
     on["autoscaling"] = json!({ "min": 1, "max": 5 });
     respec(&bed, "web", on.clone()).await;
     let scalers: Api<HorizontalPodAutoscaler> = bed.api();
-    let scaler = bed.until("web", "is there", |_: &HorizontalPodAutoscaler| true).await;
+    let scaler = bed
+        .until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+        .await;
     assert_eq!(scaler.spec.unwrap().scale_target_ref.name, "web");
     ready(&bed, "web").await;
     scale(&bed, "web", 3).await;
@@ -157,14 +179,18 @@ async fn by_an_autoscaler_of_its_own() {
     counts.are(&[2, 3, 2]).await;
     assert!(scalers.get_opt("web").await.unwrap().is_none());
     let words = bed.event("web", "AutoscalingOff").await;
-    assert_eq!(words, "autoscaling is off: 3 Pods were wanted, and spec.size is 2");
+    assert_eq!(
+        words,
+        "autoscaling is off: 3 Pods were wanted, and spec.size is 2"
+    );
     scale(&bed, "web", 5).await;
     counts.are(&[2, 3, 2, 5, 2]).await;
 
     // On again, and off without a change.
     on["size"] = json!(2);
     respec(&bed, "web", on).await;
-    bed.until("web", "is there", |_: &HorizontalPodAutoscaler| true).await;
+    bed.until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+        .await;
     ready(&bed, "web").await;
     respec(&bed, "web", sized(2)).await;
     ready(&bed, "web").await;
@@ -198,25 +224,47 @@ async fn an_app_is_not_ready_once_its_autoscaler_has_been_inactive_for_the_grace
     let mut spec = sized(1);
     spec["autoscaling"] = json!({ "max": 2 });
     app(&bed, "web", spec).await;
-    let condition = |app: &AppService| app.status.as_ref().and_then(|status| status.condition("Ready").cloned());
+    let condition = |app: &AppService| {
+        app.status
+            .as_ref()
+            .and_then(|status| status.condition("Ready").cloned())
+    };
     let reports = |status: &'static str, reason: &'static str| {
         move |app: &AppService| {
             condition(app).is_some_and(|ready| {
                 let message = ready.message.unwrap_or_default();
                 ready.status == status
                     && ready.reason.as_deref() == Some(reason)
-                    && message.starts_with("the Pod is available; the HorizontalPodAutoscaler does not scale: ")
+                    && message.starts_with(
+                        "the Pod is available; the HorizontalPodAutoscaler does not scale: ",
+                    )
                     && message.contains("metrics")
             })
         }
     };
-    bed.until("web", "is ready, with the autoscaler's problem in its message", reports("True", "Ready")).await;
+    bed.until(
+        "web",
+        "is ready, with the autoscaler's problem in its message",
+        reports("True", "Ready"),
+    )
+    .await;
 
     drop(operator);
-    let _impatient = Operator::start(&bed, Settings::default().flag("--scaling-inactive-grace-period=1s")).await;
-    bed.until("web", "is not ready", reports("False", "ScalingInactive")).await;
+    let _impatient = Operator::start(
+        &bed,
+        Settings::default().flag("--scaling-inactive-grace-period=1s"),
+    )
+    .await;
+    bed.until("web", "is not ready", reports("False", "ScalingInactive"))
+        .await;
     bed.event("web", "ScalingInactive").await;
 
     respec(&bed, "web", sized(1)).await;
-    assert_eq!(condition(&ready(&bed, "web").await).unwrap().message.unwrap(), "the Pod is available");
+    assert_eq!(
+        condition(&ready(&bed, "web").await)
+            .unwrap()
+            .message
+            .unwrap(),
+        "the Pod is available"
+    );
 }

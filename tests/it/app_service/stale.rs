@@ -27,9 +27,11 @@ async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
 /// Waits until the operator has asked whether the app that it knows is there.
 async fn asked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("appservices").name("web");
-    until("it asks whether the app is there", SOON, async || Ok((proxy.count(&asked) > 0).then_some(())))
-        .await
-        .unwrap();
+    until("it asks whether the app is there", SOON, async || {
+        Ok((proxy.count(&asked) > 0).then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 async fn owners(bed: &Bed) -> Vec<OwnerReference> {
@@ -48,7 +50,8 @@ async fn an_app_of_the_past_takes_nothing_back() {
     theirs[0].uid = new.uid().unwrap();
     proxy.forget();
     let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": theirs });
-    bed.patch::<Deployment>("web", json!({ "metadata": metadata })).await;
+    bed.patch::<Deployment>("web", json!({ "metadata": metadata }))
+        .await;
     asked(&proxy).await;
     assert_eq!(owners(&bed).await, theirs);
     silent.take_back();
@@ -70,9 +73,17 @@ async fn an_app_of_the_past_deletes_nothing() {
     silent.wait_for_hits(1, SOON).await.unwrap();
     let new = app(&bed, "web", served()).await;
     proxy.forget();
-    let owner = OwnerReference { controller: Some(true), ..new.owner_ref(&()).unwrap() };
+    let owner = OwnerReference {
+        controller: Some(true),
+        ..new.owner_ref(&()).unwrap()
+    };
     let marks = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
-    let made = bed.create::<Service>("web", json!({ "metadata": marks, "spec": { "ports": [{ "port": 80 }] } })).await;
+    let made = bed
+        .create::<Service>(
+            "web",
+            json!({ "metadata": marks, "spec": { "ports": [{ "port": 80 }] } }),
+        )
+        .await;
     asked(&proxy).await;
     assert_eq!(service(&bed, "web").await.metadata, made.metadata);
     silent.take_back();
@@ -90,7 +101,10 @@ async fn for_an_app_that_is_gone_nothing_is_made() {
     proxy.forget();
     bed.delete::<Deployment>("web").await;
     asked(&proxy).await;
-    assert_eq!(proxy.count(&Match::verb(Verb::Create).resource("deployments")), 0);
+    assert_eq!(
+        proxy.count(&Match::verb(Verb::Create).resource("deployments")),
+        0
+    );
     silent.take_back();
     app(&bed, "marker", served()).await;
     not_ready(&bed, "marker", "Progressing").await;

@@ -33,11 +33,25 @@ async fn it_mirrors_and_is_honest() {
         let deployment = deployment(&bed, "web").await;
         let said = deployment.spec.as_ref().unwrap();
         let container = &said.template.spec.as_ref().unwrap().containers[0];
-        assert_eq!(container.image.as_deref(), Some(image), "ready, and of this generation");
+        assert_eq!(
+            container.image.as_deref(),
+            Some(image),
+            "ready, and of this generation"
+        );
         let theirs = deployment.status.clone().unwrap();
-        assert_eq!((theirs.updated_replicas, theirs.available_replicas, theirs.replicas), (Some(2), Some(2), Some(2)));
+        assert_eq!(
+            (
+                theirs.updated_replicas,
+                theirs.available_replicas,
+                theirs.replicas
+            ),
+            (Some(2), Some(2), Some(2))
+        );
         assert_eq!(theirs.observed_generation, deployment.metadata.generation);
-        assert_eq!(app.status.unwrap().observed_generation, app.metadata.generation);
+        assert_eq!(
+            app.status.unwrap().observed_generation,
+            app.metadata.generation
+        );
     }
     // Once the last old Pod has ended nothing changes any more.
     let mirrored = until("the status is the Deployment's", SOON, async || {
@@ -49,9 +63,15 @@ async fn it_mirrors_and_is_honest() {
             ours.as_object_mut().unwrap().remove(field);
         }
         ours["observedGeneration"] = theirs["observedGeneration"].clone();
-        ours["conditions"].as_array_mut().unwrap().retain(|condition| condition["type"] != "Ready");
+        ours["conditions"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|condition| condition["type"] != "Ready");
         for status in [&mut ours, &mut theirs] {
-            status["conditions"].as_array_mut().unwrap().sort_by_key(|condition| condition["type"].to_string());
+            status["conditions"]
+                .as_array_mut()
+                .unwrap()
+                .sort_by_key(|condition| condition["type"].to_string());
         }
         anyhow::ensure!(ours == theirs, "{ours:#}\n{theirs:#}");
         Ok(ports)
@@ -66,13 +86,32 @@ async fn it_mirrors_and_is_honest() {
 /// What the kubelet would say of a container.
 async fn kubelet(bed: &Bed, container: Value) {
     let pods: Api<Pod> = bed.api();
-    let pod = pods.list(&ListParams::default().labels("app=web")).await.unwrap().items.remove(0);
-    let ready = if container["ready"] == true { "True" } else { "False" };
+    let pod = pods
+        .list(&ListParams::default().labels("app=web"))
+        .await
+        .unwrap()
+        .items
+        .remove(0);
+    let ready = if container["ready"] == true {
+        "True"
+    } else {
+        "False"
+    };
     let mut whole = json!({ "name": "web", "image": "i", "imageID": "", "restartCount": 0 });
-    whole.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
-    let conditions = ["Ready", "ContainersReady"].map(|type_| json!({ "type": type_, "status": ready }));
+    whole
+        .as_object_mut()
+        .unwrap()
+        .extend(container.as_object().unwrap().clone());
+    let conditions =
+        ["Ready", "ContainersReady"].map(|type_| json!({ "type": type_, "status": ready }));
     let status = json!({ "status": { "conditions": conditions, "containerStatuses": [whole] } });
-    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
+    pods.patch_status(
+        &pod.name_any(),
+        &PatchParams::default(),
+        &Patch::Strategic(status),
+    )
+    .await
+    .unwrap();
 }
 
 #[rstest]
@@ -80,15 +119,27 @@ async fn kubelet(bed: &Bed, container: Value) {
 #[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")]
 #[case::config(json!({ "waiting": { "reason": "CreateContainerConfigError", "message": "secret \"x\" not found" } }), json!({}), "CreateContainerConfigError", "secret \"x\" not found")]
 #[tokio::test]
-async fn a_pods_own_reason(#[case] state: Value, #[case] last: Value, #[case] reason: &str, #[case] words: &str) {
+async fn a_pods_own_reason(
+    #[case] state: Value,
+    #[case] last: Value,
+    #[case] reason: &str,
+    #[case] words: &str,
+) {
     let bed = Bed::shared("reason").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", one()).await;
     ready(&bed, "web").await;
     let restarts = i32::from(last != json!({}));
-    kubelet(&bed, json!({ "ready": false, "state": state, "lastState": last, "restartCount": restarts })).await;
+    kubelet(
+        &bed,
+        json!({ "ready": false, "state": state, "lastState": last, "restartCount": restarts }),
+    )
+    .await;
     let said = not_ready(&bed, "web", reason).await;
-    assert!(said.starts_with("Pod web-") && said.ends_with(words), "{said}");
+    assert!(
+        said.starts_with("Pod web-") && said.ends_with(words),
+        "{said}"
+    );
     assert_eq!(bed.event("web", reason).await, said);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
@@ -96,7 +147,12 @@ async fn a_pods_own_reason(#[case] state: Value, #[case] last: Value, #[case] re
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
     let written = writes(&bed, since).await;
-    assert!(!written.iter().any(|write| write.starts_with("patch") && !write.ends_with("/status")), "{written:?}");
+    assert!(
+        !written
+            .iter()
+            .any(|write| write.starts_with("patch") && !write.ends_with("/status")),
+        "{written:?}"
+    );
     kubelet(&bed, json!({ "ready": true, "state": { "running": {} }, "lastState": last, "restartCount": restarts }))
         .await;
     ready(&bed, "web").await;
@@ -122,24 +178,37 @@ async fn the_quota_has_no_room() {
     let hard = json!({ "spec": { "hard": { "pods": "1", "services": "0" } } });
     bed.create::<ResourceQuota>("small", hard).await;
     // Without it no creation is counted, nor refused.
-    bed.until("small", "is counted", |quota: &ResourceQuota| quota.status.as_ref().is_some_and(|s| s.hard.is_some()))
-        .await;
+    bed.until("small", "is counted", |quota: &ResourceQuota| {
+        quota.status.as_ref().is_some_and(|s| s.hard.is_some())
+    })
+    .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     // Of the Service.
     app(&bed, "web", one()).await;
     let words = not_ready(&bed, "web", "Forbidden").await;
-    assert!(words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"), "{words}");
+    assert!(
+        words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"),
+        "{words}"
+    );
     // Whoever counts anew for the new bounds has seen the Pod by then: one that it has not seen is not counted for minutes.
-    let runs = |deployment: &Deployment| deployment.status.as_ref().is_some_and(|s| s.ready_replicas == Some(1));
+    let runs = |deployment: &Deployment| {
+        deployment
+            .status
+            .as_ref()
+            .is_some_and(|s| s.ready_replicas == Some(1))
+    };
     bed.until("web", "has its Pod", runs).await;
-    bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } })).await;
+    bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } }))
+        .await;
     ready(&bed, "web").await;
     // Meanwhile a Pod may slip through.
     bed.until("small", "counts the Pod", |quota: &ResourceQuota| {
         let status = quota.status.clone().unwrap_or_default();
         let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
         status.hard.as_ref() == hard
-            && status.used.is_some_and(|used| used.get("pods").is_some_and(|pods| pods.0 == "1"))
+            && status
+                .used
+                .is_some_and(|used| used.get("pods").is_some_and(|pods| pods.0 == "1"))
     })
     .await;
     // Of the Pods.
@@ -158,18 +227,42 @@ async fn the_quota_has_no_room() {
 async fn a_child_that_may_not_be_written_is_logged_once() {
     let bed = Bed::shared("denied").await;
     let (proxy, file) = bed.through_proxy().await;
-    let operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--waiting-max=200ms")).await;
+    let operator = Operator::start(
+        &bed,
+        Settings::default()
+            .kubeconfig(file)
+            .flag("--waiting-max=200ms"),
+    )
+    .await;
     let creations = Match::verb(Verb::Create).resource("deployments");
-    let order = proxy.inject(creations.clone(), Times::Always, Fault::status(StatusCode::FORBIDDEN));
+    let order = proxy.inject(
+        creations.clone(),
+        Times::Always,
+        Fault::status(StatusCode::FORBIDDEN),
+    );
     app(&bed, "web", one()).await;
     let words = not_ready(&bed, "web", "Forbidden").await;
-    assert!(words.starts_with("the apiserver refuses Deployment "), "{words}");
-    until("it is tried again", SOON, async || Ok((proxy.count(&creations) >= 5).then_some(()))).await.unwrap();
+    assert!(
+        words.starts_with("the apiserver refuses Deployment "),
+        "{words}"
+    );
+    until("it is tried again", SOON, async || {
+        Ok((proxy.count(&creations) >= 5).then_some(()))
+    })
+    .await
+    .unwrap();
     let logs = operator.logs();
-    let lines = logs.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let warnings: Vec<_> = lines.filter(|line| line["level"] == "warn" && line["name"] == "web").collect();
+    let lines = logs
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let warnings: Vec<_> = lines
+        .filter(|line| line["level"] == "warn" && line["name"] == "web")
+        .collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert_eq!((&warnings[0]["cause"], &warnings[0]["controller"]), (&json!(words), &json!("appservice")));
+    assert_eq!(
+        (&warnings[0]["cause"], &warnings[0]["controller"]),
+        (&json!(words), &json!("appservice"))
+    );
     order.take_back();
     ready(&bed, "web").await;
 }
@@ -180,8 +273,18 @@ async fn what_the_apiserver_refuses() {
     let bed = Bed::shared("refused").await;
     let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
     for (name, field, value, words) in [
-        ("quantity", "resources", json!({ "requests": { "cpu": "-1" } }), "must be greater than or equal to 0"),
-        ("limits", "resources", json!({ "requests": { "example.com/a": 1 } }), "Limit must be set"),
+        (
+            "quantity",
+            "resources",
+            json!({ "requests": { "cpu": "-1" } }),
+            "must be greater than or equal to 0",
+        ),
+        (
+            "limits",
+            "resources",
+            json!({ "requests": { "example.com/a": 1 } }),
+            "Limit must be set",
+        ),
         (
             "probe",
             "livenessProbe",
@@ -199,9 +302,18 @@ async fn what_the_apiserver_refuses() {
         spec[field] = value;
         app(&bed, name, spec).await;
         let said = not_ready(&bed, name, "Rejected").await;
-        assert!(said.starts_with("the apiserver refuses Deployment ") && said.contains(words), "{said}");
+        assert!(
+            said.starts_with("the apiserver refuses Deployment ") && said.contains(words),
+            "{said}"
+        );
         assert_eq!(bed.event(name, "Rejected").await, said);
-        assert!(bed.api::<Deployment>().get_opt(name).await.unwrap().is_none());
+        assert!(
+            bed.api::<Deployment>()
+                .get_opt(name)
+                .await
+                .unwrap()
+                .is_none()
+        );
         bed.api::<Service>().get(name).await.unwrap();
     }
     let since = bed.plane.audit().mark().await.unwrap();
@@ -209,12 +321,21 @@ async fn what_the_apiserver_refuses() {
     for number in 0..5 {
         let marker = format!("marker-{number}");
         app(&bed, &marker, json!({ "size": 0, "image": "i" })).await;
-        bed.until(&marker, "is passed over", |app: &AppService| app.status.is_some()).await;
+        bed.until(&marker, "is passed over", |app: &AppService| {
+            app.status.is_some()
+        })
+        .await;
     }
     let tried: Vec<_> = bed.plane.audit().requests(since).await.unwrap();
-    let tried =
-        tried.iter().map(|request| &request.subject).filter(|it| it.namespace == bed.namespace && it.verb == "create");
-    assert!(tried.clone().all(|it| it.name != "quantity"), "{:?}", tried.collect::<Vec<_>>());
+    let tried = tried
+        .iter()
+        .map(|request| &request.subject)
+        .filter(|it| it.namespace == bed.namespace && it.verb == "create");
+    assert!(
+        tried.clone().all(|it| it.name != "quantity"),
+        "{:?}",
+        tried.collect::<Vec<_>>()
+    );
     respec(&bed, "quantity", one()).await;
     ready(&bed, "quantity").await;
     // Of one that runs: it goes on as it was.
@@ -233,7 +354,11 @@ async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
     let bed = Bed::shared("beside").await;
     let (proxy, file) = bed.through_proxy().await;
     let away = Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
-    let failed = proxy.inject(Match::verb(Verb::Create).resource("services"), Times::First(1), away);
+    let failed = proxy.inject(
+        Match::verb(Verb::Create).resource("services"),
+        Times::First(1),
+        away,
+    );
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
@@ -247,9 +372,18 @@ async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
 async fn suspended_it_is_let_alone_until_it_is_deleted() {
     let bed = Bed::shared("suspended").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
+    app(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] }),
+    )
+    .await;
     ready(&bed, "web").await;
-    bed.patch::<AppService>("web", json!({ "spec": { "suspend": true, "image": "nginx:1.27" } })).await;
+    bed.patch::<AppService>(
+        "web",
+        json!({ "spec": { "suspend": true, "image": "nginx:1.27" } }),
+    )
+    .await;
     let words = not_ready(&bed, "web", "Suspended").await;
     assert_eq!(words, "spec.suspend is true: nothing is changed");
     assert_eq!(bed.event("web", "Suspended").await, words);
@@ -261,13 +395,20 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
     })
     .await;
     let deployment = deployment(&bed, "web").await.spec.unwrap();
-    assert_eq!(deployment.template.spec.unwrap().containers[0].image.as_deref(), Some("nginx:1.7.9"));
+    assert_eq!(
+        deployment.template.spec.unwrap().containers[0]
+            .image
+            .as_deref(),
+        Some("nginx:1.7.9")
+    );
     assert_eq!(deployment.replicas, Some(1));
-    bed.patch::<AppService>("web", json!({ "spec": { "suspend": false } })).await;
+    bed.patch::<AppService>("web", json!({ "spec": { "suspend": false } }))
+        .await;
     ready(&bed, "web").await;
     service(&bed, "web").await;
 
-    bed.patch::<AppService>("web", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<AppService>("web", json!({ "spec": { "suspend": true } }))
+        .await;
     not_ready(&bed, "web", "Suspended").await;
     bed.delete::<AppService>("web").await;
     until("what it had is gone", SOON * 3, async || {
@@ -286,12 +427,20 @@ async fn a_child_that_lingers() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", one()).await;
     ready(&bed, "web").await;
-    bed.patch::<Service>("web", json!({ "metadata": { "finalizers": ["example.com/hold"] } })).await;
+    bed.patch::<Service>(
+        "web",
+        json!({ "metadata": { "finalizers": ["example.com/hold"] } }),
+    )
+    .await;
     let before = service(&bed, "web").await;
     bed.delete::<Service>("web").await;
     let words = not_ready(&bed, "web", "Deleting").await;
-    assert!(words.ends_with("is being deleted; it is made again once it is gone"), "{words}");
-    bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } })).await;
+    assert!(
+        words.ends_with("is being deleted; it is made again once it is gone"),
+        "{words}"
+    );
+    bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } }))
+        .await;
     let app = ready(&bed, "web").await;
     assert_ne!(service(&bed, "web").await.uid(), before.uid());
     assert!(standing(&app).is_some());

@@ -41,12 +41,14 @@ async fn look(bed: &Bed, name: &str) -> Gapless {
 
 /// An app of the document's program, and what it made of it, all running.
 async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
-    let old = json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
+    let old =
+        json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
     let app: AppService = bed.create(name, old).await;
     original(bed, &app, json!({ "labels": { "left": "over" } })).await;
     bed.until(name, "runs", |deployment: &Deployment| {
         let status = deployment.status.clone().unwrap_or_default();
-        status.available_replicas.unwrap_or_default() == deployment.spec.as_ref().unwrap().replicas.unwrap()
+        status.available_replicas.unwrap_or_default()
+            == deployment.spec.as_ref().unwrap().replicas.unwrap()
             && status.observed_generation == deployment.metadata.generation
     })
     .await;
@@ -63,7 +65,10 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     // An update of the program's names the address.
     let mut updated = service(&bed, "web").await;
     updated.metadata.managed_fields = None;
-    let by = PostParams { field_manager: Some("operator".into()), ..PostParams::default() };
+    let by = PostParams {
+        field_manager: Some("operator".into()),
+        ..PostParams::default()
+    };
     bed.api().replace("web", &by, &updated).await.unwrap();
 
     // Somebody has edited it: the image, which the spec names as well by now, and what it does not speak of.
@@ -71,13 +76,23 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
         "tolerations": [{ "key": "spot", "operator": "Exists" }],
         "containers": [{ "name": "web", "image": "nginx:1.8" }],
     } } } });
-    let by = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
-    bed.api::<Deployment>().patch("web", &by, &Patch::Strategic(edit)).await.unwrap();
+    let by = PatchParams {
+        field_manager: Some("kubectl-edit".into()),
+        ..PatchParams::default()
+    };
+    bed.api::<Deployment>()
+        .patch("web", &by, &Patch::Strategic(edit))
+        .await
+        .unwrap();
     spec["image"] = json!("nginx:1.8");
     respec(&bed, "web", spec.clone()).await;
     bed.until("web", "runs as it was edited", |deployment: &Deployment| {
         let status = deployment.status.clone().unwrap_or_default();
-        let all = [status.updated_replicas, status.available_replicas, status.replicas];
+        let all = [
+            status.updated_replicas,
+            status.available_replicas,
+            status.replicas,
+        ];
         all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
     })
     .await;
@@ -85,11 +100,18 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = ready(&bed, "web").await;
     assert_eq!(look(&bed, "web").await, before);
-    assert!(!app.annotations().contains_key("old/spec"), "{:?}", app.annotations());
+    assert!(
+        !app.annotations().contains_key("old/spec"),
+        "{:?}",
+        app.annotations()
+    );
     let (taken, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
     for metadata in [&taken.metadata, &served.metadata] {
         let labels = metadata.labels.as_ref().unwrap();
-        assert!(!labels.contains_key("left"), "what its manager said and we do not goes: {labels:?}");
+        assert!(
+            !labels.contains_key("left"),
+            "what its manager said and we do not goes: {labels:?}"
+        );
         assert_eq!(labels["app.kubernetes.io/managed-by"], "quartermaster");
         assert_eq!(labels["quartermaster.dev/owner-uid"], app.uid().unwrap());
         assert_eq!(metadata.owner_references.as_ref().unwrap().len(), 1);
@@ -102,7 +124,10 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     looked_at(&bed, "web").await;
     let again = writes(&bed, since).await;
     assert!(
-        again.iter().all(|write| !write.starts_with("patch deployments") && !write.contains("patch services")),
+        again
+            .iter()
+            .all(|write| !write.starts_with("patch deployments")
+                && !write.contains("patch services")),
         "{again:?}"
     );
 
@@ -118,19 +143,42 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     let served = served.spec.unwrap();
     assert_eq!(served.ports.unwrap()[0].node_port, Some(30011));
     assert_eq!(json!(served.cluster_ip), before.service.1["clusterIP"]);
-    bed.until("web", "has one port", |deployment: &Deployment| ports(deployment) == [80]).await;
+    bed.until("web", "has one port", |deployment: &Deployment| {
+        ports(deployment) == [80]
+    })
+    .await;
     ready(&bed, "web").await;
     // And back.
     respec(&bed, "web", spec).await;
-    bed.until("web", "has both ports", |deployment: &Deployment| ports(deployment) == [80, 8081]).await;
+    bed.until("web", "has both ports", |deployment: &Deployment| {
+        ports(deployment) == [80, 8081]
+    })
+    .await;
     ready(&bed, "web").await;
     let sets = replica_sets(&bed, "web").await.len();
-    assert_eq!(sets, before.replica_sets.len() + 1, "the first template's ReplicaSet is used again");
+    assert_eq!(
+        sets,
+        before.replica_sets.len() + 1,
+        "the first template's ReplicaSet is used again"
+    );
 }
 
 fn ports(deployment: &Deployment) -> Vec<i32> {
-    let container = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
-    container.ports.iter().flatten().map(|port| port.container_port).collect()
+    let container = &deployment
+        .spec
+        .as_ref()
+        .unwrap()
+        .template
+        .spec
+        .as_ref()
+        .unwrap()
+        .containers[0];
+    container
+        .ports
+        .iter()
+        .flatten()
+        .map(|port| port.container_port)
+        .collect()
 }
 
 /// Server-side apply cannot say the same port twice: one that the program left so goes with the next change of the Pods.
@@ -165,7 +213,10 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
     let again = writes(&bed, since).await;
-    assert!(!again.contains(&"patch deployments".to_owned()), "{again:?}");
+    assert!(
+        !again.contains(&"patch deployments".to_owned()),
+        "{again:?}"
+    );
 }
 
 /// Such ports are left as they are until the Pods change for another reason; those that are dropped then really go.
@@ -185,7 +236,10 @@ async fn a_port_beside_one_that_stands_there_twice_goes() {
     assert_eq!(look(&bed, "web").await, before);
     spec["ports"].as_array_mut().unwrap().truncate(2);
     respec(&bed, "web", spec).await;
-    bed.until("web", "has its one port", |deployment: &Deployment| ports(deployment) == [8080]).await;
+    bed.until("web", "has its one port", |deployment: &Deployment| {
+        ports(deployment) == [8080]
+    })
+    .await;
     ready(&bed, "web").await;
 }
 
@@ -193,8 +247,12 @@ async fn a_port_beside_one_that_stands_there_twice_goes() {
 #[tokio::test]
 async fn a_service_that_is_not_wanted_any_more_goes() {
     let bed = Bed::shared("unserved").await;
-    made_by_the_original(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }))
-        .await;
+    made_by_the_original(
+        &bed,
+        "web",
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }),
+    )
+    .await;
     respec(&bed, "web", json!({ "size": 0, "image": "i" })).await;
     // Nor is one taken that is another's.
     let foreign: Service = bed.service("other", json!([{ "port": 80 }])).await;
@@ -204,7 +262,10 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
         ready(&bed, name).await;
     }
     assert!(bed.api::<Service>().get_opt("web").await.unwrap().is_none());
-    assert_eq!(service(&bed, "other").await.metadata.resource_version, foreign.metadata.resource_version);
+    assert_eq!(
+        service(&bed, "other").await.metadata.resource_version,
+        foreign.metadata.resource_version
+    );
     let left: BTreeMap<_, _> = deployment(&bed, "web").await.labels().clone();
     assert!(!left.contains_key("left"));
 }
@@ -221,9 +282,16 @@ async fn what_was_made_anew_from_its_yaml_is_ours_again() {
     bed.until("web", "is there", |_: &Ingress| true).await;
     operator.kill();
     let mut made = service(&bed, "web").await;
-    (made.metadata.uid, made.metadata.resource_version, made.metadata.managed_fields) = (None, None, None);
+    (
+        made.metadata.uid,
+        made.metadata.resource_version,
+        made.metadata.managed_fields,
+    ) = (None, None, None);
     bed.delete::<Service>("web").await;
-    let by = PostParams { field_manager: Some("kubectl-replace".into()), ..PostParams::default() };
+    let by = PostParams {
+        field_manager: Some("kubectl-replace".into()),
+        ..PostParams::default()
+    };
     bed.api().create(&by, &made).await.unwrap();
     // Meanwhile two others have lost their label, and are not wanted any more.
     let stripped = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": null } } });
@@ -237,7 +305,13 @@ async fn what_was_made_anew_from_its_yaml_is_ours_again() {
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
-    assert!(bed.api::<HorizontalPodAutoscaler>().get_opt("web").await.unwrap().is_none());
+    assert!(
+        bed.api::<HorizontalPodAutoscaler>()
+            .get_opt("web")
+            .await
+            .unwrap()
+            .is_none()
+    );
     spec["ports"].as_array_mut().unwrap().remove(1);
     respec(&bed, "web", spec).await;
     let one = |service: &Service| service.spec.as_ref().unwrap().ports.as_ref().unwrap().len() == 1;

@@ -4,7 +4,10 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings};
 
-const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples/kosmos_v1_appservice.yaml");
+const SAMPLE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/config/samples/kosmos_v1_appservice.yaml"
+);
 
 #[tokio::test]
 async fn document_002() {
@@ -13,13 +16,28 @@ async fn document_002() {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let columns = async |arguments: &[&str]| {
         let table = kubectl(arguments).await;
-        let words: Vec<_> = table.lines().last().unwrap().split_whitespace().map(str::to_owned).collect();
+        let words: Vec<_> = table
+            .lines()
+            .last()
+            .unwrap()
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
         words
     };
 
     let said = kubectl(&["apply", "-f", SAMPLE]).await;
-    assert_eq!(said.trim(), "appservice.kosmos.io/appservice-sample created");
-    kubectl(&["wait", "--for=condition=Ready", "appservice/appservice-sample", "--timeout=60s"]).await;
+    assert_eq!(
+        said.trim(),
+        "appservice.kosmos.io/appservice-sample created"
+    );
+    kubectl(&[
+        "wait",
+        "--for=condition=Ready",
+        "appservice/appservice-sample",
+        "--timeout=60s",
+    ])
+    .await;
     let app = columns(&["get", "AppService"]).await;
     assert_eq!(app[..5], ["appservice-sample", "2", "2", "True", "Ready"]);
     let deployment = columns(&["get", "deploy"]).await;
@@ -27,17 +45,36 @@ async fn document_002() {
     let service = columns(&["get", "svc", "appservice-sample"]).await;
     assert_eq!((&*service[1], &*service[4]), ("NodePort", "80:30002/TCP"));
     let all = kubectl(&["get", "quartermaster", "-A"]).await;
-    assert!(all.contains("appservice.kosmos.io/appservice-sample"), "{all}");
+    assert!(
+        all.contains("appservice.kosmos.io/appservice-sample"),
+        "{all}"
+    );
 
     kubectl(&["scale", "appsvc/appservice-sample", "--replicas=3"]).await;
-    kubectl(&["wait", "--for=jsonpath={.status.availableReplicas}=3", "appsvc/appservice-sample", "--timeout=60s"])
-        .await;
+    kubectl(&[
+        "wait",
+        "--for=jsonpath={.status.availableReplicas}=3",
+        "appsvc/appservice-sample",
+        "--timeout=60s",
+    ])
+    .await;
 
     let said = kubectl(&["delete", "-f", SAMPLE]).await;
-    assert!(said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"), "{said}");
+    assert!(
+        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{said}"
+    );
     // The garbage collector looks for new kinds every 30 s only.
     until("what it had is gone", SOON * 3, async || {
-        let left = kubectl(&["get", "deploy,svc,rs,pods", "-l", "app=appservice-sample", "-o", "name"]).await;
+        let left = kubectl(&[
+            "get",
+            "deploy,svc,rs,pods",
+            "-l",
+            "app=appservice-sample",
+            "-o",
+            "name",
+        ])
+        .await;
         anyhow::ensure!(left.trim().is_empty(), "{left}");
         Ok(Some(()))
     })

@@ -1,6 +1,8 @@
 //! Admission policies that are missing or changed are reported, and so are the objects that they never checked.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use quartermaster::api::ConfigMapSync;
@@ -16,7 +18,12 @@ const BINDING: &str = "quartermaster-configmapsync-policybinding";
 async fn shows(operator: &Operator, policy: &str, in_force: u8) {
     let line = format!("quartermaster_admission_policy_in_force{{policy=\"{policy}\"}} {in_force}");
     until(format!("metrics have {line}"), SOON, async || {
-        Ok(operator.metrics().await.lines().any(|shown| shown == line).then_some(()))
+        Ok(operator
+            .metrics()
+            .await
+            .lines()
+            .any(|shown| shown == line)
+            .then_some(()))
     })
     .await
     .unwrap();
@@ -31,7 +38,12 @@ fn states(report: &Value) -> Vec<(&str, &str)> {
         .as_array()
         .unwrap()
         .iter()
-        .map(|policy| (policy["name"].as_str().unwrap(), policy["state"].as_str().unwrap()))
+        .map(|policy| {
+            (
+                policy["name"].as_str().unwrap(),
+                policy["state"].as_str().unwrap(),
+            )
+        })
         .collect()
 }
 
@@ -39,52 +51,110 @@ fn states(report: &Value) -> Vec<(&str, &str)> {
 async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_are_older() {
     let bed = Bed::own("policies").await;
     let run = Run::on(&bed);
-    let operator = Operator::start(&bed, Settings::default().flag("--policy-check-period=200ms")).await;
-    for policy in ["configmapsync", "trackedfield", "contactpoint", "appservice", "myapp", "operator"] {
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--policy-check-period=200ms"),
+    )
+    .await;
+    for policy in [
+        "configmapsync",
+        "trackedfield",
+        "contactpoint",
+        "appservice",
+        "myapp",
+        "operator",
+    ] {
         shows(&operator, &format!("{policy}-policy"), 1).await;
     }
     let report = status(&run).await;
-    assert!(states(&report).len() == 6 && states(&report).iter().all(|(_, state)| *state == "InForce"), "{report}");
+    assert!(
+        states(&report).len() == 6 && states(&report).iter().all(|(_, state)| *state == "InForce"),
+        "{report}"
+    );
     assert_eq!(report["unchecked"], json!([]));
 
     // Changed: it warns only.
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(bed.client.clone());
-    let actions = |actions: Value| Patch::Merge(json!({ "spec": { "validationActions": actions } }));
-    bindings.patch(BINDING, &PatchParams::default(), &actions(json!(["Warn"]))).await.unwrap();
+    let actions =
+        |actions: Value| Patch::Merge(json!({ "spec": { "validationActions": actions } }));
+    bindings
+        .patch(BINDING, &PatchParams::default(), &actions(json!(["Warn"])))
+        .await
+        .unwrap();
     shows(&operator, "configmapsync-policy", 0).await;
-    bindings.patch(BINDING, &PatchParams::default(), &actions(json!(["Deny"]))).await.unwrap();
+    bindings
+        .patch(BINDING, &PatchParams::default(), &actions(json!(["Deny"])))
+        .await
+        .unwrap();
     shows(&operator, "configmapsync-policy", 1).await;
 
     // Missing, and meanwhile somebody writes an object.
     let shipped = bindings.get(BINDING).await.unwrap();
-    bindings.delete(BINDING, &DeleteParams::default()).await.unwrap();
+    bindings
+        .delete(BINDING, &DeleteParams::default())
+        .await
+        .unwrap();
     shows(&operator, "configmapsync-policy", 0).await;
     shows(&operator, "myapp-policy", 1).await;
-    assert!(operator.logs().contains("admission policy is not in force"), "{}", operator.logs());
+    assert!(
+        operator.logs().contains("admission policy is not in force"),
+        "{}",
+        operator.logs()
+    );
     let spec = json!({ "sourceNamespace": bed.namespace, "configMapName": "a", "destinationNamespace": bed.namespace, "destinationName": "b" });
-    bed.create::<ConfigMapSync>("older", json!({ "spec": spec })).await;
+    bed.create::<ConfigMapSync>("older", json!({ "spec": spec }))
+        .await;
     let report = status(&run).await;
-    assert!(states(&report).contains(&("configmapsync-policy", "NotInForce")), "{report}");
+    assert!(
+        states(&report).contains(&("configmapsync-policy", "NotInForce")),
+        "{report}"
+    );
     let table = run.ends(0, &["status", "-A"]).await;
-    assert!(table.contains(&format!("ValidatingAdmissionPolicyBinding {BINDING} not found")), "{table}");
+    assert!(
+        table.contains(&format!(
+            "ValidatingAdmissionPolicyBinding {BINDING} not found"
+        )),
+        "{table}"
+    );
 
     // Also in the same second.
     let mut again = serde_json::to_value(shipped).unwrap();
-    for field in ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"] {
+    for field in [
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+        "managedFields",
+    ] {
         again["metadata"].as_object_mut().unwrap().remove(field);
     }
-    bindings.create(&Default::default(), &serde_json::from_value(again).unwrap()).await.unwrap();
+    bindings
+        .create(&Default::default(), &serde_json::from_value(again).unwrap())
+        .await
+        .unwrap();
     shows(&operator, "configmapsync-policy", 1).await;
     let report = status(&run).await;
-    assert!(states(&report).iter().all(|(_, state)| *state == "InForce"), "{report}");
+    assert!(
+        states(&report).iter().all(|(_, state)| *state == "InForce"),
+        "{report}"
+    );
     let older = json!([{ "kind": "ConfigMapSync", "namespace": bed.namespace, "name": "older" }]);
     assert_eq!(report["unchecked"], older);
     let table = run.ends(0, &["status", "-A"]).await;
-    assert!(table.contains("1 object is older than the admission policies"), "{table}");
-    assert!(table.contains(&format!("configmapsync/older in {}", bed.namespace)), "{table}");
+    assert!(
+        table.contains("1 object is older than the admission policies"),
+        "{table}"
+    );
+    assert!(
+        table.contains(&format!("configmapsync/older in {}", bed.namespace)),
+        "{table}"
+    );
 
     // The policy itself.
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(bed.client.clone());
-    policies.delete(POLICY, &DeleteParams::default()).await.unwrap();
+    policies
+        .delete(POLICY, &DeleteParams::default())
+        .await
+        .unwrap();
     shows(&operator, "configmapsync-policy", 0).await;
 }

@@ -33,103 +33,213 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     for name in ["settings", "theirs", "chart", "stamped", "fresh"] {
         bed.create::<ConfigMap>(name, content.clone()).await;
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": name });
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     }
-    let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "0" } })).await;
+    let copy = far
+        .create::<ConfigMap>("settings", json!({ "data": { "a": "0" } }))
+        .await;
     let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y\nto do so: rm" } });
-    far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } })).await;
+    far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } }))
+        .await;
     let uid = json!({ "labels": { "quartermaster.dev/owner-uid": "u" } });
-    far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } })).await;
+    far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } }))
+        .await;
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
-    far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } })).await;
+    far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } }))
+        .await;
     // One that two want.
     for (name, source) in [("one", "settings"), ("other", "theirs")] {
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": source,
             "destinationName": "both" });
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     }
     let both = far.create::<ConfigMap>("both", content.clone()).await;
     // 003's Pods, of which one is of another image by now; its balancer; another program's balancer.
-    let app: MyApp = bed.create("app", json!({ "spec": { "image": "nginx:latest" } })).await;
+    let app: MyApp = bed
+        .create("app", json!({ "spec": { "image": "nginx:latest" } }))
+        .await;
     let spec = json!({ "containers": [{ "name": "app", "image": "nginx:latest" }] });
     bed.takes_pods().await;
-    let pod: Pod = bed.create("app-pod", json!({ "metadata": { "labels": { "app": "app" } }, "spec": spec })).await;
-    bed.create::<MyApp>("old", json!({ "spec": { "image": "nginx:latest" } })).await;
+    let pod: Pod = bed
+        .create(
+            "app-pod",
+            json!({ "metadata": { "labels": { "app": "app" } }, "spec": spec }),
+        )
+        .await;
+    bed.create::<MyApp>("old", json!({ "spec": { "image": "nginx:latest" } }))
+        .await;
     let spec = json!({ "containers": [{ "name": "old", "image": "redis" }] });
-    let old: Pod = bed.create("old-pod", json!({ "metadata": { "labels": { "app": "old" } }, "spec": spec })).await;
+    let old: Pod = bed
+        .create(
+            "old-pod",
+            json!({ "metadata": { "labels": { "app": "old" } }, "spec": spec }),
+        )
+        .await;
     for (name, manager) in [("kopf", "kopf"), ("tf", "terraform")] {
-        bed.create::<MyIngress>(name, json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
+        bed.create::<MyIngress>(name, json!({ "spec": { "subnets": SUBNETS[..2] } }))
+            .await;
         let tags = [("ManagedBy", manager)];
-        aws.create(&format!("{name}-alb"), &SUBNETS[..2], "internet-facing", &tags).await.unwrap();
+        aws.create(
+            &format!("{name}-alb"),
+            &SUBNETS[..2],
+            "internet-facing",
+            &tags,
+        )
+        .await
+        .unwrap();
     }
     aws.clear();
 
     // It is shown before the operator was ever started, and nothing is changed.
     let shown = run.ends(0, &["adopt", "-n", here]).await;
-    let line =
-        |what: &str| shown.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{shown}")).to_owned();
+    let line = |what: &str| {
+        shown
+            .lines()
+            .find(|line| line.contains(what))
+            .unwrap_or_else(|| panic!("{shown}"))
+            .to_owned()
+    };
     let offered = |what: &str| !line(what).starts_with("  ");
-    assert!(offered(&format!("configmap {there}/settings")) && line("/settings").contains("replaces it"), "{shown}");
-    assert!(offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"), "{shown}");
     assert!(
-        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with(r"it belongs to x/y\nto do so: rm"),
+        offered(&format!("configmap {there}/settings"))
+            && line("/settings").contains("replaces it"),
+        "{shown}"
+    );
+    assert!(
+        offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"),
+        "{shown}"
+    );
+    assert!(
+        !offered(&format!("configmap {there}/theirs"))
+            && line("/theirs").ends_with(r"it belongs to x/y\nto do so: rm"),
         "{shown}"
     );
     assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
-    assert!(line("/stamped").ends_with("it belongs to the resource with the UID u"), "{shown}");
-    assert!(line("/app-pod").ends_with("taken over as it runs"), "{shown}");
+    assert!(
+        line("/stamped").ends_with("it belongs to the resource with the UID u"),
+        "{shown}"
+    );
+    assert!(
+        line("/app-pod").ends_with("taken over as it runs"),
+        "{shown}"
+    );
     let why = "its image is redis, and is to be nginx:latest: it is deleted, and made anew; only if it is named";
     assert!(line("/old-pod").ends_with(why), "{shown}");
-    let want = format!("configmapsync/one in {here} and configmapsync/other in {here} want it: name the one that is");
+    let want = format!(
+        "configmapsync/one in {here} and configmapsync/other in {here} want it: name the one that is"
+    );
     assert_eq!(shown.matches(&want).count(), 2, "{shown}");
-    assert!(line("load balancer tf-alb").ends_with("it is managed by terraform"), "{shown}");
+    assert!(
+        line("load balancer tf-alb").ends_with("it is managed by terraform"),
+        "{shown}"
+    );
     let named = format!(
         "2 things may not stay as they are, and have to be named: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
-    let can = format!("2 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n");
+    let can =
+        format!("2 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n");
     assert!(shown.ends_with(&format!("{can}{named}")), "{shown}");
     assert!(aws.calls().iter().all(|call| call.is_read()));
-    assert_eq!(far.api::<ConfigMap>().get("settings").await.unwrap().resource_version(), copy.resource_version());
+    assert_eq!(
+        far.api::<ConfigMap>()
+            .get("settings")
+            .await
+            .unwrap()
+            .resource_version(),
+        copy.resource_version()
+    );
 
     let done = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
     assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
     assert!(done.ends_with(&named), "{done}");
-    assert_eq!(far.api::<ConfigMap>().get("settings").await.unwrap().resource_version(), copy.resource_version());
+    assert_eq!(
+        far.api::<ConfigMap>()
+            .get("settings")
+            .await
+            .unwrap()
+            .resource_version(),
+        copy.resource_version()
+    );
     // What is printed, as it stands; and of two that want the same, the one that is meant.
     let (_, command) = named.trim_end().split_once(": ").unwrap();
-    let done = Run::on(&bed).aws(&aws).shell(&bed).ends(0, &["-c", command]).await;
+    let done = Run::on(&bed)
+        .aws(&aws)
+        .shell(&bed)
+        .ends(0, &["-c", command])
+        .await;
     assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
-    let done = run.ends(0, &["adopt", "-n", here, "--yes", "cmsync/other"]).await;
+    let done = run
+        .ends(0, &["adopt", "-n", here, "--yes", "cmsync/other"])
+        .await;
     assert!(
-        done.ends_with(&format!("handed over to configmapsync/other in {here}: configmap {there}/both\n")),
+        done.ends_with(&format!(
+            "handed over to configmapsync/other in {here}: configmap {there}/both\n"
+        )),
         "{done}"
     );
-    let said = run.ends(1, &["adopt", "-n", here, "--yes", "cmsync/none"]).await;
-    assert!(said.contains(&format!("there is no configmapsync/none in namespace {here}")), "{said}");
+    let said = run
+        .ends(1, &["adopt", "-n", here, "--yes", "cmsync/none"])
+        .await;
+    assert!(
+        said.contains(&format!(
+            "there is no configmapsync/none in namespace {here}"
+        )),
+        "{said}"
+    );
     let again = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
     let (cluster, rest) = again.split_once("\n\n").unwrap();
     assert!(cluster.starts_with("Cluster: context "), "{again}");
-    assert!(rest.starts_with("There is nothing to hand over.\n\nLeft alone:\n"), "{again}");
+    assert!(
+        rest.starts_with("There is nothing to hand over.\n\nLeft alone:\n"),
+        "{again}"
+    );
 
     let flag = format!("--watch-namespace={here},{there}");
     let _operator = Operator::start(&bed, Settings::default().aws(&aws).flag(&flag)).await;
     let synced = |sync: &ConfigMapSync| reads(&json!(sync.status), "Synced");
     bed.until("settings", "is synced", synced).await;
     let taken = far.api::<ConfigMap>().get("settings").await.unwrap();
-    assert_eq!((taken.uid(), taken.data.as_ref().unwrap()["a"].as_str()), (copy.uid(), "1"));
-    bed.until("app", "has its Pod", |app: &MyApp| app.status.as_ref().is_some_and(|status| status.pod_name.is_some()))
-        .await;
+    assert_eq!(
+        (taken.uid(), taken.data.as_ref().unwrap()["a"].as_str()),
+        (copy.uid(), "1")
+    );
+    bed.until("app", "has its Pod", |app: &MyApp| {
+        app.status
+            .as_ref()
+            .is_some_and(|status| status.pod_name.is_some())
+    })
+    .await;
     let taken: Pod = bed.api().get("app-pod").await.unwrap();
     assert_eq!(taken.uid(), pod.uid());
-    assert_eq!(taken.meta().owner_references.as_ref().unwrap()[0].uid, app.uid().unwrap());
-    let made = |pod: &Pod| pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("nginx:latest");
+    assert_eq!(
+        taken.meta().owner_references.as_ref().unwrap()[0].uid,
+        app.uid().unwrap()
+    );
+    let made = |pod: &Pod| {
+        pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("nginx:latest")
+    };
     let anew: Pod = bed.until("old-pod", "is made anew", made).await;
     assert_ne!(anew.uid(), old.uid());
-    assert_eq!(far.api::<ConfigMap>().get("both").await.unwrap().uid(), both.uid());
-    bed.until("kopf", "is ready", |it: &MyIngress| reads(&json!(it.status), "Ready")).await;
-    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict"), ("stamped", "Conflict"), ("one", "Conflict")]
-    {
-        bed.until(name, reason, |sync: &ConfigMapSync| reads(&json!(sync.status), reason)).await;
+    assert_eq!(
+        far.api::<ConfigMap>().get("both").await.unwrap().uid(),
+        both.uid()
+    );
+    bed.until("kopf", "is ready", |it: &MyIngress| {
+        reads(&json!(it.status), "Ready")
+    })
+    .await;
+    for (name, reason) in [
+        ("theirs", "Conflict"),
+        ("chart", "Conflict"),
+        ("stamped", "Conflict"),
+        ("one", "Conflict"),
+    ] {
+        bed.until(name, reason, |sync: &ConfigMapSync| {
+            reads(&json!(sync.status), reason)
+        })
+        .await;
     }
 }
 
@@ -142,13 +252,20 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
     let flag = format!("--watch-namespace={here},{there}");
     let _operator = Operator::start(&bed, Settings::default().flag(&flag)).await;
     for place in [&bed, &far] {
-        place.create::<ConfigMap>("copy", json!({ "data": {} })).await;
+        place
+            .create::<ConfigMap>("copy", json!({ "data": {} }))
+            .await;
     }
-    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
+        .await;
     let spec = json!({ "sourceNamespace": here, "destinationNamespaces": [here, there], "configMapName": "settings",
         "destinationName": "copy" });
-    bed.create::<ConfigMapSync>("s", json!({ "spec": spec })).await;
-    bed.until("s", "conflicts", |sync: &ConfigMapSync| reads(&json!(sync.status), "Conflict")).await;
+    bed.create::<ConfigMapSync>("s", json!({ "spec": spec }))
+        .await;
+    bed.until("s", "conflicts", |sync: &ConfigMapSync| {
+        reads(&json!(sync.status), "Conflict")
+    })
+    .await;
     bed.kubectl(&["create", "serviceaccount", "few"]).await;
     let rules = [
         "create",
@@ -158,15 +275,45 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
         "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua",
     ];
     bed.kubectl(&rules).await;
-    bed.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={here}:few")]).await;
-    let few = bed.plane.kubeconfig_for_service_account(here, "few").await.unwrap();
+    bed.kubectl(&[
+        "create",
+        "rolebinding",
+        "few",
+        "--role=few",
+        &format!("--serviceaccount={here}:few"),
+    ])
+    .await;
+    let few = bed
+        .plane
+        .kubeconfig_for_service_account(here, "few")
+        .await
+        .unwrap();
     let run = Run::on(&bed).kubeconfig(few);
-    let said = run.ends(1, &["adopt", "-n", here, "--yes", "cmsync/s"]).await;
-    assert!(said.contains(&format!("handed over to configmapsync/s in {here}: configmap {here}/copy\n")), "{said}");
-    assert!(said.contains("could not be looked at: configmaps \"copy\" is forbidden"), "{said}");
+    let said = run
+        .ends(1, &["adopt", "-n", here, "--yes", "cmsync/s"])
+        .await;
+    assert!(
+        said.contains(&format!(
+            "handed over to configmapsync/s in {here}: configmap {here}/copy\n"
+        )),
+        "{said}"
+    );
+    assert!(
+        said.contains("could not be looked at: configmaps \"copy\" is forbidden"),
+        "{said}"
+    );
     let maps: Api<ConfigMap> = bed.api();
-    bed.until("copy", "is taken over", |map: &ConfigMap| map.data.as_ref().is_some_and(|data| !data.is_empty())).await;
-    assert!(maps.get("copy").await.unwrap().labels().contains_key("quartermaster.dev/owner-uid"));
+    bed.until("copy", "is taken over", |map: &ConfigMap| {
+        map.data.as_ref().is_some_and(|data| !data.is_empty())
+    })
+    .await;
+    assert!(
+        maps.get("copy")
+            .await
+            .unwrap()
+            .labels()
+            .contains_key("quartermaster.dev/owner-uid")
+    );
 }
 
 /// Nobody knows then whether the copy would be overwritten.
@@ -175,26 +322,48 @@ async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
     let bed = Bed::shared("adopt-blind").await;
     let far = Bed::on(bed.plane.clone(), "adopt-blind-far").await;
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
-    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
-    let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "mine" } })).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
+        .await;
+    let copy = far
+        .create::<ConfigMap>("settings", json!({ "data": { "a": "mine" } }))
+        .await;
     let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": "settings" });
-    far.create::<ConfigMapSync>("s", json!({ "spec": spec })).await;
+    far.create::<ConfigMapSync>("s", json!({ "spec": spec }))
+        .await;
     // Who may write the copy, and not read what it is made from.
     far.kubectl(&["create", "serviceaccount", "few"]).await;
-    let resources =
-        "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
-    far.kubectl(&["create", "role", "few", "--verb=get,list,patch", resources]).await;
-    far.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={there}:few")]).await;
-    let few = bed.plane.kubeconfig_for_service_account(there, "few").await.unwrap();
+    let resources = "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
+    far.kubectl(&["create", "role", "few", "--verb=get,list,patch", resources])
+        .await;
+    far.kubectl(&[
+        "create",
+        "rolebinding",
+        "few",
+        "--role=few",
+        &format!("--serviceaccount={there}:few"),
+    ])
+    .await;
+    let few = bed
+        .plane
+        .kubeconfig_for_service_account(there, "few")
+        .await
+        .unwrap();
     let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&few).unwrap()).unwrap();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("kubeconfig");
     proxy.write_kubeconfig(&few, &file).unwrap();
     let run = Run::on(&bed).kubeconfig(file);
 
-    let source = Match::verb(Verb::Get).resource("configmaps").namespace(here);
+    let source = Match::verb(Verb::Get)
+        .resource("configmaps")
+        .namespace(here);
     for (fault, words) in [
-        (None, format!("configmaps \"settings\" is forbidden: User \"system:serviceaccount:{there}:few\"")),
+        (
+            None,
+            format!(
+                "configmaps \"settings\" is forbidden: User \"system:serviceaccount:{there}:few\""
+            ),
+        ),
         (
             Some(Fault::status(StatusCode::SERVICE_UNAVAILABLE)),
             "its source could not be read, and may replace it: ".into(),
@@ -202,17 +371,30 @@ async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
     ] {
         let order = fault.map(|fault| proxy.inject(source.clone(), Times::Always, fault));
         let said = run.ends(1, &["adopt", "-n", there, "--yes"]).await;
-        let line = said.lines().find(|line| line.contains(&format!("configmap {there}/settings"))).unwrap();
-        assert!(line.contains(&words) && line.ends_with("; only if it is named"), "{said}");
-        assert!(!said.contains("handed over to") && said.contains("adopt --yes configmapsync/s -n"), "{said}");
+        let line = said
+            .lines()
+            .find(|line| line.contains(&format!("configmap {there}/settings")))
+            .unwrap();
+        assert!(
+            line.contains(&words) && line.ends_with("; only if it is named"),
+            "{said}"
+        );
+        assert!(
+            !said.contains("handed over to") && said.contains("adopt --yes configmapsync/s -n"),
+            "{said}"
+        );
         let live = far.api::<ConfigMap>().get("settings").await.unwrap();
         assert_eq!(live.resource_version(), copy.resource_version(), "{said}");
         assert!(order.is_none_or(|order| order.hits() == 1), "{said}");
     }
     // Who names it has said so.
-    let said = run.ends(1, &["adopt", "-n", there, "--yes", "cmsync/s"]).await;
+    let said = run
+        .ends(1, &["adopt", "-n", there, "--yes", "cmsync/s"])
+        .await;
     assert!(
-        said.contains(&format!("handed over to configmapsync/s in {there}: configmap {there}/settings\n")),
+        said.contains(&format!(
+            "handed over to configmapsync/s in {there}: configmap {there}/settings\n"
+        )),
         "{said}"
     );
 }

@@ -16,13 +16,27 @@ use crate::support::{Bed, SOON};
 
 #[tokio::test]
 async fn it_ends_neither_what_is_watched_nor_a_purge() {
-    let options = testbed::Options { controller_manager: true, ..testbed::Options::apiserver_only() };
+    let options = testbed::Options {
+        controller_manager: true,
+        ..testbed::Options::apiserver_only()
+    };
     let bed = Bed::own_with(options, "blip").await;
     // The proxy is for who has a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={}:boss", bed.namespace);
-    bed.kubectl(&["create", "clusterrolebinding", "boss", "--clusterrole=cluster-admin", &account]).await;
-    let direct = bed.plane.kubeconfig_for_service_account(&bed.namespace, "boss").await.unwrap();
+    bed.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "boss",
+        "--clusterrole=cluster-admin",
+        &account,
+    ])
+    .await;
+    let direct = bed
+        .plane
+        .kubeconfig_for_service_account(&bed.namespace, "boss")
+        .await
+        .unwrap();
     let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("kubeconfig");
@@ -33,43 +47,85 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     bed.webhook("first", "http://127.0.0.1:1").await;
     let mut watch = run.start(&["status", "--watch", "--interval=50ms"]);
     watch.says("contactpoint/first").await;
-    proxy.inject(Match::verb(Verb::List).resource("trackedfields"), Times::First(2), away());
+    proxy.inject(
+        Match::verb(Verb::List).resource("trackedfields"),
+        Times::First(2),
+        away(),
+    );
     watch.says("the cluster does not answer, which is tried again: the trackedfields could not be listed").await;
     bed.webhook("second", "http://127.0.0.1:1").await;
     watch.says("contactpoint/second").await;
     drop(watch);
 
     // One that is busy is tried again, and not for longer than was said, whatever it asks for itself.
-    let busy = || Fault::Answer(Refusal { code: StatusCode::SERVICE_UNAVAILABLE, retry_after: Some(3600) });
+    let busy = || {
+        Fault::Answer(Refusal {
+            code: StatusCode::SERVICE_UNAVAILABLE,
+            retry_after: Some(3600),
+        })
+    };
     let lists = || Match::verb(Verb::List).resource("trackedfields");
     let bound = ["uninstall", "--yes", "--timeout=5s"];
-    for (fault, words) in [(busy(), "the cluster does not answer, which is tried again: "), (Fault::Hang, "")] {
+    for (fault, words) in [
+        (
+            busy(),
+            "the cluster does not answer, which is tried again: ",
+        ),
+        (Fault::Hang, ""),
+    ] {
         let began = Instant::now();
         let order = proxy.inject(lists(), Times::Always, fault);
         let said = run.ends(1, &bound).await;
-        assert!(said.contains(words) && said.contains("the cluster did not answer within 5s"), "{said}");
-        assert!(began.elapsed() < SOON && order.hits() > 0, "{:?}: {said}", began.elapsed());
+        assert!(
+            said.contains(words) && said.contains("the cluster did not answer within 5s"),
+            "{said}"
+        );
+        assert!(
+            began.elapsed() < SOON && order.hits() > 0,
+            "{:?}: {said}",
+            began.elapsed()
+        );
         order.take_back();
     }
     let began = Instant::now();
     let order = proxy.inject(lists(), Times::First(1), busy());
     let said = run.ends(1, &["status"]).await;
-    assert!(said.contains("the trackedfields could not be listed") && began.elapsed() < SOON, "{said}");
+    assert!(
+        said.contains("the trackedfields could not be listed") && began.elapsed() < SOON,
+        "{said}"
+    );
     assert_eq!(order.hits(), 1);
     // Nor is it slept through: a round that took long is followed by a rest that is twice as long.
     let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
-    bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"])).await;
-    let slow = proxy.inject(lists(), Times::Nth(2), Fault::Delay(Duration::from_secs(12)));
+    bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"]))
+        .await;
+    let slow = proxy.inject(
+        lists(),
+        Times::Nth(2),
+        Fault::Delay(Duration::from_secs(12)),
+    );
     let began = Instant::now();
     let said = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
-    assert!(said.contains("1 object is left") && began.elapsed() < Duration::from_secs(34), "{said}");
+    assert!(
+        said.contains("1 object is left") && began.elapsed() < Duration::from_secs(34),
+        "{said}"
+    );
     assert_eq!(slow.hits(), 1);
     // Whoever has it stop before it has asked has not said yes.
     let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
     let asked = run.start(&["uninstall"]);
-    until("it looks", SOON, async || Ok((hangs.hits() > 0).then_some(()))).await.unwrap();
+    until("it looks", SOON, async || {
+        Ok((hangs.hits() > 0).then_some(()))
+    })
+    .await
+    .unwrap();
     asked.signal("INT").await;
-    assert!(asked.ends(2).await.ends_with("Interrupted: nothing was deleted.\n"));
+    assert!(
+        asked
+            .ends(2)
+            .await
+            .ends_with("Interrupted: nothing was deleted.\n")
+    );
     hangs.take_back();
     bed.patch::<ContactPoint>("first", theirs(&[])).await;
     let order = proxy.inject(lists(), Times::First(2), busy());
@@ -77,11 +133,25 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     // Each is read once before it begins.
     let kinds = u64::try_from(registry::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
-    let read = proxy.inject(Match::verb(Verb::Get).resource(crds), Times::Nth(kinds + 1), away());
-    let delete = proxy.inject(Match::verb(Verb::Delete).resource(crds), Times::First(1), away());
+    let read = proxy.inject(
+        Match::verb(Verb::Get).resource(crds),
+        Times::Nth(kinds + 1),
+        away(),
+    );
+    let delete = proxy.inject(
+        Match::verb(Verb::Delete).resource(crds),
+        Times::First(1),
+        away(),
+    );
     let said = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
-    assert!(said.contains("the cluster does not answer, which is tried again: "), "{said}");
-    assert!(said.contains("\nCluster: context ") && said.contains(&proxy.url()), "{said}");
+    assert!(
+        said.contains("the cluster does not answer, which is tried again: "),
+        "{said}"
+    );
+    assert!(
+        said.contains("\nCluster: context ") && said.contains(&proxy.url()),
+        "{said}"
+    );
     assert!(said.ends_with("All is gone.\n"), "{said}");
     assert_eq!((order.hits(), read.hits(), delete.hits()), (2, 1, 1));
     assert_eq!(bed.kubectl(&["get", "crds", "-o", "name"]).await, "");

@@ -18,7 +18,11 @@ const DEPLOYMENT: &str = "quartermaster-controller-manager";
 
 #[tokio::test]
 async fn the_one_command_after_the_folder_was_deleted() {
-    let plane = Plane::Own(Arc::new(ControlPlane::start(testbed::Options::default()).await.unwrap()));
+    let plane = Plane::Own(Arc::new(
+        ControlPlane::start(testbed::Options::default())
+            .await
+            .unwrap(),
+    ));
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/");
     let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
     kubectl(&["apply", "-f", folder]).await.unwrap();
@@ -26,12 +30,26 @@ async fn the_one_command_after_the_folder_was_deleted() {
     for kind in registry::KINDS {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         let served = async || Ok(Some(api.list(&Default::default()).await?));
-        until(format!("{} are served", kind.crd_name()), SOON, served).await.unwrap();
+        until(format!("{} are served", kind.crd_name()), SOON, served)
+            .await
+            .unwrap();
     }
     let scene = Scene::on(plane.clone(), "deployed").await;
     let deployment = format!("deployment/{DEPLOYMENT}");
-    let mut set = vec!["-n", SYSTEM, "set", "env", &deployment, "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK=true"];
-    let outside: Vec<_> = scene.aws.env().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut set = vec![
+        "-n",
+        SYSTEM,
+        "set",
+        "env",
+        &deployment,
+        "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK=true",
+    ];
+    let outside: Vec<_> = scene
+        .aws
+        .env()
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     set.extend(outside.iter().map(String::as_str));
     kubectl(&set).await.unwrap();
     let mut operators = Operator::installed(&plane, SYSTEM, DEPLOYMENT).await;
@@ -53,7 +71,10 @@ async fn the_one_command_after_the_folder_was_deleted() {
         // What a kubelet does.
         until("its Pods go", SOON, async || {
             let all = pods.list(&Default::default()).await?;
-            Ok(all.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()).then_some(()))
+            Ok(all
+                .iter()
+                .all(|pod| pod.metadata.deletion_timestamp.is_some())
+                .then_some(()))
         })
         .await
         .unwrap();
@@ -61,31 +82,80 @@ async fn the_one_command_after_the_folder_was_deleted() {
     };
     let (said, ()) = tokio::join!(said, ended);
     // In which words depends on what it was about to ask.
-    assert!(["timed out waiting for the condition", "context deadline"].iter().any(|it| said.contains(it)), "{said}");
-    until("two are left, and the namespace is gone", SOON * 4, async || {
-        let mut left = scene.left().await;
-        left.sort();
-        let there = kubectl(&["get", "namespace", SYSTEM, "--ignore-not-found"]).await?;
-        Ok((left == ["configmapsyncs/sync", "myingresses/web"] && there.is_empty()).then_some(()))
-    })
+    assert!(
+        ["timed out waiting for the condition", "context deadline"]
+            .iter()
+            .any(|it| said.contains(it)),
+        "{said}"
+    );
+    until(
+        "two are left, and the namespace is gone",
+        SOON * 4,
+        async || {
+            let mut left = scene.left().await;
+            left.sort();
+            let there = kubectl(&["get", "namespace", SYSTEM, "--ignore-not-found"]).await?;
+            Ok(
+                (left == ["configmapsyncs/sync", "myingresses/web"] && there.is_empty())
+                    .then_some(()),
+            )
+        },
+    )
     .await
     .unwrap();
 
     // Somebody who does not know runs it plain, and is told the one command.
     let run = Run::on(&scene.bed);
-    let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s"]).await;
-    let (_, command) = said.split_once("take its finalizers away: ").unwrap_or_else(|| panic!("{said}"));
-    let command = command.split(" (the namespace").next().unwrap().replace("=NAMESPACE", &format!("={SYSTEM}"));
-    assert_eq!(command, "quartermaster uninstall --without-operator --operator-namespace=quartermaster-system");
-    let uid = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap().uid().unwrap();
-    let arn = scene.bed.api::<MyIngress>().get("web").await.unwrap().status.unwrap().alb.unwrap().arn.unwrap();
+    let said = run
+        .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
+        .await;
+    let (_, command) = said
+        .split_once("take its finalizers away: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    let command = command
+        .split(" (the namespace")
+        .next()
+        .unwrap()
+        .replace("=NAMESPACE", &format!("={SYSTEM}"));
+    assert_eq!(
+        command,
+        "quartermaster uninstall --without-operator --operator-namespace=quartermaster-system"
+    );
+    let uid = scene
+        .bed
+        .api::<ConfigMapSync>()
+        .get("sync")
+        .await
+        .unwrap()
+        .uid()
+        .unwrap();
+    let arn = scene
+        .bed
+        .api::<MyIngress>()
+        .get("web")
+        .await
+        .unwrap()
+        .status
+        .unwrap()
+        .alb
+        .unwrap()
+        .arn
+        .unwrap();
     let shell = Run::on(&scene.bed).shell(&scene.bed);
     let said = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
-    for named in [format!("quartermaster.dev/owner-uid={uid}"), format!("--load-balancer-arn {arn}")] {
+    for named in [
+        format!("quartermaster.dev/owner-uid={uid}"),
+        format!("--load-balancer-arn {arn}"),
+    ] {
         assert!(said.contains(&named), "{said}");
     }
     assert_eq!(kubectl(&["get", "crds", "-o", "name"]).await.unwrap(), "");
     assert_eq!(scene.left().await, [""; 0]);
     let everything = "clusterroles,clusterrolebindings,validatingadmissionpolicies,namespaces";
-    assert!(!kubectl(&["get", everything, "-o", "name"]).await.unwrap().contains("quartermaster"));
+    assert!(
+        !kubectl(&["get", everything, "-o", "name"])
+            .await
+            .unwrap()
+            .contains("quartermaster")
+    );
 }

@@ -9,7 +9,9 @@ const PAGE: &str = include_str!("../../../docs/commands.md");
 
 /// The part of the page under a heading.
 fn section(name: &str) -> &'static str {
-    let (_, rest) = PAGE.split_once(&format!("\n## {name}\n")).unwrap_or_else(|| panic!("no section {name}"));
+    let (_, rest) = PAGE
+        .split_once(&format!("\n## {name}\n"))
+        .unwrap_or_else(|| panic!("no section {name}"));
     rest.split("\n## ").next().unwrap()
 }
 
@@ -20,15 +22,33 @@ fn every_flag_of_a_command_has_its_row() {
     for name in ["status", "history", "adopt", "uninstall"] {
         let section = format!("{}{}", section(name), section("Every command"));
         let command = program.find_subcommand(name).unwrap();
-        assert!(command.get_after_help().unwrap().to_string().contains("Examples:"), "{name}");
+        assert!(
+            command
+                .get_after_help()
+                .unwrap()
+                .to_string()
+                .contains("Examples:"),
+            "{name}"
+        );
         let mut flags = BTreeSet::new();
         for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
-            let Some(long) = flag.get_long().filter(|long| *long != "help") else { continue };
-            let row = section.lines().find(|line| line.starts_with("| ") && line.contains(&format!("`--{long}`")));
+            let Some(long) = flag.get_long().filter(|long| *long != "help") else {
+                continue;
+            };
+            let row = section
+                .lines()
+                .find(|line| line.starts_with("| ") && line.contains(&format!("`--{long}`")));
             let row = row.unwrap_or_else(|| panic!("{name} --{long} has no row"));
-            for default in flag.get_default_values().iter().map(|value| value.to_string_lossy()) {
+            for default in flag
+                .get_default_values()
+                .iter()
+                .map(|value| value.to_string_lossy())
+            {
                 let boolean = ["true", "false"].contains(&&*default);
-                assert!(boolean || row.contains(&format!("`{default}`")), "{name} --{long}: {default}");
+                assert!(
+                    boolean || row.contains(&format!("`{default}`")),
+                    "{name} --{long}: {default}"
+                );
             }
             flags.insert(format!("--{long}"));
         }
@@ -46,7 +66,9 @@ fn every_flag_of_a_command_has_its_row() {
 #[test]
 fn every_command_that_is_shown_is_one() {
     let mut shown = 0;
-    let lines = PAGE.lines().filter_map(|line| line.strip_prefix("$ quartermaster "));
+    let lines = PAGE
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ quartermaster "));
     for line in lines {
         let arguments = line.split(" | ").next().unwrap().split(' ');
         let said = Cli::try_parse_from(["quartermaster"].into_iter().chain(arguments));

@@ -10,64 +10,109 @@ use crate::support::Bed;
 
 /// The name of the CRD that this controller acts on.
 fn named(controller: &str) -> String {
-    registry::KINDS.iter().find(|kind| kind.controller == controller).unwrap().crd_name()
+    registry::KINDS
+        .iter()
+        .find(|kind| kind.controller == controller)
+        .unwrap()
+        .crd_name()
 }
 
 #[tokio::test]
 async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
-    let options = testbed::Options { controller_manager: true, ..testbed::Options::apiserver_only() };
+    let options = testbed::Options {
+        controller_manager: true,
+        ..testbed::Options::apiserver_only()
+    };
     let bed = Bed::own_with(options, "foreign").await;
     let run = Run::on(&bed);
     // Document 002's program installs one without a mark; another version of this one has another.
     let (theirs, older) = (named("appservice"), named("myapp"));
     let (theirs, older) = (theirs.as_str(), older.as_str());
     let mark = "quartermaster.dev/schema";
-    bed.kubectl(&["annotate", "crd", theirs, &format!("{mark}-")]).await;
-    bed.kubectl(&["annotate", "crd", older, &format!("{mark}=0-abc"), "--overwrite"]).await;
+    bed.kubectl(&["annotate", "crd", theirs, &format!("{mark}-")])
+        .await;
+    bed.kubectl(&[
+        "annotate",
+        "crd",
+        older,
+        &format!("{mark}=0-abc"),
+        "--overwrite",
+    ])
+    .await;
     let spec = json!({ "size": 1, "image": "nginx:1", "ports": [{ "port": 80 }] });
-    bed.create::<AppService>("app", json!({ "spec": spec })).await;
+    bed.create::<AppService>("app", json!({ "spec": spec }))
+        .await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
 
     let text = run.ends(0, &["status"]).await;
+    assert!(text.contains(&format!(
+        "\nNot served: {theirs} is not this program's: install its CRDs (quartermaster crds"
+    )));
     assert!(
-        text.contains(&format!("\nNot served: {theirs} is not this program's: install its CRDs (quartermaster crds"))
+        text.contains(&format!("\nNot served: {older} has schema 0-abc, not ")),
+        "{text}"
     );
-    assert!(text.contains(&format!("\nNot served: {older} has schema 0-abc, not ")), "{text}");
-    let report: Value = serde_json::from_str(&run.ends(0, &["status", "-o", "json"]).await).unwrap();
-    let names: Vec<_> = report["notServed"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let report: Value =
+        serde_json::from_str(&run.ends(0, &["status", "-o", "json"]).await).unwrap();
+    let names: Vec<_> = report["notServed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, [older, theirs], "{report}");
-    assert_eq!((&report["summary"]["unseen"], &report["summary"]["notReady"]), (&json!(2), &json!(0)));
+    assert_eq!(
+        (&report["summary"]["unseen"], &report["summary"]["notReady"]),
+        (&json!(2), &json!(0))
+    );
     // An operator that runs may be of that version.
     let now = jiff::Timestamp::now();
     let spec = json!({ "holderIdentity": "me", "leaseDurationSeconds": 60, "renewTime": format!("{now:.6}") });
     bed.create::<Lease>("newer", json!({ "spec": spec })).await;
-    let runs = ["status", "--leader-election-id=newer", "--operator-namespace", &bed.namespace];
+    let runs = [
+        "status",
+        "--leader-election-id=newer",
+        "--operator-namespace",
+        &bed.namespace,
+    ];
     let text = run.ends(0, &runs).await;
-    assert!(text.contains("The operator runs: me leads\n") && !text.contains("quartermaster crds"), "{text}");
     assert!(
-        text.contains(&format!("\nServed only by an operator of its version: {older} has schema 0-abc, not ")),
+        text.contains("The operator runs: me leads\n") && !text.contains("quartermaster crds"),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!(
+            "\nServed only by an operator of its version: {older} has schema 0-abc, not "
+        )),
         "{text}"
     );
 
     // One that our operator has looked after is not.
     let synced = named("configmapsync");
     let finalizers = json!({ "finalizers": ["quartermaster.dev/copies"] });
-    let spec =
-        json!({ "sourceNamespace": "default", "destinationNamespace": bed.namespace, "configMapName": "settings" });
-    bed.create::<ConfigMapSync>("sync", json!({ "metadata": finalizers, "spec": spec })).await;
-    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}-")]).await;
+    let spec = json!({ "sourceNamespace": "default", "destinationNamespace": bed.namespace, "configMapName": "settings" });
+    bed.create::<ConfigMapSync>("sync", json!({ "metadata": finalizers, "spec": spec }))
+        .await;
+    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}-")])
+        .await;
     let said = run.ends(1, &["uninstall", "--purge", "--yes"]).await;
     assert!(
-        said.contains(&format!("CRD {synced} is not this program's")) && said.contains("Nothing was deleted."),
+        said.contains(&format!("CRD {synced} is not this program's"))
+            && said.contains("Nothing was deleted."),
         "{said}"
     );
     assert!(said.contains("--force-conflicts -f -"), "{said}");
-    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } })).await;
-    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")]).await;
+    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } }))
+        .await;
+    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")])
+        .await;
 
     let alone = format!("Left alone, with its objects: CRD {theirs}, which is not this program's");
     let said = run.ends(2, &["uninstall", "--purge"]).await;
-    assert!(said.contains(&alone) && !said.contains("AppService"), "{said}");
+    assert!(
+        said.contains(&alone) && !said.contains("AppService"),
+        "{said}"
+    );
     let said = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
     assert!(said.ends_with("All is gone.\n"), "{said}");
     assert_eq!(
@@ -81,8 +126,18 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
     assert!(said.contains(&alone), "{said}");
 
     // Nor is anything recommended that cannot work where a CRD is missing.
-    let said = run.ends(1, &["history", "tf/any", "-n", &bed.namespace]).await;
-    assert!(said.contains("the CRD of TrackedFields is not installed (quartermaster crds | kubectl apply"), "{said}");
+    let said = run
+        .ends(1, &["history", "tf/any", "-n", &bed.namespace])
+        .await;
+    assert!(
+        said.contains(
+            "the CRD of TrackedFields is not installed (quartermaster crds | kubectl apply"
+        ),
+        "{said}"
+    );
     let text = run.ends(0, &["status", "-n", "default"]).await;
-    assert!(text.starts_with("There is nothing of Quartermaster in namespace default yet\n"), "{text}");
+    assert!(
+        text.starts_with("There is nothing of Quartermaster in namespace default yet\n"),
+        "{text}"
+    );
 }

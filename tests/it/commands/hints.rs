@@ -31,32 +31,73 @@ async fn what_is_pasted_is_for_the_same_cluster() {
     let shell = Run::on(&bed).shell(&bed).kubeconfig("/nowhere".into());
     let there = ["--kubeconfig", file, "--context", "the staging"];
 
-    far.create::<ConfigMap>("settings", json!({ "data": {} })).await;
+    far.create::<ConfigMap>("settings", json!({ "data": {} }))
+        .await;
     let spec = json!({ "sourceNamespace": here, "destinationNamespace": far.namespace, "configMapName": "settings" });
-    bed.create::<ConfigMapSync>("settings", json!({ "spec": spec })).await;
-    let said = run.ends(0, &[&["adopt", "-n", here], &there[..]].concat()).await;
-    assert!(said.starts_with("Cluster: context the staging, https://127.0.0.1:"), "{said}");
-    let (_, command) = said.trim_end().split_once("to do so: ").unwrap_or_else(|| panic!("{said}"));
+    bed.create::<ConfigMapSync>("settings", json!({ "spec": spec }))
+        .await;
+    let said = run
+        .ends(0, &[&["adopt", "-n", here], &there[..]].concat())
+        .await;
+    assert!(
+        said.starts_with("Cluster: context the staging, https://127.0.0.1:"),
+        "{said}"
+    );
+    let (_, command) = said
+        .trim_end()
+        .split_once("to do so: ")
+        .unwrap_or_else(|| panic!("{said}"));
     shell.ends(0, &["-c", command]).await;
     let copy: ConfigMap = far.api().get("settings").await.unwrap();
-    assert_eq!(copy.annotations()["quartermaster.dev/adopt-by"], format!("{here}/settings"));
+    assert_eq!(
+        copy.annotations()["quartermaster.dev/adopt-by"],
+        format!("{here}/settings")
+    );
 
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    let both = json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
+    let both =
+        json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     bed.patch::<ConfigMapSync>("settings", both).await;
-    let way = ["--timeout=20s", "--stalled-after=1s", "--leader-election-id=nobody"];
-    let said = run.ends(1, &[&["uninstall", "-n", here, "--yes"], &way[..], &there[..]].concat()).await;
-    let (_, command) = said.split_once("that program is gone: ").unwrap_or_else(|| panic!("{said}"));
-    shell.ends(0, &["-c", command.lines().next().unwrap()]).await;
+    let way = [
+        "--timeout=20s",
+        "--stalled-after=1s",
+        "--leader-election-id=nobody",
+    ];
+    let said = run
+        .ends(
+            1,
+            &[&["uninstall", "-n", here, "--yes"], &way[..], &there[..]].concat(),
+        )
+        .await;
+    let (_, command) = said
+        .split_once("that program is gone: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    shell
+        .ends(0, &["-c", command.lines().next().unwrap()])
+        .await;
     let sync: ConfigMapSync = bed.api().get("settings").await.unwrap();
     assert_eq!(sync.finalizers(), ["quartermaster.dev/copies"]);
-    assert!(bed.api::<ContactPoint>().get_opt("hook").await.unwrap().is_none());
+    assert!(
+        bed.api::<ContactPoint>()
+            .get_opt("hook")
+            .await
+            .unwrap()
+            .is_none()
+    );
 
     // It has none of ours that anybody could take away, once it is said where it ran.
-    let (_, command) = said.split_once("take its finalizers away: ").unwrap_or_else(|| panic!("{said}"));
-    let command = command.split(" (the namespace").next().unwrap().replace("=NAMESPACE", "=quartermaster-system");
+    let (_, command) = said
+        .split_once("take its finalizers away: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    let command = command
+        .split(" (the namespace")
+        .next()
+        .unwrap()
+        .replace("=NAMESPACE", "=quartermaster-system");
     let said = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
-    let (_, copies) = said.split_once(": kubectl ").unwrap_or_else(|| panic!("{said}"));
+    let (_, copies) = said
+        .split_once(": kubectl ")
+        .unwrap_or_else(|| panic!("{said}"));
     let copies = copies.lines().next().unwrap();
     shell.ends(0, &["-c", &format!("kubectl {copies}")]).await;
 }

@@ -16,30 +16,62 @@ async fn a_timeline_is_drawn() {
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     bed.deployment("web", 2).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("replicas", &[("Created", Some("2"))]).await;
     bed.scale("web", 4).await;
-    bed.delivered("replicas", &[("Created", Some("2")), ("Updated", Some("4"))]).await;
+    bed.delivered(
+        "replicas",
+        &[("Created", Some("2")), ("Updated", Some("4"))],
+    )
+    .await;
 
     let text = run.ends(0, &["history", "tf/replicas", "-n", here]).await;
-    assert!(text.starts_with(&format!("replicas of Deployment {here}/web, told to contact point hook\n")), "{text}");
-    let line = |action: &str| text.lines().find(|line| line.contains(action)).unwrap().to_owned();
+    assert!(
+        text.starts_with(&format!(
+            "replicas of Deployment {here}/web, told to contact point hook\n"
+        )),
+        "{text}"
+    );
+    let line = |action: &str| {
+        text.lines()
+            .find(|line| line.contains(action))
+            .unwrap()
+            .to_owned()
+    };
     let bar = |line: &str| line.chars().filter(|c| *c == '▇').count();
-    assert_eq!((bar(&line("Created")), bar(&line("Updated"))), (12, 24), "{text}");
-    assert!(line("Updated").ends_with("Delivered") && text.ends_with("\n2 changes in 2 entries\n"), "{text}");
+    assert_eq!(
+        (bar(&line("Created")), bar(&line("Updated"))),
+        (12, 24),
+        "{text}"
+    );
+    assert!(
+        line("Updated").ends_with("Delivered") && text.ends_with("\n2 changes in 2 entries\n"),
+        "{text}"
+    );
 
-    let json: Value =
-        serde_json::from_str(&run.ends(0, &["history", "replicas", "-n", here, "-o", "json"]).await).unwrap();
-    assert_eq!((&json["history"][1]["value"], &json["target"]["name"]), (&"4".into(), &"web".into()));
+    let json: Value = serde_json::from_str(
+        &run.ends(0, &["history", "replicas", "-n", here, "-o", "json"])
+            .await,
+    )
+    .unwrap();
+    assert_eq!(
+        (&json["history"][1]["value"], &json["target"]["name"]),
+        (&"4".into(), &"web".into())
+    );
 
     let said = run.ends(1, &["history", "tf/replica", "-n", here]).await;
     assert!(
-        said.contains("there is no TrackedField replica in namespace") && said.contains("there is replicas"),
+        said.contains("there is no TrackedField replica in namespace")
+            && said.contains("there is replicas"),
         "{said}"
     );
-    let said = run.ends(1, &["history", "tf/replicas", "-n", "default"]).await;
+    let said = run
+        .ends(1, &["history", "tf/replicas", "-n", "default"])
+        .await;
     assert!(
-        said.contains("no TrackedField replicas in namespace default") && said.contains(&format!("-n {here}")),
+        said.contains("no TrackedField replicas in namespace default")
+            && said.contains(&format!("-n {here}")),
         "{said}"
     );
     let said = run.ends(2, &["history", "cp/hook", "-n", here]).await;

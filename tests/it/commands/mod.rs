@@ -86,19 +86,33 @@ impl Run {
 
     /// A shell that has this program and kubectl.
     fn shell(self, bed: &Bed) -> Self {
-        let folders = [bed.plane.binaries(), Path::new(&self.program).parent().unwrap()];
-        let path = format!("{}:{}:/usr/bin:/bin", folders[0].display(), folders[1].display());
+        let folders = [
+            bed.plane.binaries(),
+            Path::new(&self.program).parent().unwrap(),
+        ];
+        let path = format!(
+            "{}:{}:/usr/bin:/bin",
+            folders[0].display(),
+            folders[1].display()
+        );
         self.env("PATH", &path).program(Path::new("/bin/sh"))
     }
 
     fn command(&self, arguments: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(&self.program);
         command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
-        for name in FOREIGN.into_iter().chain(["POD_NAMESPACE", "AWS_REGION", "AWS_DEFAULT_REGION"]) {
+        for name in FOREIGN
+            .into_iter()
+            .chain(["POD_NAMESPACE", "AWS_REGION", "AWS_DEFAULT_REGION"])
+        {
             command.env_remove(name);
         }
         command.envs(self.env.iter().cloned());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         command
     }
 
@@ -106,9 +120,15 @@ impl Run {
     async fn run(&self, arguments: &[&str]) -> Came {
         let child = self.command(arguments).spawn().unwrap();
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
-        let output = ended.unwrap_or_else(|_| panic!("{arguments:?} does not end")).unwrap();
+        let output = ended
+            .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
+            .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Came { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+        Came {
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     /// Runs it to its end for somebody who reads nothing of what it prints.
@@ -116,14 +136,22 @@ impl Run {
         let mut child = self.command(arguments).spawn().unwrap();
         drop(child.stdout.take());
         let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
-        ended.unwrap_or_else(|_| panic!("{arguments:?} does not end")).unwrap().code().unwrap()
+        ended
+            .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
+            .unwrap()
+            .code()
+            .unwrap()
     }
 
     /// Starts it.
     fn start(&self, arguments: &[&str]) -> Started {
         let mut child = self.command(arguments).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Started { child, lines, text: String::new() }
+        Started {
+            child,
+            lines,
+            text: String::new(),
+        }
     }
 
     /// Runs it, and wants it to end so; what it printed.
@@ -171,7 +199,9 @@ impl Started {
             }
             self.child.wait().await.unwrap()
         };
-        let status = tokio::time::timeout(PATIENCE, rest).await.unwrap_or_else(|_| panic!("it does not end"));
+        let status = tokio::time::timeout(PATIENCE, rest)
+            .await
+            .unwrap_or_else(|_| panic!("it does not end"));
         assert_eq!(status.code(), Some(code), "{}", self.text);
         self.text
     }
@@ -179,7 +209,11 @@ impl Started {
     /// Sends it this signal.
     async fn signal(&self, name: &str) {
         let id = self.child.id().unwrap().to_string();
-        let sent = tokio::process::Command::new("kill").args(["-s", name, &id]).status().await.unwrap();
+        let sent = tokio::process::Command::new("kill")
+            .args(["-s", name, &id])
+            .status()
+            .await
+            .unwrap();
         assert!(sent.success());
     }
 }

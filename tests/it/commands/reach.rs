@@ -15,7 +15,10 @@ async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBu
         &["set-context", "there", "--cluster=there"],
         &["use-context", "there"],
     ] {
-        bed.plane.run_kubectl(&[&["config", "--kubeconfig", name], arguments].concat(), "").await.unwrap();
+        bed.plane
+            .run_kubectl(&[&["config", "--kubeconfig", name], arguments].concat(), "")
+            .await
+            .unwrap();
     }
     file
 }
@@ -25,23 +28,43 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
     let bed = Bed::shared("reach").await;
     let folder = Folder::new().unwrap();
     let shut = leads_to(&bed, &folder, "http://127.0.0.1:1").await;
-    for command in [&["status"][..], &["history", "tf/x", "-n", "a"], &["adopt"], &["uninstall", "--yes"]] {
-        let said = Run::on(&bed).kubeconfig(shut.clone()).ends(1, command).await;
+    for command in [
+        &["status"][..],
+        &["history", "tf/x", "-n", "a"],
+        &["adopt"],
+        &["uninstall", "--yes"],
+    ] {
+        let said = Run::on(&bed)
+            .kubeconfig(shut.clone())
+            .ends(1, command)
+            .await;
         let cause = "http://127.0.0.1:1 could not be asked: Connection refused (os error 111)\n";
-        assert!(said.starts_with("error: ") && said.ends_with(cause), "{command:?}: {said}");
+        assert!(
+            said.starts_with("error: ") && said.ends_with(cause),
+            "{command:?}: {said}"
+        );
     }
     // A server that knows nothing of all this is no cluster without our kinds.
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(http::StatusCode::NOT_FOUND));
     let other = leads_to(&bed, &folder, &receiver.url()).await;
     for command in [&["status"][..], &["uninstall", "--yes"]] {
-        let said = Run::on(&bed).kubeconfig(other.clone()).ends(1, command).await;
-        assert!(said.contains("this is no apiserver of Kubernetes"), "{command:?}: {said}");
+        let said = Run::on(&bed)
+            .kubeconfig(other.clone())
+            .ends(1, command)
+            .await;
+        assert!(
+            said.contains("this is no apiserver of Kubernetes"),
+            "{command:?}: {said}"
+        );
     }
     // A file that is missing is passed over, as kubectl does.
     let list = format!("/no/such/file:{}", bed.plane.admin_kubeconfig().display());
     let run = Run::on(&bed).kubeconfig(list.into());
-    for arguments in [&["status", "-n", &bed.namespace][..], &["status", "-n", &bed.namespace, "--context=testbed"]] {
+    for arguments in [
+        &["status", "-n", &bed.namespace][..],
+        &["status", "-n", &bed.namespace, "--context=testbed"],
+    ] {
         run.ends(0, arguments).await;
     }
 }
@@ -53,21 +76,51 @@ async fn what_may_be_listed_is_shown_and_the_rest_is_named() {
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "few"]).await;
     let resource = "--resource=contactpoints.tg.azamaton.ru";
-    bed.kubectl(&["create", "role", "few", "--verb=list", resource]).await;
-    bed.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={here}:few")]).await;
-    let few = bed.plane.kubeconfig_for_service_account(here, "few").await.unwrap();
+    bed.kubectl(&["create", "role", "few", "--verb=list", resource])
+        .await;
+    bed.kubectl(&[
+        "create",
+        "rolebinding",
+        "few",
+        "--role=few",
+        &format!("--serviceaccount={here}:few"),
+    ])
+    .await;
+    let few = bed
+        .plane
+        .kubeconfig_for_service_account(here, "few")
+        .await
+        .unwrap();
     let run = Run::on(&bed).kubeconfig(few);
     let said = run.ends(1, &["status", "-n", here]).await;
-    assert!(said.contains("contactpoint/hook") && said.contains("\n1 object: "), "{said}");
-    let missing = said.lines().filter(|line| line.starts_with("Not shown: ")).collect::<Vec<_>>();
+    assert!(
+        said.contains("contactpoint/hook") && said.contains("\n1 object: "),
+        "{said}"
+    );
+    let missing = said
+        .lines()
+        .filter(|line| line.starts_with("Not shown: "))
+        .collect::<Vec<_>>();
     assert_eq!(missing.len(), 5, "{said}");
-    assert!(missing[0].contains("cannot list resource \"") && !missing[0].contains("contactpoints"), "{said}");
+    assert!(
+        missing[0].contains("cannot list resource \"") && !missing[0].contains("contactpoints"),
+        "{said}"
+    );
     let said = run.ends(1, &["status", "-n", here, "-o", "json"]).await;
-    assert_eq!(serde_json::from_str::<serde_json::Value>(&said).unwrap()["notListed"].as_array().unwrap().len(), 5);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()["notListed"]
+            .as_array()
+            .unwrap()
+            .len(),
+        5
+    );
 
     // Who may see one namespace is told how to ask for that.
     for command in [&["status"][..], &["adopt"], &["uninstall"]] {
         let said = run.ends(1, command).await;
-        assert!(said.ends_with("at the cluster scope; for what lies in one: -n NAMESPACE\n"), "{command:?}: {said}");
+        assert!(
+            said.ends_with("at the cluster scope; for what lies in one: -n NAMESPACE\n"),
+            "{command:?}: {said}"
+        );
     }
 }

@@ -9,7 +9,10 @@ async fn completions_complete() {
     let run = Run::on(&bed);
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = run.ends(0, &["completions", shell]).await;
-        assert!(script.contains("uninstall") && script.contains("without-operator"), "{shell}: {script}");
+        assert!(
+            script.contains("uninstall") && script.contains("without-operator"),
+            "{shell}: {script}"
+        );
     }
     // As bash asks when somebody presses the tabulator key.
     let ask = "eval \"$(quartermaster completions bash)\"\n\
@@ -18,10 +21,19 @@ async fn completions_complete() {
                _quartermaster quartermaster \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"\n\
                printf '%s\\n' \"${COMPREPLY[@]}\"";
     let bash = Run::on(&bed).shell(&bed).program("/bin/bash".as_ref());
-    for (typed, offered) in [("quartermaster unin", "uninstall"), ("quartermaster adopt --y", "--yes")] {
+    for (typed, offered) in [
+        ("quartermaster unin", "uninstall"),
+        ("quartermaster adopt --y", "--yes"),
+    ] {
         let said = bash.ends(0, &["-c", ask, "bash", typed]).await;
         let mut lines = said.lines();
-        assert!(lines.next().unwrap().ends_with(" -F _quartermaster quartermaster"), "{said}");
+        assert!(
+            lines
+                .next()
+                .unwrap()
+                .ends_with(" -F _quartermaster quartermaster"),
+            "{said}"
+        );
         assert_eq!(lines.collect::<Vec<_>>(), [offered], "{typed}");
     }
 }
@@ -34,12 +46,20 @@ async fn a_terminal_has_colours_unless_its_user_wants_none() {
     let status = format!("quartermaster status -n {}", bed.namespace);
     let arguments = ["--quiet", "--return", "--command", &status, "/dev/null"];
     for (value, colours) in [(None, true), (Some(""), true), (Some("1"), false)] {
-        let run = Run::on(&bed).shell(&bed).program("/usr/bin/script".as_ref());
-        let run = value.into_iter().fold(run, |run, value| run.env("NO_COLOR", value));
+        let run = Run::on(&bed)
+            .shell(&bed)
+            .program("/usr/bin/script".as_ref());
+        let run = value
+            .into_iter()
+            .fold(run, |run, value| run.env("NO_COLOR", value));
         let came = run.run(&arguments).await;
         assert_eq!(came.code, 0, "{came:#?}");
         assert!(came.out.contains("contactpoint/hook"), "{came:#?}");
-        assert_eq!(came.out.contains("\u{1b}[33mUnseen\u{1b}[0m"), colours, "{value:?}: {came:#?}");
+        assert_eq!(
+            came.out.contains("\u{1b}[33mUnseen\u{1b}[0m"),
+            colours,
+            "{value:?}: {came:#?}"
+        );
         assert_eq!(came.out.contains('\u{1b}'), colours, "{value:?}: {came:#?}");
     }
 }

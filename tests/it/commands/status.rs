@@ -9,7 +9,11 @@ use super::{Run, plugin};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 async fn report(run: &Run, namespace: &str) -> Value {
-    serde_json::from_str(&run.ends(0, &["status", "-n", namespace, "-o", "json"]).await).unwrap()
+    serde_json::from_str(
+        &run.ends(0, &["status", "-n", namespace, "-o", "json"])
+            .await,
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -18,22 +22,39 @@ async fn everything_is_shown_and_why_it_is_not_well() {
     let run = Run::on(&bed);
     let here = bed.namespace.as_str();
     let empty = run.ends(0, &["status", "-n", here]).await;
-    assert!(empty.starts_with(&format!("There is nothing of Quartermaster in namespace {here} yet")), "{empty}");
+    assert!(
+        empty.starts_with(&format!(
+            "There is nothing of Quartermaster in namespace {here} yet"
+        )),
+        "{empty}"
+    );
 
     // Before the operator runs nothing is known.
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     // Others on this control plane may have a Lease.
-    let unseen = run.ends(0, &["status", "-n", here, "--leader-election-id=nobody"]).await;
-    assert!(unseen.lines().any(|line| line.contains("contactpoint/hook") && line.contains("Unseen")), "{unseen}");
-    assert!(unseen.contains("Whether the operator runs is not known: there is no Lease"), "{unseen}");
+    let unseen = run
+        .ends(0, &["status", "-n", here, "--leader-election-id=nobody"])
+        .await;
+    assert!(
+        unseen
+            .lines()
+            .any(|line| line.contains("contactpoint/hook") && line.contains("Unseen")),
+        "{unseen}"
+    );
+    assert!(
+        unseen.contains("Whether the operator runs is not known: there is no Lease"),
+        "{unseen}"
+    );
 
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
-    bed.track("lost", "Deployment", "nowhere", "replicas", "hook").await;
+    bed.track("lost", "Deployment", "nowhere", "replicas", "hook")
+        .await;
     bed.waiting("lost", "TargetNotFound").await;
     receiver.always(Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
@@ -43,35 +64,86 @@ async fn everything_is_shown_and_why_it_is_not_well() {
         Ok((report["summary"]["undelivered"] == 2).then_some(report))
     });
     let report = shown.await.unwrap();
-    assert_eq!(report["summary"]["oldestUndelivered"], format!("{here}/replicas"));
+    assert_eq!(
+        report["summary"]["oldestUndelivered"],
+        format!("{here}/replicas")
+    );
     assert_eq!(report["absent"], json!([]));
     let of = |name: &str| {
-        report["objects"].as_array().unwrap().iter().find(|object| object["name"] == name).unwrap().clone()
+        report["objects"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|object| object["name"] == name)
+            .unwrap()
+            .clone()
     };
-    assert_eq!((&of("hook")["kind"], &of("hook")["state"]), (&json!("ContactPoint"), &json!("Ready")));
-    assert_eq!((&of("lost")["state"], &of("lost")["reason"]), (&json!("NotReady"), &json!("TargetNotFound")));
+    assert_eq!(
+        (&of("hook")["kind"], &of("hook")["state"]),
+        (&json!("ContactPoint"), &json!("Ready"))
+    );
+    assert_eq!(
+        (&of("lost")["state"], &of("lost")["reason"]),
+        (&json!("NotReady"), &json!("TargetNotFound"))
+    );
     assert_eq!(of("replicas")["oldestUndelivered"]["value"], "2");
 
     let table = run.ends(0, &["status", "--namespace", here]).await;
-    let line = |title: &str| table.lines().find(|line| line.contains(title)).unwrap_or_else(|| panic!("{table}"));
+    let line = |title: &str| {
+        table
+            .lines()
+            .find(|line| line.contains(title))
+            .unwrap_or_else(|| panic!("{table}"))
+    };
     assert!(line("contactpoint/hook").contains("Ready"), "{table}");
-    assert!(line("trackedfield/lost").contains("NotReady") && line("trackedfield/lost").contains("TargetNotFound"));
-    assert!(table.contains("Oldest undelivered message: trackedfield/replicas in "), "{table}");
-    assert!(table.contains("Updated \"2\", for ") && table.contains("; 2 changes wait in all"), "{table}");
-    assert!(table.contains(&format!("\ntrackedfield/lost in {here}: TargetNotFound\n  ")), "{table}");
+    assert!(
+        line("trackedfield/lost").contains("NotReady")
+            && line("trackedfield/lost").contains("TargetNotFound")
+    );
+    assert!(
+        table.contains("Oldest undelivered message: trackedfield/replicas in "),
+        "{table}"
+    );
+    assert!(
+        table.contains("Updated \"2\", for ") && table.contains("; 2 changes wait in all"),
+        "{table}"
+    );
+    assert!(
+        table.contains(&format!(
+            "\ntrackedfield/lost in {here}: TargetNotFound\n  "
+        )),
+        "{table}"
+    );
 
     // Nor does an error tell a terminal anything.
-    let said = run.ends(1, &["status", "--context", "no\u{1b}[2Jsuch"]).await;
-    assert!(said.starts_with("error: ") && said.contains(r"no\u{1b}[2Jsuch"), "{said}");
+    let said = run
+        .ends(1, &["status", "--context", "no\u{1b}[2Jsuch"])
+        .await;
+    assert!(
+        said.starts_with("error: ") && said.contains(r"no\u{1b}[2Jsuch"),
+        "{said}"
+    );
 
     // As a plugin of kubectl's, by whatever name.
     let (folder, link) = plugin();
     let help = run.program(&link).ends(0, &["status", "--help"]).await;
-    assert!(help.contains("Usage: kubectl quartermaster status"), "{help}");
-    assert!(help.contains("\n  kubectl quartermaster status -n shop --watch\n"), "{help}");
-    let kubectl = Run::on(&bed).program(&bed.plane.binaries().join("kubectl")).path(folder.path());
+    assert!(
+        help.contains("Usage: kubectl quartermaster status"),
+        "{help}"
+    );
+    assert!(
+        help.contains("\n  kubectl quartermaster status -n shop --watch\n"),
+        "{help}"
+    );
+    let kubectl = Run::on(&bed)
+        .program(&bed.plane.binaries().join("kubectl"))
+        .path(folder.path());
     let all = kubectl.ends(0, &["quartermaster", "status", "-A"]).await;
-    assert!(all.lines().any(|line| line.starts_with(here) && line.contains("trackedfield/lost")), "{all}");
+    assert!(
+        all.lines()
+            .any(|line| line.starts_with(here) && line.contains("trackedfield/lost")),
+        "{all}"
+    );
 }
 
 /// Without an operator: it would let it go.
@@ -81,18 +153,36 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());
     let finalizers = ["quartermaster.dev/copies", "example.com/theirs"];
     let spec = json!({ "sourceNamespace": here, "destinationNamespace": "default", "configMapName": "settings" });
-    bed.create::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": finalizers }, "spec": spec })).await;
-    bed.kubectl(&["delete", "configmapsyncs.apps.bixbite.io", "sync", "--wait=false"]).await;
+    bed.create::<ConfigMapSync>(
+        "sync",
+        json!({ "metadata": { "finalizers": finalizers }, "spec": spec }),
+    )
+    .await;
+    bed.kubectl(&[
+        "delete",
+        "configmapsyncs.apps.bixbite.io",
+        "sync",
+        "--wait=false",
+    ])
+    .await;
     let text = run.ends(0, &["status", "-n", here]).await;
     let held = format!(
         "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not taken away the \
          copies in other namespaces yet; one that leaves this kind or namespace out (--controllers, --watch-namespace) \
          never will\n  example.com/theirs: whoever set it has to take it away; "
     );
-    assert!(text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"), "{text}");
+    assert!(
+        text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"),
+        "{text}"
+    );
     let report = report(&run, here).await;
-    assert_eq!(report["objects"][0]["held"].as_array().map(Vec::len), Some(2), "{report}");
-    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } })).await;
+    assert_eq!(
+        report["objects"][0]["held"].as_array().map(Vec::len),
+        Some(2),
+        "{report}"
+    );
+    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } }))
+        .await;
 }
 
 #[tokio::test]
@@ -111,11 +201,19 @@ async fn it_is_shown_again_when_it_changes() {
 /// Which CRDs are there, and who leads, is the cluster's.
 #[tokio::test]
 async fn what_is_not_installed_and_who_leads_is_said() {
-    let options = testbed::Options { controller_manager: true, ..testbed::Options::apiserver_only() };
+    let options = testbed::Options {
+        controller_manager: true,
+        ..testbed::Options::apiserver_only()
+    };
     let bed = Bed::own_with(options, "absent").await;
     let run = Run::on(&bed);
-    bed.kubectl(&["delete", "crd", "myingresses.demo.rtfm.co.ua"]).await;
-    let operator = Operator::start(&bed, Settings::default().flag("--leader-elect").whole_cluster()).await;
+    bed.kubectl(&["delete", "crd", "myingresses.demo.rtfm.co.ua"])
+        .await;
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--leader-elect").whole_cluster(),
+    )
+    .await;
     until("it leads", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(text.contains("The operator runs: ").then_some(()))
@@ -123,12 +221,18 @@ async fn what_is_not_installed_and_who_leads_is_said() {
     .await
     .unwrap();
     let text = run.ends(0, &["status"]).await;
-    assert!(text.contains("Not installed: myingresses.demo.rtfm.co.ua"), "{text}");
+    assert!(
+        text.contains("Not installed: myingresses.demo.rtfm.co.ua"),
+        "{text}"
+    );
     drop(operator);
     // It died: that is to be seen before it is certain.
     until("it is late", SOON, async || {
         let text = run.ends(0, &["status"]).await;
-        Ok((text.contains("The operator runs: ") && text.contains(" leads, last renewed ")).then_some(()))
+        Ok(
+            (text.contains("The operator runs: ") && text.contains(" leads, last renewed "))
+                .then_some(()),
+        )
     })
     .await
     .unwrap();
@@ -136,5 +240,8 @@ async fn what_is_not_installed_and_who_leads_is_said() {
     // Who may not list them is told which right that is.
     let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
     let said = nobody.ends(1, &["status"]).await;
-    assert!(said.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""), "{said}");
+    assert!(
+        said.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
+        "{said}"
+    );
 }

@@ -26,31 +26,45 @@ impl Scene {
     pub(super) async fn on(plane: Plane, name: &str) -> Self {
         let bed = Bed::on(plane.clone(), name).await;
         let far = Bed::on(plane, &format!("{name}-far")).await;
-        let scene = Self { bed, far, aws: Aws::start().await.unwrap(), receiver: Receiver::start().unwrap() };
+        let scene = Self {
+            bed,
+            far,
+            aws: Aws::start().await.unwrap(),
+            receiver: Receiver::start().unwrap(),
+        };
         scene.make().await;
         scene
     }
 
     async fn make(&self) {
-        let Self { bed, far, receiver, .. } = self;
+        let Self {
+            bed, far, receiver, ..
+        } = self;
         let here = &bed.namespace;
         bed.webhook("hook", &receiver.url()).await;
         // What tells of the app's end is gone before that.
-        bed.track("field", "Deployment", "app", "replicas", "hook").await;
-        bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
+        bed.track("field", "Deployment", "app", "replicas", "hook")
+            .await;
+        bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
+            .await;
         let spec = json!({ "sourceNamespace": here, "destinationNamespaces": [here, far.namespace],
             "configMapName": "settings", "destinationName": "copy" });
-        bed.create::<ConfigMapSync>("sync", json!({ "spec": spec })).await;
-        bed.create::<MyApp>("banner", json!({ "spec": { "image": "nginx:1" } })).await;
+        bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
+            .await;
+        bed.create::<MyApp>("banner", json!({ "spec": { "image": "nginx:1" } }))
+            .await;
         let spec = json!({ "size": 1, "image": "nginx:1", "ports": [{ "port": 80 }], "serviceType": "ClusterIP" });
-        bed.create::<AppService>("app", json!({ "spec": spec })).await;
-        bed.create::<MyIngress>("web", json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
+        bed.create::<AppService>("app", json!({ "spec": spec }))
+            .await;
+        bed.create::<MyIngress>("web", json!({ "spec": { "subnets": SUBNETS[..2] } }))
+            .await;
     }
 
     pub(super) fn settings(&self) -> Settings {
-        Settings::default()
-            .aws(&self.aws)
-            .flag(&format!("--watch-namespace={},{}", self.bed.namespace, self.far.namespace))
+        Settings::default().aws(&self.aws).flag(&format!(
+            "--watch-namespace={},{}",
+            self.bed.namespace, self.far.namespace
+        ))
     }
 
     /// Waits until each object is well.
@@ -58,13 +72,21 @@ impl Scene {
         let Self { bed, far, .. } = self;
         let ready = |status: Value| {
             let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+            conditions
+                .iter()
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         };
         bed.delivered("field", &[("Created", Some("1"))]).await;
-        bed.until("sync", "is well", |it: &ConfigMapSync| ready(json!(it.status))).await;
-        bed.until("banner", "is well", |it: &MyApp| ready(json!(it.status))).await;
-        bed.until("app", "is well", |it: &AppService| ready(json!(it.status))).await;
-        bed.until("web", "is well", |it: &MyIngress| ready(json!(it.status))).await;
+        bed.until("sync", "is well", |it: &ConfigMapSync| {
+            ready(json!(it.status))
+        })
+        .await;
+        bed.until("banner", "is well", |it: &MyApp| ready(json!(it.status)))
+            .await;
+        bed.until("app", "is well", |it: &AppService| ready(json!(it.status)))
+            .await;
+        bed.until("web", "is well", |it: &MyIngress| ready(json!(it.status)))
+            .await;
         far.api::<ConfigMap>().get("copy").await.unwrap();
     }
 
@@ -73,9 +95,15 @@ impl Scene {
         let mut left = Vec::new();
         for kind in registry::KINDS {
             let resource = kind.resource();
-            let api: Api<DynamicObject> = Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, &resource);
-            let Ok(all) = api.list(&ListParams::default()).await else { continue };
-            left.extend(all.iter().map(|object| format!("{}/{}", resource.plural, object.name_any())));
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, &resource);
+            let Ok(all) = api.list(&ListParams::default()).await else {
+                continue;
+            };
+            left.extend(
+                all.iter()
+                    .map(|object| format!("{}/{}", resource.plural, object.name_any())),
+            );
         }
         left
     }
@@ -84,18 +112,60 @@ impl Scene {
     pub(super) async fn children(&self) -> Vec<&'static str> {
         let Self { bed, far, aws, .. } = self;
         let there = [
-            ("copy", far.api::<ConfigMap>().get_opt("copy").await.unwrap().is_some()),
-            ("copy here", bed.api::<ConfigMap>().get_opt("copy").await.unwrap().is_some()),
-            ("pod", bed.api::<Pod>().get_opt("banner-pod").await.unwrap().is_some()),
-            ("deployment", bed.api::<Deployment>().get_opt("app").await.unwrap().is_some()),
-            ("service", bed.api::<Service>().get_opt("app").await.unwrap().is_some()),
+            (
+                "copy",
+                far.api::<ConfigMap>()
+                    .get_opt("copy")
+                    .await
+                    .unwrap()
+                    .is_some(),
+            ),
+            (
+                "copy here",
+                bed.api::<ConfigMap>()
+                    .get_opt("copy")
+                    .await
+                    .unwrap()
+                    .is_some(),
+            ),
+            (
+                "pod",
+                bed.api::<Pod>()
+                    .get_opt("banner-pod")
+                    .await
+                    .unwrap()
+                    .is_some(),
+            ),
+            (
+                "deployment",
+                bed.api::<Deployment>()
+                    .get_opt("app")
+                    .await
+                    .unwrap()
+                    .is_some(),
+            ),
+            (
+                "service",
+                bed.api::<Service>().get_opt("app").await.unwrap().is_some(),
+            ),
             ("balancer", aws.balancer("web-alb").await.unwrap().is_some()),
         ];
-        there.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
+        there
+            .into_iter()
+            .filter(|(_, there)| *there)
+            .map(|(name, _)| name)
+            .collect()
     }
 }
 
-pub(super) const ALL: [&str; 6] = ["copy", "copy here", "pod", "deployment", "service", "balancer"];
+pub(super) const ALL: [&str; 6] = [
+    "copy",
+    "copy here",
+    "pod",
+    "deployment",
+    "service",
+    "balancer",
+];
 
 #[tokio::test]
 async fn of_one_namespace_everything_goes_and_nobody_is_told() {
@@ -108,33 +178,88 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
 
     // A dry run shows the same as a run that nobody is there to be asked about.
     let dry = run.ends(0, &["uninstall", "-n", here, "--dry-run"]).await;
-    let dry = dry.strip_suffix("Dry run: nothing was deleted.\n").unwrap_or_else(|| panic!("{dry}"));
+    let dry = dry
+        .strip_suffix("Dry run: nothing was deleted.\n")
+        .unwrap_or_else(|| panic!("{dry}"));
     let shown = run.ends(2, &["uninstall", "-n", here]).await;
     assert!(shown.starts_with(dry), "{dry}\n{shown}");
-    for (kind, with) in [("MyIngress", "load balancers in AWS"), ("ConfigMapSync", "copies"), ("TrackedField", "")] {
-        let line = shown.lines().find(|line| line.starts_with(kind)).unwrap_or_else(|| panic!("{shown}"));
-        assert!(line.contains(with) && line.contains(&format!("{here}/")), "{shown}");
+    for (kind, with) in [
+        ("MyIngress", "load balancers in AWS"),
+        ("ConfigMapSync", "copies"),
+        ("TrackedField", ""),
+    ] {
+        let line = shown
+            .lines()
+            .find(|line| line.starts_with(kind))
+            .unwrap_or_else(|| panic!("{shown}"));
+        assert!(
+            line.contains(with) && line.contains(&format!("{here}/")),
+            "{shown}"
+        );
     }
-    assert!(shown.ends_with("Nothing was deleted: nobody is here to be asked. Say --yes.\n"), "{shown}");
-    assert_eq!((scene.left().await.len(), scene.children().await), (6, ALL.to_vec()));
+    assert!(
+        shown.ends_with("Nothing was deleted: nobody is here to be asked. Say --yes.\n"),
+        "{shown}"
+    );
+    assert_eq!(
+        (scene.left().await.len(), scene.children().await),
+        (6, ALL.to_vec())
+    );
 
     let since = scene.bed.plane.audit().mark().await.unwrap();
     let done = run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
-    assert!(done.ends_with(&format!("All is gone in namespace {here}.\n")), "{done}");
-    assert_eq!((scene.left().await, scene.children().await), (vec![], vec![]));
+    assert!(
+        done.ends_with(&format!("All is gone in namespace {here}.\n")),
+        "{done}"
+    );
+    assert_eq!(
+        (scene.left().await, scene.children().await),
+        (vec![], vec![])
+    );
     // In this order, each deleted once.
-    let requests = scene.bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
-    let deleted = requests.filter(|it| it.verb == "delete" && it.namespace == here && it.user == "admin");
+    let requests = scene
+        .bed
+        .plane
+        .audit()
+        .requests(since)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|request| request.subject);
+    let deleted =
+        requests.filter(|it| it.verb == "delete" && it.namespace == here && it.user == "admin");
     let deleted: Vec<_> = deleted.map(|it| it.resource).collect();
-    let order = ["trackedfields", "contactpoints", "myingresses", "appservices", "myapps", "configmapsyncs"];
-    let plurals: Vec<_> = deleted.iter().map(|it| it.split('.').next().unwrap().to_owned()).collect();
+    let order = [
+        "trackedfields",
+        "contactpoints",
+        "myingresses",
+        "appservices",
+        "myapps",
+        "configmapsyncs",
+    ];
+    let plurals: Vec<_> = deleted
+        .iter()
+        .map(|it| it.split('.').next().unwrap().to_owned())
+        .collect();
     assert_eq!(plurals, order);
-    let told: Vec<_> = changes(&scene.receiver).iter().map(|change| change["action"].clone()).collect();
+    let told: Vec<_> = changes(&scene.receiver)
+        .iter()
+        .map(|change| change["action"].clone())
+        .collect();
     assert_eq!(told, ["Created"]);
-    let source = scene.bed.api::<ConfigMap>().get_opt("settings").await.unwrap();
+    let source = scene
+        .bed
+        .api::<ConfigMap>()
+        .get_opt("settings")
+        .await
+        .unwrap();
     assert!(source.is_some(), "what is not ours stays");
 
-    assert!(run.ends(0, &["uninstall", "-n", here]).await.starts_with("There is nothing to delete"));
+    assert!(
+        run.ends(0, &["uninstall", "-n", here])
+            .await
+            .starts_with("There is nothing to delete")
+    );
 }
 
 #[tokio::test]
@@ -147,27 +272,52 @@ async fn what_the_objects_made_is_kept() {
         let app: Deployment = scene.bed.api().get("app").await.unwrap();
         let pod: Pod = scene.bed.api().get("banner-pod").await.unwrap();
         let copy: ConfigMap = scene.far.api().get("copy").await.unwrap();
-        [app.uid(), pod.uid(), copy.uid(), Some(scene.aws.balancer("web-alb").await.unwrap().unwrap().arn)]
+        [
+            app.uid(),
+            pod.uid(),
+            copy.uid(),
+            Some(scene.aws.balancer("web-alb").await.unwrap().unwrap().arn),
+        ]
     };
     let before = uids().await;
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
-    run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"]).await;
-    assert_eq!((scene.left().await, scene.children().await), (vec![], ALL.to_vec()));
+    run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
+        .await;
+    assert_eq!(
+        (scene.left().await, scene.children().await),
+        (vec![], ALL.to_vec())
+    );
     assert_eq!(uids().await, before);
     // Nothing of it hangs on anybody any more: Kubernetes takes none of it away later.
     let app: Deployment = scene.bed.api().get("app").await.unwrap();
     let pod: Pod = scene.bed.api().get("banner-pod").await.unwrap();
     let copy: ConfigMap = scene.bed.api().get("copy").await.unwrap();
-    for owners in [app.owner_references(), pod.owner_references(), copy.owner_references()] {
+    for owners in [
+        app.owner_references(),
+        pod.owner_references(),
+        copy.owner_references(),
+    ] {
         assert_eq!(owners, []);
     }
     assert!(!operator.logs().contains("DeleteLoadBalancer"));
 
     // Who comes back finds it again: the same names take the same things.
-    scene.bed.create::<MyIngress>("web", json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
-    let arn = |it: &MyIngress| it.status.as_ref().and_then(|status| status.alb.as_ref()?.arn.clone());
-    let back = scene.bed.until("web", "has its balancer back", |it: &MyIngress| arn(it).is_some()).await;
+    scene
+        .bed
+        .create::<MyIngress>("web", json!({ "spec": { "subnets": SUBNETS[..2] } }))
+        .await;
+    let arn = |it: &MyIngress| {
+        it.status
+            .as_ref()
+            .and_then(|status| status.alb.as_ref()?.arn.clone())
+    };
+    let back = scene
+        .bed
+        .until("web", "has its balancer back", |it: &MyIngress| {
+            arn(it).is_some()
+        })
+        .await;
     assert_eq!(arn(&back), before[3]);
 }
 
@@ -182,41 +332,86 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
     let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
     scene.aws.protect(&arn, true).await.unwrap();
     let finalizers = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
-    scene.bed.patch::<MyApp>("banner", finalizers(&["example.com/theirs"])).await;
+    scene
+        .bed
+        .patch::<MyApp>("banner", finalizers(&["example.com/theirs"]))
+        .await;
     // As document 003's program leaves one that was taken over.
     let ours = "quartermaster.dev/load-balancer";
-    scene.bed.patch::<MyIngress>("web", finalizers(&["kopf.zalando.org/KopfFinalizerMarker", ours])).await;
+    scene
+        .bed
+        .patch::<MyIngress>(
+            "web",
+            finalizers(&["kopf.zalando.org/KopfFinalizerMarker", ours]),
+        )
+        .await;
 
     // The garbage collector looks for new kinds, as all are on a new control plane, every 30 s only.
     let arguments = ["uninstall", "-n", here, "--yes", "--timeout=8s"];
     let said = until("the others are gone", SOON * 4, async || {
         let said = run.ends(1, &arguments).await;
-        Ok(said.contains("\n2 objects are left: run it again").then_some(said))
+        Ok(said
+            .contains("\n2 objects are left: run it again")
+            .then_some(said))
     })
     .await
     .unwrap();
     let held = "  quartermaster.dev/load-balancer: DeletionProtected: the load balancer may not be";
-    assert!(said.contains(held) && said.contains("modify-load-balancer-attributes"), "{said}");
     assert!(
-        said.contains(&format!("Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: whoever set"))
+        said.contains(held) && said.contains("modify-load-balancer-attributes"),
+        "{said}"
     );
-    assert!(said.contains(&format!("Left: myapp/banner in {here}\n  example.com/theirs: whoever set it")), "{said}");
-    assert!(said.contains(&format!("uninstall --keep-children -n {here}")), "{said}");
+    assert!(said.contains(&format!(
+        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: whoever set"
+    )));
+    assert!(
+        said.contains(&format!(
+            "Left: myapp/banner in {here}\n  example.com/theirs: whoever set it"
+        )),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("uninstall --keep-children -n {here}")),
+        "{said}"
+    );
     assert_eq!(scene.left().await.len(), 2, "the others are not held up");
 
     // The commands that it names get out of it, for what is not ours, and for nothing else ...
     let left = said.lines().filter(|line| line.starts_with("  "));
-    let ways: Vec<_> = left.filter_map(|line| line.split_once("that program is gone: ")).collect();
+    let ways: Vec<_> = left
+        .filter_map(|line| line.split_once("that program is gone: "))
+        .collect();
     assert_eq!(ways.len(), 2, "{said}");
     for (_, command) in ways {
-        Run::on(&scene.bed).shell(&scene.bed).ends(0, &["-c", command]).await;
+        Run::on(&scene.bed)
+            .shell(&scene.bed)
+            .ends(0, &["-c", command])
+            .await;
     }
     assert_eq!(scene.left().await, ["myingresses/web"]);
-    assert_eq!(scene.bed.api::<MyIngress>().get("web").await.unwrap().finalizers(), [ours]);
+    assert_eq!(
+        scene
+            .bed
+            .api::<MyIngress>()
+            .get("web")
+            .await
+            .unwrap()
+            .finalizers(),
+        [ours]
+    );
     // ... and the other for the balancer, which stays as it is.
-    run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"]).await;
+    run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
+        .await;
     assert_eq!(scene.left().await, [""; 0]);
-    assert!(scene.aws.balancer("web-alb").await.unwrap().unwrap().deletion_protection);
+    assert!(
+        scene
+            .aws
+            .balancer("web-alb")
+            .await
+            .unwrap()
+            .unwrap()
+            .deletion_protection
+    );
 }
 
 #[tokio::test]
@@ -224,14 +419,41 @@ async fn a_right_that_is_missing_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = registry::KINDS.iter().map(quartermaster::api::kind::Kind::crd_name).collect::<Vec<_>>().join(",");
-    bed.kubectl(&["create", "role", "reader", "--verb=get,list", &format!("--resource={resources}")]).await;
+    let resources = registry::KINDS
+        .iter()
+        .map(quartermaster::api::kind::Kind::crd_name)
+        .collect::<Vec<_>>()
+        .join(",");
+    bed.kubectl(&[
+        "create",
+        "role",
+        "reader",
+        "--verb=get,list",
+        &format!("--resource={resources}"),
+    ])
+    .await;
     let account = format!("--serviceaccount={}:reader", bed.namespace);
-    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account]).await;
-    let file = bed.plane.kubeconfig_for_service_account(&bed.namespace, "reader").await.unwrap();
-    let said = Run::on(&bed).kubeconfig(file).ends(1, &["uninstall", "-n", &bed.namespace, "--yes"]).await;
-    assert!(said.contains("Some of this may be another program's: whose the CRDs are is not known: custom"), "{said}");
-    assert!(said.contains("cannot delete resource \"contactpoints\" in API group \"tg.azamaton.ru\""), "{said}");
+    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])
+        .await;
+    let file = bed
+        .plane
+        .kubeconfig_for_service_account(&bed.namespace, "reader")
+        .await
+        .unwrap();
+    let said = Run::on(&bed)
+        .kubeconfig(file)
+        .ends(1, &["uninstall", "-n", &bed.namespace, "--yes"])
+        .await;
+    assert!(
+        said.contains(
+            "Some of this may be another program's: whose the CRDs are is not known: custom"
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("cannot delete resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
+        "{said}"
+    );
 }
 
 /// All of the cluster, CRDs too, while somebody goes on making objects.
@@ -239,53 +461,82 @@ async fn a_right_that_is_missing_is_named_at_once() {
 async fn a_purge_leaves_nothing() {
     let first = Bed::own("purge").await;
     let scene = Scene::on(first.plane.clone(), "purge-one").await;
-    let settings = Settings::default().aws(&scene.aws).whole_cluster().flag("--leader-elect");
+    let settings = Settings::default()
+        .aws(&scene.aws)
+        .whole_cluster()
+        .flag("--leader-elect");
     let mut operator = Operator::start(&scene.bed, settings).await;
     scene.well().await;
     let run = Run::on(&scene.bed);
 
     let said = run.ends(0, &["uninstall", "--yes"]).await;
     assert!(said.contains("CRDs that are installed stay"), "{said}");
-    assert_eq!((scene.left().await, scene.children().await), (vec![], vec![]));
+    assert_eq!(
+        (scene.left().await, scene.children().await),
+        (vec![], vec![])
+    );
     let crds = async || scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
     for kind in registry::KINDS {
         assert!(crds().await.contains(&kind.crd_name()));
     }
 
     // An operator that comes back goes on with what is being deleted, its CRD with it.
-    scene.bed.create::<MyIngress>("again", json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
-    let made =
-        |it: &MyIngress| it.status.as_ref().is_some_and(|it| it.alb.as_ref().is_some_and(|alb| alb.arn.is_some()));
+    scene
+        .bed
+        .create::<MyIngress>("again", json!({ "spec": { "subnets": SUBNETS[..2] } }))
+        .await;
+    let made = |it: &MyIngress| {
+        it.status
+            .as_ref()
+            .is_some_and(|it| it.alb.as_ref().is_some_and(|alb| alb.arn.is_some()))
+    };
     scene.bed.until("again", "has a balancer", made).await;
     operator.kill();
     let crd = "myingresses.demo.rtfm.co.ua";
-    scene.bed.kubectl(&["delete", "crd", crd, "--wait=false"]).await;
+    scene
+        .bed
+        .kubectl(&["delete", "crd", crd, "--wait=false"])
+        .await;
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("again", "stays Terminating", stuck).await;
     operator.restart();
-    until("object and CRD are gone", SOON * 4, async || Ok((!crds().await.contains(crd)).then_some(()))).await.unwrap();
+    until("object and CRD are gone", SOON * 4, async || {
+        Ok((!crds().await.contains(crd)).then_some(()))
+    })
+    .await
+    .unwrap();
     assert_eq!(scene.aws.balancers().await.unwrap(), []);
 
     // Objects that come while it works go too.
     first.webhook("late", "http://127.0.0.1:1").await;
     first
-        .patch::<quartermaster::api::ContactPoint>("late", json!({ "metadata": { "finalizers": ["example.com/x"] } }))
+        .patch::<quartermaster::api::ContactPoint>(
+            "late",
+            json!({ "metadata": { "finalizers": ["example.com/x"] } }),
+        )
         .await;
     let arguments = ["uninstall", "--yes", "--purge"];
     let purge = run.run(&arguments);
     let meanwhile = async {
-        let gone = |point: &quartermaster::api::ContactPoint| point.metadata.deletion_timestamp.is_some();
+        let gone =
+            |point: &quartermaster::api::ContactPoint| point.metadata.deletion_timestamp.is_some();
         first.until("late", "is being deleted", gone).await;
         first.webhook("later", "http://127.0.0.1:1").await;
         let none = json!({ "metadata": { "finalizers": null } });
-        first.patch::<quartermaster::api::ContactPoint>("late", none).await;
+        first
+            .patch::<quartermaster::api::ContactPoint>("late", none)
+            .await;
     };
     let (came, ()) = tokio::join!(purge, meanwhile);
     assert_eq!(came.code, 0, "{came:#?}");
     for kind in registry::KINDS {
         assert!(!crds().await.contains(&kind.crd_name()), "{came:#?}");
     }
-    assert!(run.ends(0, &arguments).await.starts_with("There is nothing to delete."));
+    assert!(
+        run.ends(0, &arguments)
+            .await
+            .starts_with("There is nothing to delete.")
+    );
     until("the apiserver has forgotten them", SOON, async || {
         Ok(scene
             .bed

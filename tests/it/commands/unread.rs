@@ -16,12 +16,16 @@ async fn what_changes_something_goes_on_to_its_true_end() {
     for name in ["one", "two"] {
         far.create::<ConfigMap>(name, json!({ "data": {} })).await;
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": far.namespace, "configMapName": name });
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
+            .await;
     }
     assert_eq!(run.unread(&["adopt", "-n", here, "--yes"]).await, 0);
     for name in ["one", "two"] {
         let copy: ConfigMap = far.api().get(name).await.unwrap();
-        assert_eq!(copy.annotations()["quartermaster.dev/adopt-by"], format!("{here}/{name}"));
+        assert_eq!(
+            copy.annotations()["quartermaster.dev/adopt-by"],
+            format!("{here}/{name}")
+        );
     }
 
     bed.webhook("hook", "http://127.0.0.1:1").await;
@@ -31,13 +35,26 @@ async fn what_changes_something_goes_on_to_its_true_end() {
     let meanwhile = async {
         let gone = |point: &ContactPoint| point.metadata.deletion_timestamp.is_some();
         bed.until("hook", "is being deleted", gone).await;
-        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "finalizers": null } })).await;
+        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "finalizers": null } }))
+            .await;
     };
     let (code, ()) = tokio::join!(run.unread(&arguments), meanwhile);
     assert_eq!(code, 0);
-    assert!(bed.api::<ContactPoint>().get_opt("hook").await.unwrap().is_none());
+    assert!(
+        bed.api::<ContactPoint>()
+            .get_opt("hook")
+            .await
+            .unwrap()
+            .is_none()
+    );
     for name in ["one", "two"] {
-        assert!(bed.api::<ConfigMapSync>().get_opt(name).await.unwrap().is_none());
+        assert!(
+            bed.api::<ConfigMapSync>()
+                .get_opt(name)
+                .await
+                .unwrap()
+                .is_none()
+        );
     }
 
     // Whoever has read enough of what only shows something has all that they wanted.

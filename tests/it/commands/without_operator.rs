@@ -27,21 +27,49 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
     drop(operator);
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
-    let arguments =
-        ["uninstall", "-n", here, "--yes", "--stalled-after=2s", "--timeout=100s", "--leader-election-id=nobody"];
+    let arguments = [
+        "uninstall",
+        "-n",
+        here,
+        "--yes",
+        "--stalled-after=2s",
+        "--timeout=100s",
+        "--leader-election-id=nobody",
+    ];
     let (_folder, plugin) = super::plugin();
-    let said = Run::on(&scene.bed).program(&plugin).ends(1, &arguments).await;
+    let said = Run::on(&scene.bed)
+        .program(&plugin)
+        .ends(1, &arguments)
+        .await;
     let mut left = scene.left().await;
     left.sort();
-    assert_eq!(left, ["configmapsyncs/sync", "myingresses/web"], "what needs no operator is gone: {said}");
-    assert!(said.contains("the operator has not taken away the load balancer in AWS yet"), "{said}");
-    assert!(said.contains("Whether the operator runs is not known: there is no Lease"), "{said}");
-    assert!(said.contains(&format!("kubectl quartermaster uninstall --without-operator -n {here}")), "{said}");
+    assert_eq!(
+        left,
+        ["configmapsyncs/sync", "myingresses/web"],
+        "what needs no operator is gone: {said}"
+    );
+    assert!(
+        said.contains("the operator has not taken away the load balancer in AWS yet"),
+        "{said}"
+    );
+    assert!(
+        said.contains("Whether the operator runs is not known: there is no Lease"),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!(
+            "kubectl quartermaster uninstall --without-operator -n {here}"
+        )),
+        "{said}"
+    );
 
     // It goes on where it was once the operator is back.
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
     run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
-    assert_eq!((scene.left().await, scene.children().await), (vec![], vec![]));
+    assert_eq!(
+        (scene.left().await, scene.children().await),
+        (vec![], vec![])
+    );
 }
 
 /// Of an operator without `--leader-elect` nothing is known.
@@ -53,33 +81,88 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
     scene.well().await;
     let (bed, here) = (&scene.bed, scene.bed.namespace.as_str());
     let run = Run::on(bed);
-    let guess = ["uninstall", "-n", here, "--yes", "--without-operator", "--leader-election-id=alone"];
+    let guess = [
+        "uninstall",
+        "-n",
+        here,
+        "--yes",
+        "--without-operator",
+        "--leader-election-id=alone",
+    ];
     let arguments = [&guess[..], &["--operator-namespace=quartermaster-system"]].concat();
 
     // Somebody guesses, or may not know.
     let said = run.ends(1, &guess).await;
-    assert!(said.contains("there is no Lease quartermaster-system/alone, but it may have run elsewhere"), "{said}");
+    assert!(
+        said.contains(
+            "there is no Lease quartermaster-system/alone, but it may have run elsewhere"
+        ),
+        "{said}"
+    );
     // In which Pod this runs says nothing of where the operator ran.
-    let said = Run::on(bed).env("POD_NAMESPACE", here).ends(1, &guess).await;
-    assert!(said.contains(&format!("there is no Lease {here}/alone, but it may have run elsewhere")), "{said}");
+    let said = Run::on(bed)
+        .env("POD_NAMESPACE", here)
+        .ends(1, &guess)
+        .await;
+    assert!(
+        said.contains(&format!(
+            "there is no Lease {here}/alone, but it may have run elsewhere"
+        )),
+        "{said}"
+    );
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = registry::KINDS.iter().map(Kind::crd_name).collect::<Vec<_>>().join(",");
-    bed.kubectl(&["create", "role", "reader", "--verb=*", &format!("--resource={resources}")]).await;
+    let resources = registry::KINDS
+        .iter()
+        .map(Kind::crd_name)
+        .collect::<Vec<_>>()
+        .join(",");
+    bed.kubectl(&[
+        "create",
+        "role",
+        "reader",
+        "--verb=*",
+        &format!("--resource={resources}"),
+    ])
+    .await;
     let account = format!("--serviceaccount={here}:reader");
-    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account]).await;
-    let file = bed.plane.kubeconfig_for_service_account(here, "reader").await.unwrap();
+    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])
+        .await;
+    let file = bed
+        .plane
+        .kubeconfig_for_service_account(here, "reader")
+        .await
+        .unwrap();
     let said = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
-    assert!(said.contains("whether it runs is not known: its Lease may not be read"), "{said}");
-    assert_eq!((scene.left().await.len(), scene.children().await), (6, ALL.to_vec()));
+    assert!(
+        said.contains("whether it runs is not known: its Lease may not be read"),
+        "{said}"
+    );
+    assert_eq!(
+        (scene.left().await.len(), scene.children().await),
+        (6, ALL.to_vec())
+    );
 
     drop(operator);
     let said = run.ends(0, &arguments).await;
-    assert!(said.contains("The operator counts as gone (quartermaster-system/alone): it has no Lease.\n"), "{said}");
-    let line = said.lines().find(|line| line.starts_with("ConfigMapSync")).unwrap();
+    assert!(
+        said.contains(
+            "The operator counts as gone (quartermaster-system/alone): it has no Lease.\n"
+        ),
+        "{said}"
+    );
+    let line = said
+        .lines()
+        .find(|line| line.starts_with("ConfigMapSync"))
+        .unwrap();
     assert!(line.ends_with("copies stay"), "{said}");
     assert_eq!(scene.left().await, [""; 0]);
     let children = scene.children().await;
-    assert!(["copy", "copy here", "balancer"].iter().all(|child| children.contains(child)), "{children:?}");
+    assert!(
+        ["copy", "copy here", "balancer"]
+            .iter()
+            .all(|child| children.contains(child)),
+        "{children:?}"
+    );
     // Nor does Kubernetes take it away later.
     let copy: ConfigMap = bed.api().get("copy").await.unwrap();
     assert_eq!(copy.owner_references(), []);
@@ -90,92 +173,206 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
 async fn the_way_out_after_everything_was_deleted_at_once() {
     let first = Bed::own("way-out").await;
     let scene = Scene::on(first.plane.clone(), "way-out-one").await;
-    let settings = Settings::default().aws(&scene.aws).whole_cluster().flag("--leader-elect");
+    let settings = Settings::default()
+        .aws(&scene.aws)
+        .whole_cluster()
+        .flag("--leader-elect");
     let mut operator = Operator::start(&scene.bed, settings).await;
     scene.well().await;
     let run = Run::on(&scene.bed);
 
     // Not while it runs.
-    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
-    assert!(said.contains("the operator runs (") && said.contains("leave --without-operator out"), "{said}");
+    let said = run
+        .ends(1, &["uninstall", "--without-operator", "--yes"])
+        .await;
+    assert!(
+        said.contains("the operator runs (") && said.contains("leave --without-operator out"),
+        "{said}"
+    );
     assert_eq!(scene.left().await.len(), 6);
 
     // Nor where its objects may be another's, which has a Lease of its own.
     let flags = ["--leader-elect", "--leader-election-id=other"];
-    let other = Operator::start(&first, flags.into_iter().fold(Settings::default(), Settings::flag)).await;
-    let lease = ["get", "lease", "other", "-n", SYSTEM, "--ignore-not-found", "-o", "name"];
+    let other = Operator::start(
+        &first,
+        flags.into_iter().fold(Settings::default(), Settings::flag),
+    )
+    .await;
+    let lease = [
+        "get",
+        "lease",
+        "other",
+        "-n",
+        SYSTEM,
+        "--ignore-not-found",
+        "-o",
+        "name",
+    ];
     until("the other leads", SOON, async || {
         Ok((!scene.bed.plane.run_kubectl(&lease, "").await?.is_empty()).then_some(()))
     })
     .await
     .unwrap();
     operator.kill();
-    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
-    assert!(said.contains(&format!("another operator runs (Lease {SYSTEM}/other)")), "{said}");
+    let said = run
+        .ends(1, &["uninstall", "--without-operator", "--yes"])
+        .await;
+    assert!(
+        said.contains(&format!("another operator runs (Lease {SYSTEM}/other)")),
+        "{said}"
+    );
     assert_eq!(scene.left().await.len(), 6);
-    let foreign = json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
+    let foreign =
+        json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     scene.bed.patch::<ConfigMapSync>("sync", foreign).await;
     let crds = manifests::crds_yaml().unwrap();
-    scene.bed.plane.run_kubectl(&["delete", "--wait=false", "-f", "-"], &crds).await.unwrap();
+    scene
+        .bed
+        .plane
+        .run_kubectl(&["delete", "--wait=false", "-f", "-"], &crds)
+        .await
+        .unwrap();
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("web", "stays Terminating", stuck).await;
 
     // Whoever is asked knows it before.
-    until("that nobody renews the Lease is in the list", SOON, async || {
-        let said = run.ends(2, &["uninstall"]).await;
-        Ok(["The operator may have stopped: ", "The operator does not run: "]
+    until(
+        "that nobody renews the Lease is in the list",
+        SOON,
+        async || {
+            let said = run.ends(2, &["uninstall"]).await;
+            Ok([
+                "The operator may have stopped: ",
+                "The operator does not run: ",
+            ]
             .iter()
             .any(|it| said.contains(it))
             .then_some(()))
-    })
+        },
+    )
     .await
     .unwrap();
 
     // Plain, it says what holds it up, and the one command.
-    let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s"]).await;
+    let said = run
+        .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
+        .await;
     assert!(
-        said.contains("The operator does not run: ") && said.contains("quartermaster uninstall --without-operator"),
+        said.contains("The operator does not run: ")
+            && said.contains("quartermaster uninstall --without-operator"),
         "{said}"
     );
 
     // That names what it leaves behind, takes away our finalizers, and no other's.
-    let uid = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap().uid().unwrap();
+    let uid = scene
+        .bed
+        .api::<ConfigMapSync>()
+        .get("sync")
+        .await
+        .unwrap()
+        .uid()
+        .unwrap();
     let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
     // With the Lease gone too, as with its namespace, it has to be said where it was.
-    scene.bed.plane.run_kubectl(&["delete", "lease", "quartermaster", "-n", SYSTEM], "").await.unwrap();
-    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
-    assert!(said.contains("it may have run elsewhere") && said.contains("--operator-namespace=NAMESPACE"), "{said}");
-    let here = ["-n", &scene.bed.namespace, "--operator-namespace=quartermaster-system"];
-    let said = run.ends(1, &[&["uninstall", "--without-operator", "--yes"], &here[..]].concat()).await;
-    let words = format!("there is no Lease {SYSTEM}/quartermaster, but another operator runs (Lease {SYSTEM}/other)");
-    assert!(said.contains(&words) && said.contains("--leader-election-id=NAME"), "{said}");
+    scene
+        .bed
+        .plane
+        .run_kubectl(&["delete", "lease", "quartermaster", "-n", SYSTEM], "")
+        .await
+        .unwrap();
+    let said = run
+        .ends(1, &["uninstall", "--without-operator", "--yes"])
+        .await;
+    assert!(
+        said.contains("it may have run elsewhere")
+            && said.contains("--operator-namespace=NAMESPACE"),
+        "{said}"
+    );
+    let here = [
+        "-n",
+        &scene.bed.namespace,
+        "--operator-namespace=quartermaster-system",
+    ];
+    let said = run
+        .ends(
+            1,
+            &[&["uninstall", "--without-operator", "--yes"], &here[..]].concat(),
+        )
+        .await;
+    let words = format!(
+        "there is no Lease {SYSTEM}/quartermaster, but another operator runs (Lease {SYSTEM}/other)"
+    );
+    assert!(
+        said.contains(&words) && said.contains("--leader-election-id=NAME"),
+        "{said}"
+    );
     drop(other);
-    scene.bed.plane.run_kubectl(&["delete", "lease", "other", "-n", SYSTEM], "").await.unwrap();
-    assert!(scene.left().await.contains(&"configmapsyncs/sync".to_owned()));
-    let alone = ["uninstall", "--without-operator", "--operator-namespace=quartermaster-system", "--yes"];
-    let said = run.ends(1, &[&alone[..], &["--timeout=10s"]].concat()).await;
-    let copies = format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
-    assert!(said.contains("\nLeft behind, to be taken away by hand:\n") && said.contains(&copies), "{said}");
-    assert!(said.contains(&format!("delete-load-balancer --load-balancer-arn {arn}")), "{said}");
+    scene
+        .bed
+        .plane
+        .run_kubectl(&["delete", "lease", "other", "-n", SYSTEM], "")
+        .await
+        .unwrap();
+    assert!(
+        scene
+            .left()
+            .await
+            .contains(&"configmapsyncs/sync".to_owned())
+    );
+    let alone = [
+        "uninstall",
+        "--without-operator",
+        "--operator-namespace=quartermaster-system",
+        "--yes",
+    ];
+    let said = run
+        .ends(1, &[&alone[..], &["--timeout=10s"]].concat())
+        .await;
+    let copies =
+        format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
+    assert!(
+        said.contains("\nLeft behind, to be taken away by hand:\n") && said.contains(&copies),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("delete-load-balancer --load-balancer-arn {arn}")),
+        "{said}"
+    );
     let sync = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap();
     assert_eq!(sync.finalizers(), ["example.com/theirs"]);
-    assert!(said.contains("example.com/theirs: whoever set it") && !said.contains("Left: myingress"), "{said}");
+    assert!(
+        said.contains("example.com/theirs: whoever set it") && !said.contains("Left: myingress"),
+        "{said}"
+    );
     let none = json!({ "metadata": { "finalizers": null } });
     scene.bed.patch::<ConfigMapSync>("sync", none).await;
 
     let done = run.ends(0, &alone).await;
-    assert!(done.contains("is being deleted already") || done.starts_with("There is nothing"), "{done}");
+    assert!(
+        done.contains("is being deleted already") || done.starts_with("There is nothing"),
+        "{done}"
+    );
     let left = scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
     assert_eq!(left, "", "the CRDs are gone");
     let children = scene.children().await;
-    assert!(children.contains(&ALL[0]) && children.contains(&ALL[5]), "{children:?}");
+    assert!(
+        children.contains(&ALL[0]) && children.contains(&ALL[5]),
+        "{children:?}"
+    );
 
     // The commands that it named take away the rest.
     let delete = copies.strip_prefix("kubectl ").unwrap();
-    scene.bed.plane.run_kubectl(&delete.split(' ').collect::<Vec<_>>(), "").await.unwrap();
-    until("no copy is left", SOON, async || Ok((!scene.children().await.contains(&"copy")).then_some(())))
+    scene
+        .bed
+        .plane
+        .run_kubectl(&delete.split(' ').collect::<Vec<_>>(), "")
         .await
         .unwrap();
+    until("no copy is left", SOON, async || {
+        Ok((!scene.children().await.contains(&"copy")).then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 /// A namespace that is deleted takes the Role of an operator along whose rights are of that namespace.
@@ -191,15 +388,55 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
     bed.delete::<ConfigMapSync>("sync").await;
     let way_out = format!("quartermaster uninstall --without-operator -n {here} {lease}");
     let said = run.ends(0, &["status", "-n", here, lease]).await;
-    assert!(said.contains("the copies in other namespaces yet") && !said.contains(&way_out), "{said}");
-    bed.kubectl(&["delete", "namespace", here, "--wait=false"]).await;
+    assert!(
+        said.contains("the copies in other namespaces yet") && !said.contains(&way_out),
+        "{said}"
+    );
+    bed.kubectl(&["delete", "namespace", here, "--wait=false"])
+        .await;
     let said = run.ends(0, &["status", "-n", here, lease]).await;
-    assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
-    let said = run.ends(1, &["uninstall", "-n", here, lease, "--yes", "--stalled-after=1s"]).await;
-    assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
+    assert!(
+        said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out),
+        "{said}"
+    );
+    let said = run
+        .ends(
+            1,
+            &[
+                "uninstall",
+                "-n",
+                here,
+                lease,
+                "--yes",
+                "--stalled-after=1s",
+            ],
+        )
+        .await;
+    assert!(
+        said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out),
+        "{said}"
+    );
     let of_that = format!("--operator-namespace={SYSTEM}");
-    run.ends(0, &["uninstall", "--without-operator", "-n", here, lease, &of_that, "--yes"]).await;
-    assert!(bed.api::<ConfigMapSync>().get_opt("sync").await.unwrap().is_none());
+    run.ends(
+        0,
+        &[
+            "uninstall",
+            "--without-operator",
+            "-n",
+            here,
+            lease,
+            &of_that,
+            "--yes",
+        ],
+    )
+    .await;
+    assert!(
+        bed.api::<ConfigMapSync>()
+            .get_opt("sync")
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 /// Between two restarts, as a Pod that crashes has them, it counts as gone.
@@ -207,11 +444,15 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
 #[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
 #[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
 #[tokio::test]
-async fn an_operator_that_comes_back_takes_away_what_is_left_itself(#[case] then: Match, #[case] left: &[&str]) {
+async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
+    #[case] then: Match,
+    #[case] left: &[&str],
+) {
     let bed = Bed::shared("back").await;
     let here = bed.namespace.clone();
     let held = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
-    bed.create::<Lease>("back", held("old", "2026-01-01T00:00:00.000000Z")).await;
+    bed.create::<Lease>("back", held("old", "2026-01-01T00:00:00.000000Z"))
+        .await;
     let ours = "quartermaster.dev/copies";
     let sync = json!({ "metadata": { "finalizers": [ours] }, "spec": {
         "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
@@ -220,8 +461,19 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(#[case] then
     // The proxy is for who has a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={here}:boss");
-    bed.kubectl(&["create", "rolebinding", "boss", "--clusterrole=cluster-admin", &account]).await;
-    let direct = bed.plane.kubeconfig_for_service_account(&here, "boss").await.unwrap();
+    bed.kubectl(&[
+        "create",
+        "rolebinding",
+        "boss",
+        "--clusterrole=cluster-admin",
+        &account,
+    ])
+    .await;
+    let direct = bed
+        .plane
+        .kubeconfig_for_service_account(&here, "boss")
+        .await
+        .unwrap();
     let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
     let file = direct.with_extension("proxied");
     proxy.write_kubeconfig(&direct, &file).unwrap();
@@ -239,13 +491,42 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(#[case] then
         }
     });
     let came = proxy.inject(then, Times::First(1), comes);
-    let lease = ["--leader-election-id=back", &format!("--operator-namespace={here}")];
+    let lease = [
+        "--leader-election-id=back",
+        &format!("--operator-namespace={here}"),
+    ];
     let run = Run::on(&bed).kubeconfig(file);
-    let said = run.ends(1, &[&["uninstall", "--without-operator", "-n", &here, "--yes"], &lease[..]].concat()).await;
-    assert!(said.contains("The operator counts as gone (") && came.hits() == 1, "{said}");
-    let words = format!("the operator runs (new holds Lease {here}/back), and takes away what is its own");
-    assert!(said.contains(&words) && said.contains("leave --without-operator out"), "{said}");
-    let all = bed.api::<ConfigMapSync>().list(&ListParams::default()).await.unwrap();
-    let kept = all.iter().filter(|it| it.finalizers() == [ours] && it.metadata.deletion_timestamp.is_none());
-    assert_eq!(kept.map(ResourceExt::name_any).collect::<Vec<_>>(), left, "{said}");
+    let said = run
+        .ends(
+            1,
+            &[
+                &["uninstall", "--without-operator", "-n", &here, "--yes"],
+                &lease[..],
+            ]
+            .concat(),
+        )
+        .await;
+    assert!(
+        said.contains("The operator counts as gone (") && came.hits() == 1,
+        "{said}"
+    );
+    let words =
+        format!("the operator runs (new holds Lease {here}/back), and takes away what is its own");
+    assert!(
+        said.contains(&words) && said.contains("leave --without-operator out"),
+        "{said}"
+    );
+    let all = bed
+        .api::<ConfigMapSync>()
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    let kept = all
+        .iter()
+        .filter(|it| it.finalizers() == [ours] && it.metadata.deletion_timestamp.is_none());
+    assert_eq!(
+        kept.map(ResourceExt::name_any).collect::<Vec<_>>(),
+        left,
+        "{said}"
+    );
 }

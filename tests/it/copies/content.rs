@@ -17,16 +17,41 @@ async fn a_source_that_is_made_edited_and_deleted() {
     let words = shop.reads("s", "SourceNotFound").await;
     assert!(words.contains(&format!("{here}/settings")), "{words}");
 
-    shop.map(&here, "settings", json!({ "data": { "a": "1", "b": "2" }, "binaryData": { "c": "AAEC" } })).await;
-    let copy = shop.copied(&far, "settings", json!({ "a": "1", "b": "2" })).await;
+    shop.map(
+        &here,
+        "settings",
+        json!({ "data": { "a": "1", "b": "2" }, "binaryData": { "c": "AAEC" } }),
+    )
+    .await;
+    let copy = shop
+        .copied(&far, "settings", json!({ "a": "1", "b": "2" }))
+        .await;
     assert_eq!(copy.binary_data.unwrap()["c"].0, [0, 1, 2]);
     shop.reads("s", "Synced").await;
-    let status = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().status.unwrap();
+    let status = shop
+        .bed
+        .api::<ConfigMapSync>()
+        .get("s")
+        .await
+        .unwrap()
+        .status
+        .unwrap();
     assert_eq!((status.copies, status.destinations), (Some(1), Some(1)));
     let first = status.last_sync_time.unwrap();
     shop.rests("s").await;
-    let status = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().status.unwrap();
-    assert_eq!(status.last_sync_time, Some(first.clone()), "it moves with a write only");
+    let status = shop
+        .bed
+        .api::<ConfigMapSync>()
+        .get("s")
+        .await
+        .unwrap()
+        .status
+        .unwrap();
+    assert_eq!(
+        status.last_sync_time,
+        Some(first.clone()),
+        "it moves with a write only"
+    );
 
     // It is told in whole seconds.
     until("the next second", SOON, async || {
@@ -34,28 +59,51 @@ async fn a_source_that_is_made_edited_and_deleted() {
     })
     .await
     .unwrap();
-    shop.edit(&here, "settings", json!({ "data": { "a": "x", "b": null, "d": "" }, "binaryData": null })).await;
-    let copy = shop.copied(&far, "settings", json!({ "a": "x", "d": "" })).await;
+    shop.edit(
+        &here,
+        "settings",
+        json!({ "data": { "a": "x", "b": null, "d": "" }, "binaryData": null }),
+    )
+    .await;
+    let copy = shop
+        .copied(&far, "settings", json!({ "a": "x", "d": "" }))
+        .await;
     assert_eq!(copy.binary_data, None);
     shop.bed
         .until("s", "tells of the write", |sync: &ConfigMapSync| {
-            sync.status.as_ref().and_then(|status| status.last_sync_time.clone()) > Some(first.clone())
+            sync.status
+                .as_ref()
+                .and_then(|status| status.last_sync_time.clone())
+                > Some(first.clone())
         })
         .await;
     shop.rests("s").await;
 
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
-    assert_eq!(version(&shop.copied(&far, "settings", json!({ "a": "x", "d": "" })).await), version(&copy));
+    assert_eq!(
+        version(
+            &shop
+                .copied(&far, "settings", json!({ "a": "x", "d": "" }))
+                .await
+        ),
+        version(&copy)
+    );
 }
 
 #[tokio::test]
 async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
-    let shop = Shop { bed: Bed::own("nowhere").await };
+    let shop = Shop {
+        bed: Bed::own("nowhere").await,
+    };
     let here = shop.bed.namespace.clone();
     let _operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
     let far = shop.far("later");
-    shop.sync("s", json!({ "sourceNamespace": far, "destinationNamespace": here })).await;
+    shop.sync(
+        "s",
+        json!({ "sourceNamespace": far, "destinationNamespace": here }),
+    )
+    .await;
     let words = shop.reads("s", "SourceNotFound").await;
     assert_eq!(
         words,
@@ -66,12 +114,21 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
     );
     shop.open("later", json!({})).await;
     shop.bed
-        .until("s", "says that the ConfigMap is missing", |sync: &ConfigMapSync| {
-            let words = format!("ConfigMap {far}/settings does not exist: create it (existing copies are kept)");
-            sync.status.as_ref().is_some_and(|status| status.conditions[0].message == words)
-        })
+        .until(
+            "s",
+            "says that the ConfigMap is missing",
+            |sync: &ConfigMapSync| {
+                let words = format!(
+                    "ConfigMap {far}/settings does not exist: create it (existing copies are kept)"
+                );
+                sync.status
+                    .as_ref()
+                    .is_some_and(|status| status.conditions[0].message == words)
+            },
+        )
         .await;
-    shop.map(&far, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&far, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.copied(&here, "settings", json!({ "a": "1" })).await;
 }
 
@@ -87,19 +144,27 @@ async fn correction_of_a_copy_is_told_once_an_episode() {
     shop.copied(&far, "settings", data.clone()).await;
     shop.reads("s", "Synced").await;
     for value in ["edited", "edited again"] {
-        shop.edit(&far, "settings", json!({ "data": { "a": value } })).await;
+        shop.edit(&far, "settings", json!({ "data": { "a": value } }))
+            .await;
         shop.copied(&far, "settings", data.clone()).await;
     }
     let words = shop.bed.event("s", "DriftCorrected").await;
     let expected = format!("corrected data.a of ConfigMap {far}/settings, changed by ");
-    assert!(words.starts_with(&expected) && words.ends_with(": change the source instead"), "{words}");
+    assert!(
+        words.starts_with(&expected) && words.ends_with(": change the source instead"),
+        "{words}"
+    );
     // A change of the source is no drift.
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
     shop.reads("s", "Synced").await;
     assert_eq!(shop.bed.events("s", "DriftCorrected").await.len(), 1);
     let metrics = operator.metrics().await;
-    assert!(metrics.contains("quartermaster_drift_corrections_total{controller=\"configmapsync\"} 2"), "{metrics}");
+    assert!(
+        metrics.contains("quartermaster_drift_corrections_total{controller=\"configmapsync\"} 2"),
+        "{metrics}"
+    );
 }
 
 #[tokio::test]
@@ -116,9 +181,20 @@ async fn an_edited_copy_is_put_right() {
         json!({ "metadata": { "labels": labels }, "data": data, "binaryData": { "c": "AAEC" } }),
     )
     .await;
-    shop.sync("s", json!({ "destinationNamespace": far, "copyLabels": true })).await;
+    shop.sync(
+        "s",
+        json!({ "destinationNamespace": far, "copyLabels": true }),
+    )
+    .await;
     shop.copied(&far, "settings", data.clone()).await;
-    let uid = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().uid().unwrap();
+    let uid = shop
+        .bed
+        .api::<ConfigMapSync>()
+        .get("s")
+        .await
+        .unwrap()
+        .uid()
+        .unwrap();
     for patch in [
         json!({ "data": { "a": "edited" } }),
         json!({ "data": { "more": "x" } }),
@@ -135,14 +211,18 @@ async fn an_edited_copy_is_put_right() {
         let right = |map: &ConfigMap| {
             version(map) != version(&edited)
                 && serde_json::to_value(&map.data).unwrap() == data
-                && map.binary_data.as_ref().is_some_and(|data| data["c"].0 == [0, 1, 2])
+                && map
+                    .binary_data
+                    .as_ref()
+                    .is_some_and(|data| data["c"].0 == [0, 1, 2])
                 && map.labels().len() == 3
                 && map.labels()["team"] == "x"
                 && map.labels()["tier"] == "1"
                 && map.labels()["quartermaster.dev/owner-uid"] == uid
                 && map.annotations()["quartermaster.dev/owner"] == format!("{here}/s")
         };
-        shop.until(&far, "settings", &format!("is right after {patch}"), right).await;
+        shop.until(&far, "settings", &format!("is right after {patch}"), right)
+            .await;
     }
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", data.clone()).await;
@@ -150,11 +230,22 @@ async fn an_edited_copy_is_put_right() {
     shop.rests("s").await;
 
     // What is not copied is nobody's business here.
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } }))
+        .await;
     shop.reads("s", "Synced").await;
-    let labelled = shop.edit(&far, "settings", json!({ "metadata": { "labels": { "theirs": "x" } } })).await;
+    let labelled = shop
+        .edit(
+            &far,
+            "settings",
+            json!({ "metadata": { "labels": { "theirs": "x" } } }),
+        )
+        .await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&labelled));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&labelled)
+    );
 }
 
 #[tokio::test]
@@ -162,10 +253,17 @@ async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
     let shop = Shop::shared("notes").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
-    let manifest =
-        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, annotations: {note: x}}\ndata: {a: '1'}\n";
-    shop.bed.plane.run_kubectl(&["-n", &shop.bed.namespace, "apply", "-f", "-"], manifest).await.unwrap();
-    shop.sync("s", json!({ "destinationNamespace": far, "destinationName": "other", "copyAnnotations": true })).await;
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, annotations: {note: x}}\ndata: {a: '1'}\n";
+    shop.bed
+        .plane
+        .run_kubectl(&["-n", &shop.bed.namespace, "apply", "-f", "-"], manifest)
+        .await
+        .unwrap();
+    shop.sync(
+        "s",
+        json!({ "destinationNamespace": far, "destinationName": "other", "copyAnnotations": true }),
+    )
+    .await;
     let copy = shop.copied(&far, "other", json!({ "a": "1" })).await;
     let names: Vec<_> = copy.annotations().keys().map(String::as_str).collect();
     assert_eq!(names, ["note", "quartermaster.dev/owner"]);
@@ -178,17 +276,34 @@ async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" }, "immutable": true })).await;
+    shop.map(
+        &here,
+        "settings",
+        json!({ "data": { "a": "1" }, "immutable": true }),
+    )
+    .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     let first = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     assert_eq!(first.immutable, Some(true));
     shop.drop(&here, "settings").await;
-    shop.map(&here, "settings", json!({ "data": { "a": "2" }, "immutable": true })).await;
+    shop.map(
+        &here,
+        "settings",
+        json!({ "data": { "a": "2" }, "immutable": true }),
+    )
+    .await;
     let second = shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    assert_eq!((second.immutable, second.uid() == first.uid()), (Some(true), false));
+    assert_eq!(
+        (second.immutable, second.uid() == first.uid()),
+        (Some(true), false)
+    );
     shop.drop(&here, "settings").await;
-    shop.map(&here, "settings", json!({ "data": { "a": "2" } })).await;
-    shop.until(&far, "settings", "may be edited", |map| map.immutable != Some(true)).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
+    shop.until(&far, "settings", "may be edited", |map| {
+        map.immutable != Some(true)
+    })
+    .await;
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
 }
@@ -203,7 +318,9 @@ async fn a_value_of_nearly_a_mebibyte(#[case] field: &str, #[case] value: String
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
     shop.sync("s", json!({ "destinationNamespace": far })).await;
-    let source = shop.map(&here, "settings", json!({ field: { "large": value } })).await;
+    let source = shop
+        .map(&here, "settings", json!({ field: { "large": value } }))
+        .await;
     let same = |map: &ConfigMap| map.data == source.data && map.binary_data == source.binary_data;
     shop.until(&far, "settings", "is as large", same).await;
     shop.reads("s", "Synced").await;

@@ -11,13 +11,19 @@ const SYNCS: usize = 100;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
     let plane = testbed::Options::apiserver_only();
-    let shop = Shop { bed: Bed::own_with(plane, "crowd").await };
+    let shop = Shop {
+        bed: Bed::own_with(plane, "crowd").await,
+    };
     let here = shop.bed.namespace.clone();
-    let (crowd, far) = (shop.open("crowd", json!({})).await, shop.open("far", json!({})).await);
+    let (crowd, far) = (
+        shop.open("crowd", json!({})).await,
+        shop.open("far", json!({})).await,
+    );
     let content = "x".repeat(20_000);
     let maps = shop.maps(&crowd);
     let unrelated = |number: usize| {
-        let mut map = json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
+        let mut map =
+            json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
         if number.is_multiple_of(2) {
             // As kubectl apply writes it.
             map["metadata"]["annotations"] =
@@ -26,13 +32,23 @@ async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
         let (maps, map) = (maps.clone(), serde_json::from_value(map).unwrap());
         async move { maps.create(&PostParams::default(), &map).await }
     };
-    stream::iter(0..CROWD).map(unrelated).buffer_unordered(32).try_collect::<Vec<_>>().await.unwrap();
+    stream::iter(0..CROWD)
+        .map(unrelated)
+        .buffer_unordered(32)
+        .try_collect::<Vec<_>>()
+        .await
+        .unwrap();
     let names: Vec<_> = (0..SYNCS).map(|number| format!("s{number}")).collect();
     let (shop, names) = (&shop, &names);
     stream::iter(names)
         .for_each_concurrent(16, async |name| {
-            shop.map(&here, name, json!({ "data": { "a": name } })).await;
-            shop.sync(name, json!({ "configMapName": name, "destinationNamespace": far })).await;
+            shop.map(&here, name, json!({ "data": { "a": name } }))
+                .await;
+            shop.sync(
+                name,
+                json!({ "configMapName": name, "destinationNamespace": far }),
+            )
+            .await;
         })
         .await;
     let mut operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
@@ -40,7 +56,8 @@ async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
         shop.copied(&far, name, json!({ "a": name })).await;
     }
     for name in names {
-        shop.edit(&here, name, json!({ "data": { "a": "edited" } })).await;
+        shop.edit(&here, name, json!({ "data": { "a": "edited" } }))
+            .await;
     }
     for name in names {
         shop.copied(&far, name, json!({ "a": "edited" })).await;

@@ -12,30 +12,43 @@ async fn a_kill_at_any_write_changes_nothing() {
     let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| Box::pin(run(&bed.plane, point, write)).await);
+    let writes = at_each_write(&points, async |point, write| {
+        Box::pin(run(&bed.plane, point, write)).await
+    });
     let writes = Box::pin(writes).await;
     // At least: the finalizer; two copies, twice; one goes; a status for each of the three; the other goes, and the finalizer.
-    assert!(writes.iter().all(|writes| *writes >= 11), "{writes:?} writes");
+    assert!(
+        writes.iter().all(|writes| *writes >= 11),
+        "{writes:?} writes"
+    );
     a_watch_that_is_silent(&bed.plane).await;
 }
 
 /// A sync is made, its immutable source replaced, one of its destinations taken away, and it is deleted, while the operator is
 /// killed at that write. Says whether it came to that, and how all of it went.
 async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
-    let shop = Shop { bed: Bed::on(plane.clone(), "kills").await };
+    let shop = Shop {
+        bed: Bed::on(plane.clone(), "kills").await,
+    };
     let here = shop.bed.namespace.clone();
-    let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
+    let (one, two) = (
+        shop.open("one", json!({})).await,
+        shop.open("two", json!({})).await,
+    );
     let source = |value: &str| json!({ "immutable": true, "data": { "a": value } });
     shop.map(&here, "settings", source("1")).await;
     let changes = async {
-        shop.sync("s", json!({ "destinationNamespaces": [one, two] })).await;
+        shop.sync("s", json!({ "destinationNamespaces": [one, two] }))
+            .await;
         shop.reads("s", "Synced").await;
         shop.drop(&here, "settings").await;
         shop.map(&here, "settings", source("2")).await;
         shop.copied(&one, "settings", json!({ "a": "2" })).await;
         shop.copied(&two, "settings", json!({ "a": "2" })).await;
         shop.reads("s", "Synced").await;
-        shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } })).await;
+        shop.bed
+            .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } }))
+            .await;
         shop.reads("s", "Synced").await;
         let between = copies(&shop).await;
         shop.bed.delete::<ConfigMapSync>("s").await;
@@ -47,14 +60,26 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    Box::pin(killed_at(&shop.bed, shop.serving(&["one", "two"]), writes, point, write, changes)).await
+    Box::pin(killed_at(
+        &shop.bed,
+        shop.serving(&["one", "two"]),
+        writes,
+        point,
+        write,
+        changes,
+    ))
+    .await
 }
 
 /// What there is in the two namespaces.
 async fn copies(shop: &Shop) -> Value {
     let mut copies = Vec::new();
     for name in ["one", "two"] {
-        let copy = shop.maps(&shop.far(name)).get_opt("settings").await.unwrap();
+        let copy = shop
+            .maps(&shop.far(name))
+            .get_opt("settings")
+            .await
+            .unwrap();
         copies.push(copy.map(|copy| json!({ "data": copy.data, "immutable": copy.immutable })));
     }
     json!(copies)
@@ -62,13 +87,16 @@ async fn copies(shop: &Shop) -> Value {
 
 /// Nothing is believed for ever.
 async fn a_watch_that_is_silent(plane: &Plane) {
-    let shop = Shop { bed: Bed::on(plane.clone(), "silent").await };
+    let shop = Shop {
+        bed: Bed::on(plane.clone(), "silent").await,
+    };
     let (proxy, file) = shop.bed.through_proxy().await;
     let here = shop.bed.namespace.clone();
     let far = shop.open("far", json!({})).await;
     let settings = shop.serving(&["far"]).kubeconfig(file).flag("--resync=1s");
     let _operator = Operator::start(&shop.bed, settings).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     let first = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     shop.reads("s", "Synced").await;
@@ -81,8 +109,10 @@ async fn a_watch_that_is_silent(plane: &Plane) {
     proxy.behave();
 
     proxy.freeze(Match::watch("configmaps"));
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    shop.edit(&far, "settings", json!({ "data": { "a": "3" } })).await;
+    shop.edit(&far, "settings", json!({ "data": { "a": "3" } }))
+        .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
 }

@@ -28,7 +28,9 @@ pub struct Shop {
 impl Shop {
     /// On the control plane that tests share.
     pub async fn shared(name: &str) -> Self {
-        Self { bed: Bed::shared(name).await }
+        Self {
+            bed: Bed::shared(name).await,
+        }
     }
 
     /// Name of another namespace of this test.
@@ -41,7 +43,10 @@ impl Shop {
         let name = self.far(name);
         let object = json!({ "metadata": { "name": name, "labels": labels } });
         let object: Namespace = serde_json::from_value(object).unwrap();
-        Api::all(self.bed.client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        Api::all(self.bed.client.clone())
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
         name
     }
 
@@ -53,7 +58,11 @@ impl Shop {
     /// Settings for the test's own namespace and these others.
     pub fn serving(&self, others: &[&str]) -> Settings {
         others.iter().fold(Settings::default(), |settings, name| {
-            settings.flag(&format!("--watch-namespace={},{}", self.bed.namespace, self.far(name)))
+            settings.flag(&format!(
+                "--watch-namespace={},{}",
+                self.bed.namespace,
+                self.far(name)
+            ))
         })
     }
 
@@ -65,22 +74,37 @@ impl Shop {
     /// A `ConfigMap`, given all but its name.
     pub async fn map(&self, namespace: &str, name: &str, mut rest: Value) -> ConfigMap {
         rest["metadata"]["name"] = name.into();
-        self.maps(namespace).create(&PostParams::default(), &serde_json::from_value(rest).unwrap()).await.unwrap()
+        self.maps(namespace)
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(rest).unwrap(),
+            )
+            .await
+            .unwrap()
     }
 
     /// Merges a patch into a `ConfigMap`.
     pub async fn edit(&self, namespace: &str, name: &str, patch: Value) -> ConfigMap {
-        self.maps(namespace).patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
+        self.maps(namespace)
+            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap()
     }
 
     /// Deletes a `ConfigMap`.
     pub async fn drop(&self, namespace: &str, name: &str) {
-        self.maps(namespace).delete(name, &DeleteParams::default()).await.unwrap();
+        self.maps(namespace)
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
     }
 
     /// A sync of `settings` from the test's own namespace.
     pub async fn sync(&self, name: &str, mut spec: Value) -> ConfigMapSync {
-        for (field, value) in [("sourceNamespace", &*self.bed.namespace), ("configMapName", "settings")] {
+        for (field, value) in [
+            ("sourceNamespace", &*self.bed.namespace),
+            ("configMapName", "settings"),
+        ] {
             if spec[field].is_null() {
                 spec[field] = value.into();
             }
@@ -89,7 +113,13 @@ impl Shop {
     }
 
     /// Waits until a `ConfigMap` is as `look` wants it.
-    pub async fn until(&self, namespace: &str, name: &str, what: &str, look: impl Fn(&ConfigMap) -> bool) -> ConfigMap {
+    pub async fn until(
+        &self,
+        namespace: &str,
+        name: &str,
+        what: &str,
+        look: impl Fn(&ConfigMap) -> bool,
+    ) -> ConfigMap {
         let maps = self.maps(namespace);
         let found = until(format!("{namespace}/{name} {what}"), SOON, async || {
             Ok(maps.get_opt(name).await?.filter(|map| look(map)))
@@ -100,7 +130,10 @@ impl Shop {
     /// Waits until a copy has exactly this data.
     pub async fn copied(&self, namespace: &str, name: &str, data: Value) -> ConfigMap {
         let wanted = serde_json::from_value(data.clone()).unwrap();
-        self.until(namespace, name, &format!("has {data}"), |map| map.data.clone().unwrap_or_default() == wanted).await
+        self.until(namespace, name, &format!("has {data}"), |map| {
+            map.data.clone().unwrap_or_default() == wanted
+        })
+        .await
     }
 
     /// Waits until there is no such `ConfigMap`.
@@ -108,7 +141,9 @@ impl Shop {
         let maps = self.maps(namespace);
         until(format!("{namespace}/{name} is gone"), SOON, async || {
             let there = maps.get_opt(name).await?;
-            Ok(there.is_none_or(|map| map.metadata.deletion_timestamp.is_some()).then_some(()))
+            Ok(there
+                .is_none_or(|map| map.metadata.deletion_timestamp.is_some())
+                .then_some(()))
         })
         .await
         .unwrap();
@@ -117,9 +152,11 @@ impl Shop {
     /// Waits until a sync that is being deleted is gone.
     pub async fn ended(&self, sync: &str) {
         let syncs = self.bed.api::<ConfigMapSync>();
-        until(format!("{sync} is gone"), SOON, async || Ok(syncs.get_opt(sync).await?.is_none().then_some(())))
-            .await
-            .unwrap();
+        until(format!("{sync} is gone"), SOON, async || {
+            Ok(syncs.get_opt(sync).await?.is_none().then_some(()))
+        })
+        .await
+        .unwrap();
     }
 
     /// Waits until the condition of a sync has this reason; gives its words.
@@ -127,9 +164,16 @@ impl Shop {
         let ready = |sync: &ConfigMapSync| {
             let status = sync.status.as_ref()?;
             let fits = status.observed_generation == sync.metadata.generation;
-            status.conditions.first().filter(|condition| fits && condition.reason == reason).cloned()
+            status
+                .conditions
+                .first()
+                .filter(|condition| fits && condition.reason == reason)
+                .cloned()
         };
-        let found = self.bed.until(sync, reason, |sync: &ConfigMapSync| ready(sync).is_some()).await;
+        let found = self
+            .bed
+            .until(sync, reason, |sync: &ConfigMapSync| ready(sync).is_some())
+            .await;
         ready(&found).unwrap().message
     }
 }
@@ -145,9 +189,13 @@ impl Shop {
     pub async fn rests(&self, sync: &str) {
         // A status that is yet to be written would come after the first, once what asks for a pass no longer is in its way.
         let says = |sync: &ConfigMapSync| {
-            sync.status.as_ref().is_some_and(|status| status.observed_generation == sync.metadata.generation)
+            sync.status
+                .as_ref()
+                .is_some_and(|status| status.observed_generation == sync.metadata.generation)
         };
-        self.bed.until(sync, "has a status of its generation", says).await;
+        self.bed
+            .until(sync, "has a status of its generation", says)
+            .await;
         let audit = self.bed.plane.audit();
         let mut mark = audit.mark().await.unwrap();
         let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -158,15 +206,18 @@ impl Shop {
                 mark = round;
             }
             let at = uuid::Uuid::new_v4().to_string();
-            let patch = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
+            let patch =
+                json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
             let asked: ConfigMapSync = self.bed.patch(sync, patch).await;
             let (namespace, name) = (&asked.spec.source_namespace, &asked.spec.config_map_name);
             until(format!("a pass over {sync}"), SOON, async || {
                 let requests = audit.requests(round).await?;
-                let looked = requests
-                    .iter()
-                    .map(|request| &request.subject)
-                    .any(|it| it.user == ours && it.verb == "get" && it.namespace == *namespace && it.name == *name);
+                let looked = requests.iter().map(|request| &request.subject).any(|it| {
+                    it.user == ours
+                        && it.verb == "get"
+                        && it.namespace == *namespace
+                        && it.name == *name
+                });
                 Ok(looked.then_some(()))
             })
             .await
@@ -176,9 +227,14 @@ impl Shop {
         let writes: Vec<_> = requests
             .iter()
             .map(|request| &request.subject)
-            .filter(|it| it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace))
+            .filter(|it| {
+                it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace)
+            })
             // Written beside the passes: that of an earlier one may come late. So may the status of another sync.
-            .filter(|it| it.resource != "events" && (it.resource != "configmapsyncs/status" || it.name == sync))
+            .filter(|it| {
+                it.resource != "events"
+                    && (it.resource != "configmapsyncs/status" || it.name == sync)
+            })
             .collect();
         assert!(writes.is_empty(), "{writes:?}");
     }

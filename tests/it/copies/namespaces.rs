@@ -12,55 +12,82 @@ use crate::support::Trap;
 /// Names of the namespaces that have a copy of this name.
 async fn where_copied(shop: &Shop, name: &str) -> BTreeSet<String> {
     let all: Api<ConfigMap> = Api::all(shop.bed.client.clone());
-    let list = all.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await.unwrap();
-    let copies = list.items.into_iter().filter(|map| map.labels().contains_key("quartermaster.dev/owner-uid"));
+    let list = all
+        .list(&ListParams::default().fields(&format!("metadata.name={name}")))
+        .await
+        .unwrap();
+    let copies = list
+        .items
+        .into_iter()
+        .filter(|map| map.labels().contains_key("quartermaster.dev/owner-uid"));
     copies.map(|map| map.namespace().unwrap()).collect()
 }
 
 async fn until_copied(shop: &Shop, name: &str, wanted: &BTreeSet<String>) {
-    until(format!("{name} is in {} namespaces", wanted.len()), SOON, async || {
-        Ok((where_copied(shop, name).await == *wanted).then_some(()))
-    })
+    until(
+        format!("{name} is in {} namespaces", wanted.len()),
+        SOON,
+        async || Ok((where_copied(shop, name).await == *wanted).then_some(())),
+    )
     .await
     .unwrap();
 }
 
 async fn open_many(shop: &Shop, names: &[String], labels: &Value) -> BTreeSet<String> {
-    stream::iter(names).map(|name| shop.open(name, labels.clone())).buffer_unordered(16).collect().await
+    stream::iter(names)
+        .map(|name| shop.open(name, labels.clone()))
+        .buffer_unordered(16)
+        .collect()
+        .await
 }
 
 async fn relabel(shop: &Shop, namespace: &str, labels: Value) {
     let all: Api<Namespace> = Api::all(shop.bed.client.clone());
     let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
-    all.patch(namespace, &PatchParams::default(), &patch).await.unwrap();
+    all.patch(namespace, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
 }
 
 async fn close(shop: &Shop, namespace: &str) {
     let all: Api<Namespace> = Api::all(shop.bed.client.clone());
-    all.delete(namespace, &DeleteParams::default()).await.unwrap();
+    all.delete(namespace, &DeleteParams::default())
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_source_to_many_namespaces() {
-    let shop = Shop { bed: Bed::own("many").await };
+    let shop = Shop {
+        bed: Bed::own("many").await,
+    };
     let here = shop.bed.namespace.clone();
     let (proxy, file) = shop.bed.through_proxy().await;
-    let mut operator = Operator::start(&shop.bed, Settings::default().whole_cluster().kubeconfig(file)).await;
+    let mut operator = Operator::start(
+        &shop.bed,
+        Settings::default().whole_cluster().kubeconfig(file),
+    )
+    .await;
     let labels = json!({ "team": "x" });
     let names: Vec<_> = (0..200).map(|number| format!("n{number}")).collect();
     let mut wanted = open_many(&shop, &names, &labels).await;
     relabel(&shop, &here, labels.clone()).await;
     relabel(&shop, "kube-public", labels.clone()).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     let selector = json!({ "matchLabels": labels });
-    shop.sync("s", json!({ "destinationNamespaceSelector": selector })).await;
+    shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
+        .await;
     // Its own namespace and those of Kubernetes are left out.
     until_copied(&shop, "settings", &wanted).await;
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
     // An apiserver that lags behind the others would show some without the label.
     let asked = proxy.requests();
-    let mut lists = asked.iter().map(|seen| &seen.request).filter(|request| request.resource == "namespaces");
+    let mut lists = asked
+        .iter()
+        .map(|seen| &seen.request)
+        .filter(|request| request.resource == "namespaces");
     assert!(lists.clone().any(|request| request.verb == Verb::List));
     assert!(lists.all(|request| !request.query.contains("sendInitialEvents")));
 
@@ -77,14 +104,18 @@ async fn one_source_to_many_namespaces() {
     relabel(&shop, &unlabelled, labels.clone()).await;
     wanted.insert(unlabelled);
     until_copied(&shop, "settings", &wanted).await;
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     for namespace in &wanted {
-        shop.copied(namespace, "settings", json!({ "a": "2" })).await;
+        shop.copied(namespace, "settings", json!({ "a": "2" }))
+            .await;
     }
     shop.reads("s", "Synced").await;
 
     // One of that name which is not a copy, and copies of another sync, outlive it. The operator is killed in the middle.
-    let theirs = shop.map(&lost, "settings", json!({ "data": { "their": "own" } })).await;
+    let theirs = shop
+        .map(&lost, "settings", json!({ "data": { "their": "own" } }))
+        .await;
     shop.sync(
         "other",
         json!({ "destinationNamespaces": [shop.far("n2"), shop.far("n3")], "destinationName": "others" }),
@@ -92,30 +123,66 @@ async fn one_source_to_many_namespaces() {
     .await;
     let others = BTreeSet::from([shop.far("n2"), shop.far("n3")]);
     until_copied(&shop, "others", &others).await;
-    let middle = Trap::set(&proxy, Match::verb(Verb::Delete).resource("configmaps"), Point::Before, 100);
+    let middle = Trap::set(
+        &proxy,
+        Match::verb(Verb::Delete).resource("configmaps"),
+        Point::Before,
+        100,
+    );
     shop.bed.delete::<ConfigMapSync>("s").await;
     middle.spring(&mut operator).await;
     let left = where_copied(&shop, "settings").await.len();
-    assert!(0 < left && left < wanted.len(), "{left} of {}", wanted.len());
-    assert!(shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().metadata.deletion_timestamp.is_some());
+    assert!(
+        0 < left && left < wanted.len(),
+        "{left} of {}",
+        wanted.len()
+    );
+    assert!(
+        shop.bed
+            .api::<ConfigMapSync>()
+            .get("s")
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
     operator.restart();
     until_copied(&shop, "settings", &BTreeSet::new()).await;
     shop.ended("s").await;
     assert_eq!(where_copied(&shop, "others").await, others);
-    assert_eq!(version(&shop.maps(&lost).get("settings").await.unwrap()), version(&theirs));
+    assert_eq!(
+        version(&shop.maps(&lost).get("settings").await.unwrap()),
+        version(&theirs)
+    );
 
     // A namespace that is not there, is made, is being deleted, and is made again.
     let place = shop.far("place");
-    shop.sync("p", json!({ "destinationNamespace": place })).await;
-    assert!(shop.reads("p", "NamespaceNotFound").await.contains(&format!("create namespace {place}")));
+    shop.sync("p", json!({ "destinationNamespace": place }))
+        .await;
+    assert!(
+        shop.reads("p", "NamespaceNotFound")
+            .await
+            .contains(&format!("create namespace {place}"))
+    );
     shop.rests("p").await;
     shop.open("place", json!({})).await;
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
-    shop.edit(&place, "settings", json!({ "metadata": { "finalizers": ["example.com/held"] } })).await;
+    shop.edit(
+        &place,
+        "settings",
+        json!({ "metadata": { "finalizers": ["example.com/held"] } }),
+    )
+    .await;
     close(&shop, &place).await;
     shop.reads("p", "NamespaceTerminating").await;
     shop.rests("p").await;
-    shop.edit(&place, "settings", json!({ "metadata": { "finalizers": null } })).await;
+    shop.edit(
+        &place,
+        "settings",
+        json!({ "metadata": { "finalizers": null } }),
+    )
+    .await;
     shop.reads("p", "NamespaceNotFound").await;
     shop.open("place", json!({})).await;
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
@@ -124,15 +191,25 @@ async fn one_source_to_many_namespaces() {
     // Where Kubernetes lives nothing is written unless the operator is told so.
     for (name, spec) in [
         ("system", json!({ "destinationNamespace": "kube-system" })),
-        ("ca", json!({ "destinationNamespace": place, "destinationName": "kube-root-ca.crt" })),
+        (
+            "ca",
+            json!({ "destinationNamespace": place, "destinationName": "kube-root-ca.crt" }),
+        ),
     ] {
         shop.sync(name, spec).await;
-        assert!(shop.reads(name, "DestinationRefused").await.contains("--allow-protected-destinations"));
+        assert!(
+            shop.reads(name, "DestinationRefused")
+                .await
+                .contains("--allow-protected-destinations")
+        );
     }
     drop(operator);
-    let settings = Settings::default().whole_cluster().flag("--allow-protected-destinations");
+    let settings = Settings::default()
+        .whole_cluster()
+        .flag("--allow-protected-destinations");
     let _operator = Operator::start(&shop.bed, settings).await;
-    shop.copied("kube-system", "settings", json!({ "a": "2" })).await;
+    shop.copied("kube-system", "settings", json!({ "a": "2" }))
+        .await;
     // That name is taken there, by the cluster.
     shop.reads("ca", "Conflict").await;
 }

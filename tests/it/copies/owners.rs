@@ -12,41 +12,70 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let theirs = shop.map(&far, "settings", json!({ "data": { "their": "own" } })).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    let theirs = shop
+        .map(&far, "settings", json!({ "data": { "their": "own" } }))
+        .await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     let words = shop.reads("s", "Conflict").await;
-    let command = format!("kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s");
+    let command = format!(
+        "kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s"
+    );
     assert!(words.ends_with(&command), "{words}");
     // Whatever comes to pass: its source and itself are edited, the sync is changed, the operator starts anew.
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.rests("s").await;
-    let edited = shop.edit(&far, "settings", json!({ "data": { "their": "new" } })).await;
+    let edited = shop
+        .edit(&far, "settings", json!({ "data": { "their": "new" } }))
+        .await;
     shop.rests("s").await;
     assert_eq!(edited.uid(), theirs.uid());
     drop(operator);
     let _operator = shop.operator(&["far"]).await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&edited));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&edited)
+    );
 
     // The words are a command that works.
     let arguments: Vec<_> = command.split(' ').skip(1).collect();
     shop.bed.plane.run_kubectl(&arguments, "").await.unwrap();
     let copy = shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    assert!(copy.uid() == theirs.uid() && !copy.annotations().contains_key("quartermaster.dev/adopt-by"));
+    assert!(
+        copy.uid() == theirs.uid()
+            && !copy
+                .annotations()
+                .contains_key("quartermaster.dev/adopt-by")
+    );
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
 
     // Without the label nothing proves that it is ours: the annotation does not.
-    let stripped = shop.edit(&far, "settings", json!({ "metadata": { "labels": { MARK: null } } })).await;
+    let stripped = shop
+        .edit(
+            &far,
+            "settings",
+            json!({ "metadata": { "labels": { MARK: null } } }),
+        )
+        .await;
     shop.reads("s", "Conflict").await;
-    shop.edit(&here, "settings", json!({ "data": { "a": "3" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "3" } }))
+        .await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&stripped)
+    );
     // Nor is it deleted with the sync.
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&stripped)
+    );
 }
 
 #[tokio::test]
@@ -57,11 +86,17 @@ async fn a_foreign_one_that_appears_after_its_sync_is_left_alone_too() {
     let here = shop.bed.namespace.clone();
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     shop.reads("s", "SourceNotFound").await;
-    let theirs = shop.map(&far, "settings", json!({ "data": { "their": "own" } })).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    let theirs = shop
+        .map(&far, "settings", json!({ "data": { "their": "own" } }))
+        .await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.reads("s", "Conflict").await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&theirs));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&theirs)
+    );
     // Once it is gone its place is taken, at once: its going is seen.
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
@@ -73,9 +108,12 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "first" } })).await;
-    shop.map(&here, "others", json!({ "data": { "a": "second" } })).await;
-    shop.sync("first", json!({ "destinationNamespace": far })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "first" } }))
+        .await;
+    shop.map(&here, "others", json!({ "data": { "a": "second" } }))
+        .await;
+    shop.sync("first", json!({ "destinationNamespace": far }))
+        .await;
     let copy = shop.copied(&far, "settings", json!({ "a": "first" })).await;
     shop.sync(
         "second",
@@ -83,14 +121,28 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
     )
     .await;
     let words = shop.reads("second", "Conflict").await;
-    assert!(words.contains(&format!("belongs to ConfigMapSync {here}/first")), "{words}");
+    assert!(
+        words.contains(&format!("belongs to ConfigMapSync {here}/first")),
+        "{words}"
+    );
     shop.rests("second").await;
-    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&copy));
+    assert_eq!(
+        version(&shop.maps(&far).get("settings").await.unwrap()),
+        version(&copy)
+    );
     // The words hand it from one to the other, and back.
     let words = hand_over(&shop, &words, "second").await;
     shop.reads("first", "Conflict").await;
-    assert_eq!(shop.copied(&far, "settings", json!({ "a": "second" })).await.uid(), copy.uid());
-    assert!(words.contains(&format!("belongs to ConfigMapSync {here}/second")), "{words}");
+    assert_eq!(
+        shop.copied(&far, "settings", json!({ "a": "second" }))
+            .await
+            .uid(),
+        copy.uid()
+    );
+    assert!(
+        words.contains(&format!("belongs to ConfigMapSync {here}/second")),
+        "{words}"
+    );
     hand_over(&shop, &words, "first").await;
     shop.copied(&far, "settings", json!({ "a": "first" })).await;
     shop.reads("second", "Conflict").await;
@@ -98,30 +150,45 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
     shop.rests("first").await;
     // The second takes over once the first is gone.
     shop.bed.delete::<ConfigMapSync>("first").await;
-    shop.copied(&far, "settings", json!({ "a": "second" })).await;
+    shop.copied(&far, "settings", json!({ "a": "second" }))
+        .await;
     shop.reads("second", "Synced").await;
 }
 
 /// Runs the command at the end of a conflict's words, for `sync`; gives the words of the other of the two.
 async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
     let (_, command) = words.split_once("kubectl ").unwrap();
-    shop.bed.plane.run_kubectl(&command.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    shop.bed
+        .plane
+        .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
+        .await
+        .unwrap();
     shop.reads(sync, "Synced").await;
-    shop.reads(if sync == "first" { "second" } else { "first" }, "Conflict").await
+    shop.reads(if sync == "first" { "second" } else { "first" }, "Conflict")
+        .await
 }
 
 #[tokio::test]
 async fn a_chain_works_and_a_loop_does_not_spin() {
     let shop = Shop::shared("chain").await;
-    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let (b, c) = (
+        shop.open("b", json!({})).await,
+        shop.open("c", json!({})).await,
+    );
     let _operator = shop.operator(&["b", "c"]).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.sync("ab", json!({ "destinationNamespace": b })).await;
     shop.copied(&b, "settings", json!({ "a": "1" })).await;
-    shop.sync("bc", json!({ "sourceNamespace": b, "destinationNamespace": c })).await;
+    shop.sync(
+        "bc",
+        json!({ "sourceNamespace": b, "destinationNamespace": c }),
+    )
+    .await;
     shop.copied(&c, "settings", json!({ "a": "1" })).await;
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.copied(&c, "settings", json!({ "a": "2" })).await;
 
     // Handed over, so that nothing but the rule against loops keeps it from being written.
@@ -130,16 +197,32 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
     // The order of creation is told in whole seconds.
     let second: ConfigMapSync = shop.bed.api().get("bc").await.unwrap();
     let then = second.metadata.creation_timestamp.unwrap().0 + Duration::from_secs(1);
-    until("the next second", SOON, async || Ok((jiff::Timestamp::now() >= then).then_some(()))).await.unwrap();
-    shop.sync("ca", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
+    until("the next second", SOON, async || {
+        Ok((jiff::Timestamp::now() >= then).then_some(()))
+    })
+    .await
+    .unwrap();
+    shop.sync(
+        "ca",
+        json!({ "sourceNamespace": c, "destinationNamespace": here }),
+    )
+    .await;
     let words = shop.reads("ca", "Loop").await;
     for link in ["ab", "bc"] {
-        assert!(words.contains(&format!("ConfigMapSync {here}/{link}")), "{words}");
+        assert!(
+            words.contains(&format!("ConfigMapSync {here}/{link}")),
+            "{words}"
+        );
     }
-    let source = shop.edit(&here, "settings", json!({ "data": { "a": "3" } })).await;
+    let source = shop
+        .edit(&here, "settings", json!({ "data": { "a": "3" } }))
+        .await;
     shop.copied(&c, "settings", json!({ "a": "3" })).await;
     shop.rests("ab").await;
-    assert_eq!(version(&shop.maps(&here).get("settings").await.unwrap()), version(&source));
+    assert_eq!(
+        version(&shop.maps(&here).get("settings").await.unwrap()),
+        version(&source)
+    );
     // Opened elsewhere, it is let go on.
     shop.bed.delete::<ConfigMapSync>("ab").await;
     shop.reads("ca", "Synced").await;
@@ -149,25 +232,51 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
 #[tokio::test]
 async fn a_loop_names_no_object_of_another_namespace() {
     let shop = Shop::shared("links").await;
-    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let (b, c) = (
+        shop.open("b", json!({})).await,
+        shop.open("c", json!({})).await,
+    );
     let operator = shop.operator(&["b", "c"]).await;
     let here = shop.bed.namespace.clone();
     let of_another = async |namespace: &str, name: &str, from: &str, to: &str| {
         let spec = json!({ "sourceNamespace": from, "destinationNamespace": to, "configMapName": "settings" });
-        let sync = serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+        let sync =
+            serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
         let syncs: Api<ConfigMapSync> = Api::namespaced(shop.bed.client.clone(), namespace);
-        syncs.create(&PostParams::default(), &sync).await.unwrap().metadata.creation_timestamp.unwrap().0
+        syncs
+            .create(&PostParams::default(), &sync)
+            .await
+            .unwrap()
+            .metadata
+            .creation_timestamp
+            .unwrap()
+            .0
     };
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("mine", json!({ "destinationNamespace": b })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    shop.sync("mine", json!({ "destinationNamespace": b }))
+        .await;
     let last = of_another(&b, "confidential", &b, &c).await;
     shop.copied(&c, "settings", json!({ "a": "1" })).await;
     // The order of creation is told in whole seconds.
     let then = last + Duration::from_secs(1);
-    until("the next second", SOON, async || Ok((jiff::Timestamp::now() >= then).then_some(()))).await.unwrap();
-    shop.sync("closing", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
+    until("the next second", SOON, async || {
+        Ok((jiff::Timestamp::now() >= then).then_some(()))
+    })
+    .await
+    .unwrap();
+    shop.sync(
+        "closing",
+        json!({ "sourceNamespace": c, "destinationNamespace": here }),
+    )
+    .await;
     let words = shop.reads("closing", "Loop").await;
-    assert!(words.contains(&format!("ConfigMapSync {here}/mine and a ConfigMapSync of another namespace")), "{words}");
+    assert!(
+        words.contains(&format!(
+            "ConfigMapSync {here}/mine and a ConfigMapSync of another namespace"
+        )),
+        "{words}"
+    );
     assert!(!words.contains("confidential"), "{words}");
     let noted = shop.bed.event("closing", "Loop").await;
     assert!(!noted.contains("confidential"), "{noted}");
@@ -179,22 +288,45 @@ async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces
     let shop = Shop::shared("lost").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
-    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "data": { "a": "1" } }),
+    )
+    .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
     shop.reads("s", "Synced").await;
     // An immutable copy is deleted and created again by the operator.
-    shop.edit(&shop.bed.namespace, "settings", json!({ "immutable": true })).await;
-    shop.until(&far, "settings", "is immutable", |map| map.immutable == Some(true)).await;
+    shop.edit(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "immutable": true }),
+    )
+    .await;
+    shop.until(&far, "settings", "is immutable", |map| {
+        map.immutable == Some(true)
+    })
+    .await;
     shop.drop(&shop.bed.namespace, "settings").await;
-    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.map(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "data": { "a": "2" } }),
+    )
+    .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
     shop.rests("s").await;
     assert!(shop.bed.events("s", "Recreated").await.is_empty());
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
     let words = shop.bed.event("s", "Recreated").await;
-    assert!(words.starts_with(&format!("ConfigMap {far}/settings was deleted by another client")), "{words}");
+    assert!(
+        words.starts_with(&format!(
+            "ConfigMap {far}/settings was deleted by another client"
+        )),
+        "{words}"
+    );
 }
 
 #[tokio::test]
@@ -204,23 +336,48 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
     let marks = json!({ "labels": { MARK: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
-    let restored = shop.map(&far, "settings", json!({ "metadata": marks, "data": { "a": "old" } })).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    let restored = shop
+        .map(
+            &far,
+            "settings",
+            json!({ "metadata": marks, "data": { "a": "old" } }),
+        )
+        .await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     let sync = shop.sync("s", json!({ "destinationNamespace": far })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
-    assert_eq!((copy.uid(), &copy.labels()[MARK]), (restored.uid(), &sync.uid().unwrap()));
+    assert_eq!(
+        (copy.uid(), &copy.labels()[MARK]),
+        (restored.uid(), &sync.uid().unwrap())
+    );
     // What it had elsewhere goes with it, and what its former self had too; that of one that is there does not.
-    let other = shop.sync("other", json!({ "destinationNamespace": far, "destinationName": "others" })).await;
+    let other = shop
+        .sync(
+            "other",
+            json!({ "destinationNamespace": far, "destinationName": "others" }),
+        )
+        .await;
     shop.copied(&far, "others", json!({ "a": "1" })).await;
-    for (name, uid) in [("former", uuid::Uuid::new_v4().to_string()), ("mixed", other.uid().unwrap())] {
-        let marks =
-            json!({ "labels": { MARK: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
-        shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "suspend": true } })).await;
+    for (name, uid) in [
+        ("former", uuid::Uuid::new_v4().to_string()),
+        ("mixed", other.uid().unwrap()),
+    ] {
+        let marks = json!({ "labels": { MARK: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+        shop.bed
+            .patch::<ConfigMapSync>("s", json!({ "spec": { "suspend": true } }))
+            .await;
         shop.reads("s", "Suspended").await;
-        shop.map(&far, name, json!({ "metadata": marks, "data": { "a": "old" } })).await;
+        shop.map(
+            &far,
+            name,
+            json!({ "metadata": marks, "data": { "a": "old" } }),
+        )
+        .await;
     }
     // What the watch showed before is known once this is put right.
-    shop.edit(&far, "others", json!({ "data": { "a": "x" } })).await;
+    shop.edit(&far, "others", json!({ "data": { "a": "x" } }))
+        .await;
     shop.copied(&far, "others", json!({ "a": "1" })).await;
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
@@ -234,53 +391,104 @@ async fn in_its_own_namespace_either_mark_proves() {
     let shop = Shop::shared("near").await;
     let _operator = shop.operator(&[]).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("s", json!({ "destinationNamespace": here, "destinationName": "copy" })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    shop.sync(
+        "s",
+        json!({ "destinationNamespace": here, "destinationName": "copy" }),
+    )
+    .await;
     let copy = shop.copied(&here, "copy", json!({ "a": "1" })).await;
     assert_eq!(copy.owner_references().len(), 1);
-    for patch in [json!({ "labels": { MARK: null } }), json!({ "ownerReferences": null })] {
+    for patch in [
+        json!({ "labels": { MARK: null } }),
+        json!({ "ownerReferences": null }),
+    ] {
         shop.edit(&here, "copy", json!({ "metadata": patch })).await;
-        let whole = |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
+        let whole =
+            |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
         shop.until(&here, "copy", "has both marks", whole).await;
     }
-    let stripped =
-        shop.edit(&here, "copy", json!({ "metadata": { "labels": { MARK: null }, "ownerReferences": null } })).await;
+    let stripped = shop
+        .edit(
+            &here,
+            "copy",
+            json!({ "metadata": { "labels": { MARK: null }, "ownerReferences": null } }),
+        )
+        .await;
     shop.reads("s", "Conflict").await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.maps(&here).get("copy").await.unwrap()), version(&stripped));
+    assert_eq!(
+        version(&shop.maps(&here).get("copy").await.unwrap()),
+        version(&stripped)
+    );
 }
 
 #[tokio::test]
 async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     let shop = Shop::shared("policy").await;
-    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let (b, c) = (
+        shop.open("b", json!({})).await,
+        shop.open("c", json!({})).await,
+    );
     let _operator = shop.operator(&["b", "c"]).await;
     let here = shop.bed.namespace.clone();
     let data = json!({ "a": "1" });
     shop.map(&here, "settings", json!({ "data": data })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [b, c] })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [b, c] }))
+        .await;
     shop.copied(&b, "settings", data.clone()).await;
     shop.copied(&c, "settings", data.clone()).await;
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
+        .await;
     shop.gone(&b, "settings").await;
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } }))
+        .await;
     shop.copied(&c, "renamed", data.clone()).await;
     shop.gone(&c, "settings").await;
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [b, c, here] } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>(
+            "s",
+            json!({ "spec": { "destinationNamespaces": [b, c, here] } }),
+        )
+        .await;
     shop.reads("s", "Synced").await;
     // There the owner reference says whose it is.
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "deletionPolicy": "Orphan", "suspend": true } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>(
+            "s",
+            json!({ "spec": { "deletionPolicy": "Orphan", "suspend": true } }),
+        )
+        .await;
     shop.reads("s", "Suspended").await;
-    shop.edit(&here, "renamed", json!({ "metadata": { "labels": { MARK: null } } })).await;
+    shop.edit(
+        &here,
+        "renamed",
+        json!({ "metadata": { "labels": { MARK: null } } }),
+    )
+    .await;
 
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
     for namespace in [b, c, here] {
         let copy = shop.maps(&namespace).get("renamed").await.unwrap();
-        assert!(!copy.labels().contains_key(MARK) && !copy.annotations().contains_key("quartermaster.dev/owner"));
-        assert!(copy.owner_references().is_empty(), "it would go after the sync");
-        assert_eq!(serde_json::to_value(copy.data).unwrap(), data, "nothing is copied while it is suspended");
+        assert!(
+            !copy.labels().contains_key(MARK)
+                && !copy.annotations().contains_key("quartermaster.dev/owner")
+        );
+        assert!(
+            copy.owner_references().is_empty(),
+            "it would go after the sync"
+        );
+        assert_eq!(
+            serde_json::to_value(copy.data).unwrap(),
+            data,
+            "nothing is copied while it is suspended"
+        );
     }
 }
 
@@ -288,34 +496,54 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
 #[tokio::test]
 async fn an_old_copy_goes_when_the_new_one_is_there() {
     let shop = Shop::shared("moves").await;
-    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let (b, c) = (
+        shop.open("b", json!({})).await,
+        shop.open("c", json!({})).await,
+    );
     let _operator = shop.operator(&["b", "c", "typo"]).await;
     let here = shop.bed.namespace.clone();
     let data = json!({ "a": "1" });
     shop.map(&here, "settings", json!({ "data": data })).await;
-    shop.map(&b, "theirs", json!({ "data": { "whose": "theirs" } })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [b] })).await;
+    shop.map(&b, "theirs", json!({ "data": { "whose": "theirs" } }))
+        .await;
+    shop.sync("s", json!({ "destinationNamespaces": [b] }))
+        .await;
     let copy = version(&shop.copied(&b, "settings", data.clone()).await);
     let stays = "; one from before stays until what takes its place is there";
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } }))
+        .await;
     let words = shop.reads("s", "Conflict").await;
-    assert!(words.starts_with("0 of 1 copies") && words.ends_with(stays), "{words}");
+    assert!(
+        words.starts_with("0 of 1 copies") && words.ends_with(stays),
+        "{words}"
+    );
     let typo = json!({ "destinationName": null, "destinationNamespaces": [shop.far("typo")] });
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": typo })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": typo }))
+        .await;
     let words = shop.reads("s", "NamespaceNotFound").await;
     assert!(words.ends_with(stays), "{words}");
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
+        .await;
     shop.rests("s").await;
-    assert_eq!(version(&shop.copied(&b, "settings", data.clone()).await), copy, "nobody touched it");
+    assert_eq!(
+        version(&shop.copied(&b, "settings", data.clone()).await),
+        copy,
+        "nobody touched it"
+    );
     shop.map(&here, "settings", json!({ "data": data })).await;
     shop.copied(&c, "settings", data.clone()).await;
     shop.gone(&b, "settings").await;
     shop.reads("s", "Synced").await;
     // Of several the last one that is there is enough.
     let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": spec })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": spec }))
+        .await;
     shop.copied(&b, "settings", data.clone()).await;
     shop.gone(&c, "settings").await;
 }
@@ -327,18 +555,30 @@ async fn what_another_controls_is_neither_deleted_nor_waited_for() {
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     shop.reads("s", "Synced").await;
     let owner = shop.map(&far, "owner", json!({})).await;
-    let reference =
-        json!([{ "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.uid(), "controller": true }]);
-    shop.edit(&far, "settings", json!({ "metadata": { "ownerReferences": reference } })).await;
-    assert!(shop.reads("s", "Conflict").await.contains("controlled by ConfigMap owner"));
+    let reference = json!([{ "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.uid(), "controller": true }]);
+    shop.edit(
+        &far,
+        "settings",
+        json!({ "metadata": { "ownerReferences": reference } }),
+    )
+    .await;
+    assert!(
+        shop.reads("s", "Conflict")
+            .await
+            .contains("controlled by ConfigMap owner")
+    );
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    assert_eq!(shop.maps(&far).get("settings").await.unwrap().uid(), copy.uid());
+    assert_eq!(
+        shop.maps(&far).get("settings").await.unwrap().uid(),
+        copy.uid()
+    );
 }
 
 /// The cache keeps no list of this size.
@@ -347,22 +587,53 @@ async fn others_finalizers_stay_however_many_they_are() {
     let shop = Shop::shared("finalizers").await;
     let far = shop.open("far", json!({})).await;
     let here = shop.bed.namespace.clone();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
-    let others: Vec<_> = (0..1000).map(|number| format!("example.com/finalizer-{number}")).collect();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    let others: Vec<_> = (0..1000)
+        .map(|number| format!("example.com/finalizer-{number}"))
+        .collect();
     let spec = json!({ "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": far });
     let sync = json!({ "metadata": { "finalizers": others }, "spec": spec });
     shop.bed.create::<ConfigMapSync>("s", sync).await;
     let _operator = shop.operator(&["far"]).await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
-    let all: Vec<_> = others.iter().cloned().chain([FINALIZER.to_owned()]).collect();
-    assert!(shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().finalizers() == all);
+    let all: Vec<_> = others
+        .iter()
+        .cloned()
+        .chain([FINALIZER.to_owned()])
+        .collect();
+    assert!(
+        shop.bed
+            .api::<ConfigMapSync>()
+            .get("s")
+            .await
+            .unwrap()
+            .finalizers()
+            == all
+    );
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.gone(&far, "settings").await;
-    shop.bed.until("s", "has others' finalizers alone", |sync: &ConfigMapSync| sync.finalizers() == others).await;
+    shop.bed
+        .until(
+            "s",
+            "has others' finalizers alone",
+            |sync: &ConfigMapSync| sync.finalizers() == others,
+        )
+        .await;
     // The placeholder of the cache can never be written.
     let empty = Patch::Merge(json!({ "metadata": { "finalizers": [""] } }));
-    let refused = shop.bed.api::<ConfigMapSync>().patch("s", &PatchParams::default(), &empty).await.unwrap_err();
-    assert!(matches!(&refused, kube::Error::Api(said) if said.code == 422), "{refused}");
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": [] } })).await;
+    let refused = shop
+        .bed
+        .api::<ConfigMapSync>()
+        .patch("s", &PatchParams::default(), &empty)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&refused, kube::Error::Api(said) if said.code == 422),
+        "{refused}"
+    );
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": [] } }))
+        .await;
     shop.ended("s").await;
 }

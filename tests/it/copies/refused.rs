@@ -8,26 +8,70 @@ use super::*;
 #[tokio::test]
 async fn a_quota_in_one_namespace_holds_up_no_other() {
     let shop = Shop::shared("quota").await;
-    let (full, free) = (shop.open("full", json!({})).await, shop.open("free", json!({})).await);
+    let (full, free) = (
+        shop.open("full", json!({})).await,
+        shop.open("free", json!({})).await,
+    );
     let quota = json!({ "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q", "namespace": full },
         "spec": { "hard": { "count/configmaps": "0" } } });
-    shop.bed.plane.run_kubectl(&["apply", "-f", "-"], &quota.to_string()).await.unwrap();
+    shop.bed
+        .plane
+        .run_kubectl(&["apply", "-f", "-"], &quota.to_string())
+        .await
+        .unwrap();
     until("the quota counts", SOON, async || {
-        let used = ["-n", &full, "get", "quota", "q", "-o", "jsonpath={.status.used}"];
-        Ok(shop.bed.plane.run_kubectl(&used, "").await?.contains("count/configmaps").then_some(()))
+        let used = [
+            "-n",
+            &full,
+            "get",
+            "quota",
+            "q",
+            "-o",
+            "jsonpath={.status.used}",
+        ];
+        Ok(shop
+            .bed
+            .plane
+            .run_kubectl(&used, "")
+            .await?
+            .contains("count/configmaps")
+            .then_some(()))
     })
     .await
     .unwrap();
     let _operator = shop.operator(&["full", "free"]).await;
-    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [full, free] })).await;
+    shop.map(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "data": { "a": "1" } }),
+    )
+    .await;
+    shop.sync("s", json!({ "destinationNamespaces": [full, free] }))
+        .await;
     shop.copied(&free, "settings", json!({ "a": "1" })).await;
     let words = shop.reads("s", "QuotaExceeded").await;
-    assert!(words.starts_with(&format!("1 of 2 copies are as the source; {full}: QuotaExceeded")), "{words}");
-    assert!(words.contains("exceeded quota: q"), "the apiserver's own words: {words}");
-    shop.edit(&shop.bed.namespace, "settings", json!({ "data": { "a": "2" } })).await;
+    assert!(
+        words.starts_with(&format!(
+            "1 of 2 copies are as the source; {full}: QuotaExceeded"
+        )),
+        "{words}"
+    );
+    assert!(
+        words.contains("exceeded quota: q"),
+        "the apiserver's own words: {words}"
+    );
+    shop.edit(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "data": { "a": "2" } }),
+    )
+    .await;
     shop.copied(&free, "settings", json!({ "a": "2" })).await;
-    shop.bed.plane.run_kubectl(&["-n", &full, "delete", "quota", "q"], "").await.unwrap();
+    shop.bed
+        .plane
+        .run_kubectl(&["-n", &full, "delete", "quota", "q"], "")
+        .await
+        .unwrap();
     shop.copied(&full, "settings", json!({ "a": "2" })).await;
     shop.reads("s", "Synced").await;
 }
@@ -55,10 +99,18 @@ async fn the_articles_sample() {
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let apply = async |manifest: &str| shop.bed.plane.run_kubectl(&["-n", &here, "apply", "-f", "-"], manifest).await;
+    let apply = async |manifest: &str| {
+        shop.bed
+            .plane
+            .run_kubectl(&["-n", &here, "apply", "-f", "-"], manifest)
+            .await
+    };
     let refused = format!("{:#}", apply(SAMPLE).await.unwrap_err());
     for field in ["SourceNamespace", "DestinationNamespace", "ConfigMapName"] {
-        assert!(refused.contains(&format!("unknown field \"spec.{field}\"")), "{refused}");
+        assert!(
+            refused.contains(&format!("unknown field \"spec.{field}\"")),
+            "{refused}"
+        );
     }
     let mended = SAMPLE
         .replace("SourceN", "sourceN")
@@ -66,18 +118,24 @@ async fn the_articles_sample() {
         .replace("ConfigMapName:", "configMapName:");
     apply(&mended).await.unwrap();
     let words = shop.reads("configmapsync-sample", "SpecInvalid").await;
-    assert!(words.contains("sourceNamespace") && words.contains("lower-case"), "{words}");
+    assert!(
+        words.contains("sourceNamespace") && words.contains("lower-case"),
+        "{words}"
+    );
     let real = mended
         .replace("\"sourceNamespace\"", &here)
         .replace("\"destinationNamespace\"", &far)
         .replace("\"configMapName\"", "settings");
     apply(&real).await.unwrap();
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
     let columns = shop.bed.kubectl(&["get", "cmsync"]).await;
     let columns = columns.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        columns.starts_with("NAME SOURCE CONFIGMAP COPIES READY REASON LAST-SYNC AGE configmapsync-sample"),
+        columns.starts_with(
+            "NAME SOURCE CONFIGMAP COPIES READY REASON LAST-SYNC AGE configmapsync-sample"
+        ),
         "{columns}"
     );
 }
@@ -87,8 +145,18 @@ async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
     let shop = Shop::shared("outside").await;
     let _operator = shop.operator(&[]).await;
     for (name, spec, reason, words) in [
-        ("out", json!({ "destinationNamespace": "elsewhere" }), "OutOfScope", "namespace \"elsewhere\""),
-        ("selector", json!({ "destinationNamespaceSelector": {} }), "OutOfScope", "--watch-namespace"),
+        (
+            "out",
+            json!({ "destinationNamespace": "elsewhere" }),
+            "OutOfScope",
+            "namespace \"elsewhere\"",
+        ),
+        (
+            "selector",
+            json!({ "destinationNamespaceSelector": {} }),
+            "OutOfScope",
+            "--watch-namespace",
+        ),
     ] {
         shop.sync(name, spec).await;
         let said = shop.reads(name, reason).await;
@@ -102,11 +170,20 @@ async fn a_destination_that_is_refused_holds_up_no_other() {
     let shop = Shop::shared("refused").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
-    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [far, "elsewhere"] })).await;
+    shop.map(
+        &shop.bed.namespace,
+        "settings",
+        json!({ "data": { "a": "1" } }),
+    )
+    .await;
+    shop.sync("s", json!({ "destinationNamespaces": [far, "elsewhere"] }))
+        .await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
     let words = shop.reads("s", "OutOfScope").await;
-    assert!(words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "), "{words}");
+    assert!(
+        words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "),
+        "{words}"
+    );
     shop.rests("s").await;
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
@@ -116,30 +193,52 @@ async fn a_destination_that_is_refused_holds_up_no_other() {
 #[tokio::test]
 async fn a_namespace_that_forbids_it_holds_up_no_other() {
     let shop = Shop::shared("forbidden").await;
-    let (shut, free) = (shop.open("shut", json!({})).await, shop.open("free", json!({})).await);
+    let (shut, free) = (
+        shop.open("shut", json!({})).await,
+        shop.open("free", json!({})).await,
+    );
     let here = shop.bed.namespace.clone();
     let (proxy, file) = shop.bed.through_proxy().await;
     let watched = format!("--watch-namespace={here},{shut},{free}");
-    let _operator = Operator::start(&shop.bed, Settings::default().kubeconfig(file).flag(&watched)).await;
+    let _operator = Operator::start(
+        &shop.bed,
+        Settings::default().kubeconfig(file).flag(&watched),
+    )
+    .await;
     let forbid = |verb| {
         let there = Match::verb(verb).resource("configmaps").namespace(&shut);
         proxy.inject(there, Times::Always, Fault::status(StatusCode::FORBIDDEN))
     };
     let order = forbid(Verb::Create);
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [shut, free] })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    shop.sync("s", json!({ "destinationNamespaces": [shut, free] }))
+        .await;
     shop.copied(&free, "settings", json!({ "a": "1" })).await;
     let words = shop.reads("s", "Forbidden").await;
-    assert!(words.starts_with(&format!("1 of 2 copies are as the source; {shut}: Forbidden")), "{words}");
+    assert!(
+        words.starts_with(&format!(
+            "1 of 2 copies are as the source; {shut}: Forbidden"
+        )),
+        "{words}"
+    );
     order.take_back();
     shop.copied(&shut, "settings", json!({ "a": "1" })).await;
     shop.reads("s", "Synced").await;
 
     let order = forbid(Verb::Delete);
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [free] } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [free] } }))
+        .await;
     let words = shop.reads("s", "Forbidden").await;
-    assert!(words.starts_with(&format!("1 of 1 copies are as the source; {shut}: Forbidden")), "{words}");
-    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    assert!(
+        words.starts_with(&format!(
+            "1 of 1 copies are as the source; {shut}: Forbidden"
+        )),
+        "{words}"
+    );
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
     shop.copied(&free, "settings", json!({ "a": "2" })).await;
     // Nor does it hold up the other's going; but the sync stays until it is gone.
     shop.bed.delete::<ConfigMapSync>("s").await;
@@ -147,7 +246,9 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
     shop.bed
         .until("s", "says what holds it", |sync: &ConfigMapSync| {
             let status = sync.status.as_ref().unwrap();
-            status.conditions[0].message.contains(&format!("the copy in {shut} cannot be taken away"))
+            status.conditions[0]
+                .message
+                .contains(&format!("the copy in {shut} cannot be taken away"))
         })
         .await;
     order.take_back();
@@ -159,22 +260,36 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
 #[tokio::test]
 async fn what_cannot_be_taken_away_at_once_goes_later() {
     let shop = Shop::shared("later").await;
-    let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
+    let (one, two) = (
+        shop.open("one", json!({})).await,
+        shop.open("two", json!({})).await,
+    );
     let here = shop.bed.namespace.clone();
     let (proxy, file) = shop.bed.through_proxy().await;
-    let settings = shop.serving(&["one", "two"]).kubeconfig(file).flag("--retry-max=200ms");
+    let settings = shop
+        .serving(&["one", "two"])
+        .kubeconfig(file)
+        .flag("--retry-max=200ms");
     let _operator = Operator::start(&shop.bed, settings).await;
-    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
-    shop.sync("s", json!({ "destinationNamespaces": [one, two] })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    shop.sync("s", json!({ "destinationNamespaces": [one, two] }))
+        .await;
     shop.reads("s", "Synced").await;
     let failing = || {
         let there = Match::verb(Verb::Delete).resource("configmaps");
-        proxy.inject(there, Times::First(2), Fault::status(StatusCode::INTERNAL_SERVER_ERROR))
+        proxy.inject(
+            there,
+            Times::First(2),
+            Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+        )
     };
     let order = failing();
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
-    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } })).await;
+    shop.bed
+        .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } }))
+        .await;
     shop.gone(&two, "settings").await;
     assert_eq!(order.hits(), 2);
     shop.reads("s", "SourceNotFound").await;

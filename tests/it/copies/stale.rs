@@ -7,14 +7,24 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
-    let shop = Shop { bed: Bed::own_with(Options::apiserver_only(), "stale-copies").await };
+    let shop = Shop {
+        bed: Bed::own_with(Options::apiserver_only(), "stale-copies").await,
+    };
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
-    let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
+    let (one, two) = (
+        shop.open("one", json!({})).await,
+        shop.open("two", json!({})).await,
+    );
     let candidate = || shop.serving(&["one", "two"]).flag("--leader-elect");
     let mut leader = Operator::start(bed, candidate()).await;
-    shop.map(here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.map(here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
     for name in ["deleted", "moved", "marker"] {
-        shop.sync(name, json!({ "destinationNamespace": one, "destinationName": name })).await;
+        shop.sync(
+            name,
+            json!({ "destinationNamespace": one, "destinationName": name }),
+        )
+        .await;
         shop.reads(name, "Synced").await;
     }
     let (proxy, file) = bed.through_proxy().await;
@@ -22,7 +32,8 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
     let silent = proxy.freeze(Match::watch("configmapsyncs"));
     bed.delete::<ConfigMapSync>("deleted").await;
     shop.ended("deleted").await;
-    bed.patch::<ConfigMapSync>("moved", json!({ "spec": { "destinationNamespace": two } })).await;
+    bed.patch::<ConfigMapSync>("moved", json!({ "spec": { "destinationNamespace": two } }))
+        .await;
     shop.reads("moved", "Synced").await;
     silent.wait_for_hits(2, SOON).await.unwrap();
     leader.kill();
@@ -31,7 +42,8 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
         if heard {
             silent.take_back();
         }
-        shop.edit(here, "settings", json!({ "data": { "a": value } })).await;
+        shop.edit(here, "settings", json!({ "data": { "a": value } }))
+            .await;
         for (namespace, name) in [(&one, "marker"), (&two, "moved")] {
             shop.copied(namespace, name, json!({ "a": value })).await;
         }
@@ -53,24 +65,39 @@ struct Past {
 
 impl Past {
     async fn new(name: &str, spec: Value) -> Self {
-        let shop = Shop { bed: Bed::own_with(Options::apiserver_only(), name).await };
+        let shop = Shop {
+            bed: Bed::own_with(Options::apiserver_only(), name).await,
+        };
         let far = shop.open("far", json!({})).await;
         let (proxy, file) = shop.bed.through_proxy().await;
         let operator = Operator::start(&shop.bed, shop.serving(&["far"]).kubeconfig(file)).await;
         let here = shop.bed.namespace.clone();
-        shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+        shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+            .await;
         shop.sync("s", json!({ "destinationNamespace": far })).await;
         shop.reads("s", "Synced").await;
         let silent = proxy.freeze(Match::watch("configmapsyncs"));
         shop.bed.delete::<ConfigMapSync>("s").await;
         silent.wait_for_hits(1, SOON).await.unwrap();
-        shop.bed.patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": null } })).await;
+        shop.bed
+            .patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": null } }))
+            .await;
         shop.ended("s").await;
         let mut wanted = json!({ "destinationNamespace": far });
-        wanted.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        wanted
+            .as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
         let new = shop.sync("s", wanted).await;
         proxy.forget();
-        Self { shop, far, proxy, silent, new, _operator: operator }
+        Self {
+            shop,
+            far,
+            proxy,
+            silent,
+            new,
+            _operator: operator,
+        }
     }
 
     /// The marks of the one that has the name now.
@@ -83,7 +110,9 @@ impl Past {
     async fn asked(&self) {
         let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
         let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
-        until("it asks whether the sync is there", SOON, asks).await.unwrap();
+        until("it asks whether the sync is there", SOON, asks)
+            .await
+            .unwrap();
     }
 }
 
@@ -91,21 +120,38 @@ impl Past {
 async fn a_sync_of_the_past_takes_nothing_back() {
     let past = Past::new("taken-back", json!({})).await;
     let Past { shop, far, .. } = &past;
-    let copy = shop.edit(far, "settings", json!({ "metadata": past.marks() })).await;
+    let copy = shop
+        .edit(far, "settings", json!({ "metadata": past.marks() }))
+        .await;
     past.asked().await;
-    assert_eq!(version(&shop.maps(far).get("settings").await.unwrap()), version(&copy));
+    assert_eq!(
+        version(&shop.maps(far).get("settings").await.unwrap()),
+        version(&copy)
+    );
     past.silent.take_back();
     shop.reads("s", "Synced").await;
-    assert_eq!(shop.maps(far).get("settings").await.unwrap().labels()[MARK], past.new.uid().unwrap());
+    assert_eq!(
+        shop.maps(far).get("settings").await.unwrap().labels()[MARK],
+        past.new.uid().unwrap()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sync_of_the_past_deletes_nothing() {
     let past = Past::new("let-go", json!({ "destinationName": "moved" })).await;
     let Past { shop, far, .. } = &past;
-    let copy = shop.map(far, "moved", json!({ "metadata": past.marks(), "data": { "a": "1" } })).await;
+    let copy = shop
+        .map(
+            far,
+            "moved",
+            json!({ "metadata": past.marks(), "data": { "a": "1" } }),
+        )
+        .await;
     past.asked().await;
-    assert_eq!(version(&shop.maps(far).get("moved").await.unwrap()), version(&copy));
+    assert_eq!(
+        version(&shop.maps(far).get("moved").await.unwrap()),
+        version(&copy)
+    );
     past.silent.take_back();
     // What the one before had goes with it.
     shop.gone(far, "settings").await;

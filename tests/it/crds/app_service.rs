@@ -22,7 +22,9 @@ fn ports(ports: &str) -> String {
 }
 
 fn scaled(autoscaling: &str) -> String {
-    with(&format!("autoscaling: {{{autoscaling}}}, resources: {{requests: {{cpu: 100m}}}}"))
+    with(&format!(
+        "autoscaling: {{{autoscaling}}}, resources: {{requests: {{cpu: 100m}}}}"
+    ))
 }
 
 fn ingress(rest: &str) -> String {
@@ -31,20 +33,22 @@ fn ingress(rest: &str) -> String {
 
 const IMAGE: &str = "spec.image: |write an image without spaces";
 const PORT_NAME: &str = "spec.ports[0].name: |write a port's name";
-const TARGET: &str = "spec.ports[0].targetPort: |write targetPort as a number from 1 to 65535, or as a name";
+const TARGET: &str =
+    "spec.ports[0].targetPort: |write targetPort as a number from 1 to 65535, or as a name";
 const NAMED: &str = "spec.ports: |several ports need a name each";
 const TWICE: &str = "spec.ports: |the same port stands there twice";
 const SECRET: &str = "|write the name of a Secret";
 const HOST: &str = "spec.ingress.host: |write a host name";
-const NEEDS_CPU: &str = "spec: |autoscaling compares CPU usage with the CPU request: add resources.requests.cpu";
+const NEEDS_CPU: &str =
+    "spec: |autoscaling compares CPU usage with the CPU request: add resources.requests.cpu";
 const ABOVE_LIMIT: &str = "spec.resources: |write requests that are not above their limits";
 const CPU_ABOVE_ZERO: &str =
     "spec: |autoscaling compares CPU usage with the CPU request: write a CPU request above zero";
 const HANDLER: &str = "|write one of exec, httpGet, tcpSocket and grpc";
 const THRESHOLD: &str = "Probe.successThreshold: |write successThreshold: 1, or remove it";
-const VARIABLE: &str = "spec.env[0].name: |write a name of printable ASCII characters without '=', such as LOG_LEVEL";
-const SOURCE: &str =
-    "spec.env[0].valueFrom: |write one of configMapKeyRef, secretKeyRef, fieldRef and resourceFieldRef";
+const VARIABLE: &str =
+    "spec.env[0].name: |write a name of printable ASCII characters without '=', such as LOG_LEVEL";
+const SOURCE: &str = "spec.env[0].valueFrom: |write one of configMapKeyRef, secretKeyRef, fieldRef and resourceFieldRef";
 const PATH: &str = "spec.ingress.path: |write a path that begins with '/'";
 
 #[rustfmt::skip] // one line a case
@@ -313,12 +317,20 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_an_app_service_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     check(&client, &kind, &cases()).await;
-    let theirs = ["env", "envFrom", "livenessProbe", "readinessProbe", "startupProbe"];
+    let theirs = [
+        "env",
+        "envFrom",
+        "livenessProbe",
+        "readinessProbe",
+        "startupProbe",
+    ];
     every_field_has_a_case("AppService", &theirs, &cases());
 
     let spec = json!({ "size": 1, "image": "i" });
@@ -332,55 +344,112 @@ async fn every_field_of_an_app_service_at_its_boundary() {
     ] {
         match create(&client, &kind, &name, Some(&spec), true).await {
             Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(!taken && said.contains("the Service has this name too"), "{name}: {said}"),
+            Err(said) => assert!(
+                !taken && said.contains("the Service has this name too"),
+                "{name}: {said}"
+            ),
         }
     }
-    let refused = create(&client, &kind, "bare", None, true).await.unwrap_err();
+    let refused = create(&client, &kind, "bare", None, true)
+        .await
+        .unwrap_err();
     assert!(refused.contains("write a spec"), "{refused}");
 }
 
 /// The app was stored before the CRD had the rule.
 #[tokio::test]
-async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed()
+{
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
-    let ours = registry::crds().into_iter().find(|crd| crd.spec.names.kind == "AppService");
+    let ours = registry::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(ours.unwrap()).unwrap();
-    let rules = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"];
+    let rules = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        ["x-kubernetes-validations"];
     let before = rules.as_array().unwrap().len();
-    let is_new = |rule: &Value| rule["message"].as_str().unwrap().contains("request: add resources.requests.cpu");
+    let is_new = |rule: &Value| {
+        rule["message"]
+            .as_str()
+            .unwrap()
+            .contains("request: add resources.requests.cpu")
+    };
     rules.as_array_mut().unwrap().retain(|rule| !is_new(rule));
     assert_eq!(rules.as_array().unwrap().len(), before - 1);
-    plane.run_kubectl(&["apply", "-f", "-"], &older.to_string()).await.unwrap();
-    wait_until("the older CRD is served", async || create(&client, &kind, "older", Some(&spec), false).await.is_ok())
-        .await;
+    plane
+        .run_kubectl(&["apply", "-f", "-"], &older.to_string())
+        .await
+        .unwrap();
+    wait_until("the older CRD is served", async || {
+        create(&client, &kind, "older", Some(&spec), false)
+            .await
+            .is_ok()
+    })
+    .await;
     install(&plane).await;
-    wait_until("the rule binds", async || create(&client, &kind, "newer", Some(&spec), true).await.is_err()).await;
+    wait_until("the rule binds", async || {
+        create(&client, &kind, "newer", Some(&spec), true)
+            .await
+            .is_err()
+    })
+    .await;
 
     let apps: Api<AppService> = Api::default_namespaced(client.clone());
-    let patched = async |patch: Value| apps.patch("older", &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched(json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } })).await.unwrap();
-    patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } })).await.unwrap();
+    let patched = async |patch: Value| {
+        apps.patch("older", &PatchParams::default(), &Patch::Merge(patch))
+            .await
+    };
+    patched(json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } }))
+        .await
+        .unwrap();
+    patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } }))
+        .await
+        .unwrap();
     let status = Patch::Merge(json!({ "status": { "replicas": 1 } }));
-    apps.patch_status("older", &PatchParams::default(), &status).await.unwrap();
-    let refused = patched(json!({ "spec": { "autoscaling": { "max": 3 } } })).await.unwrap_err().to_string();
+    apps.patch_status("older", &PatchParams::default(), &status)
+        .await
+        .unwrap();
+    let refused = patched(json!({ "spec": { "autoscaling": { "max": 3 } } }))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("add resources.requests.cpu"), "{refused}");
-    apps.delete("older", &DeleteParams::default()).await.unwrap();
-    assert!(patched(json!({ "metadata": { "finalizers": null } })).await.unwrap().finalizers().is_empty());
+    apps.delete("older", &DeleteParams::default())
+        .await
+        .unwrap();
+    assert!(
+        patched(json!({ "metadata": { "finalizers": null } }))
+            .await
+            .unwrap()
+            .finalizers()
+            .is_empty()
+    );
 }
 
 /// The largest of each list, under the CRD of before that bounded none of them: 1.3 MB. And what breaks one rule each.
 #[tokio::test]
 async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_deleted() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
-    let ours = registry::crds().into_iter().find(|crd| crd.spec.names.kind == "AppService");
+    let ours = registry::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(ours.unwrap()).unwrap();
-    without_bounds(&mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]);
-    plane.run_kubectl(&["apply", "-f", "-"], &older.to_string()).await.unwrap();
+    without_bounds(
+        &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
+    );
+    plane
+        .run_kubectl(&["apply", "-f", "-"], &older.to_string())
+        .await
+        .unwrap();
     let text = |bytes: usize| "a".repeat(bytes);
     let probe = |port: &str| json!({ "exec": { "command": vec!["a"; 100_000] }, "tcpSocket": { "port": port } });
     let specs = [
@@ -391,9 +460,18 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
             "env",
             json!({ "env": (0..30_000).map(|n| json!({ "name": format!("V{n}"), "value": "v" })).collect::<Vec<_>>() }),
         ),
-        ("long-env", json!({ "env": [{ "name": "A", "value": text(1_300_000) }] })),
-        ("env-from", json!({ "envFrom": vec![json!({ "configMapRef": { "name": "c" } }); 20_000] })),
-        ("probes", json!({ "livenessProbe": probe("a"), "readinessProbe": probe("b"), "startupProbe": probe("c") })),
+        (
+            "long-env",
+            json!({ "env": [{ "name": "A", "value": text(1_300_000) }] }),
+        ),
+        (
+            "env-from",
+            json!({ "envFrom": vec![json!({ "configMapRef": { "name": "c" } }); 20_000] }),
+        ),
+        (
+            "probes",
+            json!({ "livenessProbe": probe("a"), "readinessProbe": probe("b"), "startupProbe": probe("c") }),
+        ),
         (
             "headers",
             json!({ "livenessProbe": { "httpGet": { "port": 1, "httpHeaders": vec![json!({ "name": "a", "value": "b" }); 30_000] } } }),
@@ -406,20 +484,45 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
             "ports",
             json!({ "ports": vec![json!({ "port": 80, "name": "a", "nodePort": 30_000, "targetPort": "a" }); 5000] }),
         ),
-        ("request", json!({ "resources": { "requests": { "cpu": "2" }, "limits": { "cpu": 1 } } })),
-        ("resource-name", json!({ "resources": { "requests": { "cpus": "1" } } })),
-        ("no-handler", json!({ "livenessProbe": { "periodSeconds": 3 }, "readinessProbe": {} })),
-        ("threshold", json!({ "startupProbe": { "tcpSocket": { "port": 1 }, "successThreshold": 2 } })),
+        (
+            "request",
+            json!({ "resources": { "requests": { "cpu": "2" }, "limits": { "cpu": 1 } } }),
+        ),
+        (
+            "resource-name",
+            json!({ "resources": { "requests": { "cpus": "1" } } }),
+        ),
+        (
+            "no-handler",
+            json!({ "livenessProbe": { "periodSeconds": 3 }, "readinessProbe": {} }),
+        ),
+        (
+            "threshold",
+            json!({ "startupProbe": { "tcpSocket": { "port": 1 }, "successThreshold": 2 } }),
+        ),
         ("env-name", json!({ "env": [{ "name": "A=B" }] })),
-        ("env-source", json!({ "env": [{ "name": "A", "value": "b", "valueFrom": {} }] })),
-        ("zero-cpu", json!({ "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": 0 } } })),
-        ("probe-port", json!({ "livenessProbe": { "httpGet": { "port": "http" } }, "ports": [{ "port": 80 }] })),
+        (
+            "env-source",
+            json!({ "env": [{ "name": "A", "value": "b", "valueFrom": {} }] }),
+        ),
+        (
+            "zero-cpu",
+            json!({ "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": 0 } } }),
+        ),
+        (
+            "probe-port",
+            json!({ "livenessProbe": { "httpGet": { "port": "http" } }, "ports": [{ "port": 80 }] }),
+        ),
     ];
     let mut old = Vec::new();
     for (name, mut spec) in specs {
         spec["size"] = 1.into();
         spec["image"] = "i".into();
-        let stored = async || create(&client, &kind, name, Some(&spec), false).await.is_ok();
+        let stored = async || {
+            create(&client, &kind, name, Some(&spec), false)
+                .await
+                .is_ok()
+        };
         wait_until(&format!("{name} is stored"), stored).await;
         old.push((name, spec));
     }
@@ -427,26 +530,45 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
 
     let apps: Api<AppService> = Api::default_namespaced(client.clone());
     for (name, spec) in old {
-        let today = async || create(&client, &kind, "today", Some(&spec), true).await.is_err();
+        let today = async || {
+            create(&client, &kind, "today", Some(&spec), true)
+                .await
+                .is_err()
+        };
         wait_until(&format!("{name} is refused"), today).await;
         let patched = async |patch: Value| {
-            let said = apps.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            let said = apps
+                .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+                .await;
             said.unwrap_or_else(|said| panic!("{name}: {said}"))
         };
-        patched(json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } })).await;
+        patched(
+            json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } }),
+        )
+        .await;
         patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } })).await;
         let status = Patch::Merge(json!({ "status": { "replicas": 1, "selector": "app=a" } }));
-        apps.patch_status(name, &PatchParams::default(), &status).await.unwrap_or_else(|said| panic!("{name}: {said}"));
+        apps.patch_status(name, &PatchParams::default(), &status)
+            .await
+            .unwrap_or_else(|said| panic!("{name}: {said}"));
         apps.delete(name, &DeleteParams::default()).await.unwrap();
         patched(json!({ "metadata": { "finalizers": null } })).await;
-        assert!(apps.get_opt(name).await.unwrap().is_none(), "{name} is gone");
+        assert!(
+            apps.get_opt(name).await.unwrap().is_none(),
+            "{name} is gone"
+        );
     }
 }
 
 /// Takes every bound and rule out of a schema.
 fn without_bounds(schema: &mut Value) {
     if let Some(schema) = schema.as_object_mut() {
-        for bound in ["maxItems", "maxLength", "maxProperties", "x-kubernetes-validations"] {
+        for bound in [
+            "maxItems",
+            "maxLength",
+            "maxProperties",
+            "x-kubernetes-validations",
+        ] {
             // A field may have such a name.
             if !schema.get(bound).is_some_and(Value::is_object) {
                 schema.remove(bound);
@@ -461,7 +583,9 @@ fn without_bounds(schema: &mut Value) {
 /// By its own bounds a spec stays within 256 KiB, where its texts need no escapes.
 #[tokio::test]
 async fn the_largest_app_service_that_is_accepted_has_less_than_256_kib() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     let (name, kind) = ("a".repeat(253), AppService::api_resource());

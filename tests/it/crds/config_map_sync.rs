@@ -132,7 +132,9 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     every_field_has_a_case("ConfigMapSync", &[], &cases());

@@ -38,7 +38,9 @@ fn headers(headers: &str) -> String {
 }
 
 fn secret(name: &str, key: &str) -> String {
-    format!("{{type: Telegram, telegramSpec: {{chatId: 1}}, apiToken: {{secretName: \"{name}\", key: \"{key}\"}}}}")
+    format!(
+        "{{type: Telegram, telegramSpec: {{chatId: 1}}, apiToken: {{secretName: \"{name}\", key: \"{key}\"}}}}"
+    )
 }
 
 const NO_TYPE: &str = "spec.type: |write type: Telegram or type: Webhook";
@@ -247,12 +249,16 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_contact_point_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     let kind = ContactPoint::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("ContactPoint", &[], &cases());
-    let refused = super::create(&client, &kind, "bare", None, true).await.unwrap_err();
+    let refused = super::create(&client, &kind, "bare", None, true)
+        .await
+        .unwrap_err();
     assert!(refused.contains("write a spec"), "{refused}");
 }

@@ -65,7 +65,9 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_my_app_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     let kind = MyApp::api_resource();
@@ -74,12 +76,20 @@ async fn every_field_of_a_my_app_at_its_boundary() {
 
     // The name is that of the Pod's container.
     let spec = json!({ "image": "nginx" });
-    for (name, taken) in [("a", true), ("0-a", true), (&"a".repeat(63), true), (&"a".repeat(64), false), ("a.b", false)]
-    {
+    for (name, taken) in [
+        ("a", true),
+        ("0-a", true),
+        (&"a".repeat(63), true),
+        (&"a".repeat(64), false),
+        ("a.b", false),
+    ] {
         let said = create(&client, &kind, name, Some(&spec), true).await;
         match said {
             Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(!taken && said.contains("take a name of at most 63"), "{name}: {said}"),
+            Err(said) => assert!(
+                !taken && said.contains("take a name of at most 63"),
+                "{name}: {said}"
+            ),
         }
     }
 }

@@ -22,7 +22,9 @@ fn tag(key: &str, value: &str) -> String {
 
 /// A listener with these fields beside its port and its Service.
 fn listener(more: &str) -> String {
-    listeners(&format!("{{port: 80, service: {{name: shop, port: 80}}, {more}}}"))
+    listeners(&format!(
+        "{{port: 80, service: {{name: shop, port: 80}}, {more}}}"
+    ))
 }
 
 fn listeners(listeners: &str) -> String {
@@ -37,7 +39,8 @@ const CERTIFICATE: &str = "spec.listeners[0]: |protocol: HTTPS needs certificate
 const BAD_SERVICE: &str = "spec.listeners[0].service.name: |write the name of a Service";
 const BAD_PATH: &str = "spec.listeners[0].healthCheckPath: |write a path that begins with /";
 const TOO_FEW: &str = "spec: |give at least two subnets";
-const BAD_SUBNET: &str = "spec.subnets: |write the IDs of subnets, such as subnet-0123456789abcdef0";
+const BAD_SUBNET: &str =
+    "spec.subnets: |write the IDs of subnets, such as subnet-0123456789abcdef0";
 const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
 const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
 const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
@@ -163,7 +166,9 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_my_ingress_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let client = plane.client().await.unwrap();
     let kind = MyIngress::api_resource();
@@ -185,16 +190,23 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
     ] {
         match create(&client, &kind, name, Some(&spec), true).await {
             Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(!taken && said.contains("take a name of at most 28"), "{name}: {said}"),
+            Err(said) => assert!(
+                !taken && said.contains("take a name of at most 28"),
+                "{name}: {said}"
+            ),
         }
     }
 
     // The scheme stays, said or not.
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
-    create(&client, &kind, "facing", Some(&spec), false).await.unwrap();
+    create(&client, &kind, "facing", Some(&spec), false)
+        .await
+        .unwrap();
     let mut internal = spec.clone();
     internal["scheme"] = "internal".into();
-    create(&client, &kind, "inside", Some(&internal), false).await.unwrap();
+    create(&client, &kind, "inside", Some(&internal), false)
+        .await
+        .unwrap();
     for (name, scheme, taken) in [
         ("facing", json!("internet-facing"), true),
         ("facing", Value::Null, true),
@@ -204,15 +216,24 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
         ("inside", json!("internal"), true),
     ] {
         let patch = json!({ "spec": { "scheme": scheme } });
-        match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        match api
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
             Err(Error::Api(said)) => {
-                assert!(!taken && said.message.contains("delete this MyIngress"), "{}", said.message);
+                assert!(
+                    !taken && said.message.contains("delete this MyIngress"),
+                    "{}",
+                    said.message
+                );
             }
             patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
         }
     }
     // Nor by way of no spec at all.
     let bare = Patch::Merge(json!({ "spec": null }));
-    let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else { panic!() };
+    let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else {
+        panic!()
+    };
     assert!(said.message.contains("write a spec"), "{}", said.message);
 }

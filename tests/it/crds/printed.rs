@@ -9,22 +9,54 @@ const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
 async fn samples_apply_and_columns_answer() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
     let kubectl = async |args: &[&str], input: &str| plane.run_kubectl(args, input).await.unwrap();
 
     // The document's three, then all samples of ours; unknown fields are errors.
-    kubectl(&["apply", "--validate=strict", "--warnings-as-errors", "-k", SAMPLES], "").await;
+    kubectl(
+        &[
+            "apply",
+            "--validate=strict",
+            "--warnings-as-errors",
+            "-k",
+            SAMPLES,
+        ],
+        "",
+    )
+    .await;
     for file in std::fs::read_dir(SAMPLES).unwrap() {
         let path = file.unwrap().path();
         if !path.ends_with("kustomization.yaml") {
             let path = path.display().to_string();
             // No controller-manager counts here, and a quota without a count lets nothing in.
             if path.ends_with("v1_resourcequota.yaml") {
-                kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &path], "").await;
+                kubectl(
+                    &[
+                        "apply",
+                        "--dry-run=server",
+                        "--validate=strict",
+                        "-f",
+                        &path,
+                    ],
+                    "",
+                )
+                .await;
                 continue;
             }
-            kubectl(&["apply", "--validate=strict", "--warnings-as-errors", "-f", &path], "").await;
+            kubectl(
+                &[
+                    "apply",
+                    "--validate=strict",
+                    "--warnings-as-errors",
+                    "-f",
+                    &path,
+                ],
+                "",
+            )
+            .await;
         }
     }
 
@@ -42,30 +74,70 @@ async fn samples_apply_and_columns_answer() {
     let field = "tf/nginx-deployment-replicas";
     let record = async |entries: serde_json::Value| {
         let status = json!({ "status": entries }).to_string();
-        kubectl(&["patch", field, "--subresource=status", "--type=merge", "-p", &status], "").await;
+        kubectl(
+            &[
+                "patch",
+                field,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status,
+            ],
+            "",
+        )
+        .await;
     };
     record(json!([entry("1", "Delivered"), entry("3", "Pending")])).await;
-    let waiting = ["quartermaster.dev/waiting=TargetNotFound: why", "quartermaster.dev/waiting-reason=TargetNotFound"];
+    let waiting = [
+        "quartermaster.dev/waiting=TargetNotFound: why",
+        "quartermaster.dev/waiting-reason=TargetNotFound",
+    ];
     kubectl(&[&["annotate", field][..], &waiting].concat(), "").await;
     let condition = json!({
         "type": "Ready", "status": "False", "reason": "SecretNotFound", "message": "create it",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     });
-    let status = json!({ "status": { "initialized": false, "ready": false, "conditions": [condition] } }).to_string();
-    kubectl(&["patch", "cp/telegram-cp", "--subresource=status", "--type=merge", "-p", &status], "").await;
+    let status =
+        json!({ "status": { "initialized": false, "ready": false, "conditions": [condition] } })
+            .to_string();
+    kubectl(
+        &[
+            "patch",
+            "cp/telegram-cp",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ],
+        "",
+    )
+    .await;
 
     let columns = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let fields = columns(&kubectl(&["get", "tf"], "").await);
     let row = "nginx-deployment-replicas Deployment nginx replicas 3 Pending TargetNotFound";
-    assert!(fields.contains("NAME KIND TARGET FIELD VALUE DELIVERY WAITING AGE"), "{fields}");
-    assert!(fields.contains(&format!("{row} ")) && !fields.contains("why"), "{fields}");
+    assert!(
+        fields.contains("NAME KIND TARGET FIELD VALUE DELIVERY WAITING AGE"),
+        "{fields}"
+    );
+    assert!(
+        fields.contains(&format!("{row} ")) && !fields.contains("why"),
+        "{fields}"
+    );
     let wide = columns(&kubectl(&["get", "tf", "-o", "wide"], "").await);
-    assert!(wide.contains("NAME KIND TARGET FIELD VALUE DELIVERY WAITING LAST-VALUE MESSAGE AGE"), "{wide}");
-    assert!(wide.contains(&format!("{row} 3 TargetNotFound: why ")), "{wide}");
+    assert!(
+        wide.contains("NAME KIND TARGET FIELD VALUE DELIVERY WAITING LAST-VALUE MESSAGE AGE"),
+        "{wide}"
+    );
+    assert!(
+        wide.contains(&format!("{row} 3 TargetNotFound: why ")),
+        "{wide}"
+    );
     // What the operator displays in place of a long value, and of one of another target.
-    for (display, shown) in
-        [("short", "replicas short Pending TargetNotFound"), ("", "replicas Pending TargetNotFound")]
-    {
+    for (display, shown) in [
+        ("short", "replicas short Pending TargetNotFound"),
+        ("", "replicas Pending TargetNotFound"),
+    ] {
         let mut long = entry("a long one", "Pending");
         long["displayValue"] = json!(display);
         record(json!([entry("1", "Delivered"), long])).await;
@@ -73,17 +145,48 @@ async fn samples_apply_and_columns_answer() {
         assert!(fields.contains(shown), "{fields}");
     }
     let points = columns(&kubectl(&["get", "cp", "telegram-cp", "-o", "wide"], "").await);
-    assert!(points.contains("NAME TYPE READY REASON MESSAGE AGE"), "{points}");
-    assert!(points.contains("telegram-cp Telegram false SecretNotFound create it"), "{points}");
+    assert!(
+        points.contains("NAME TYPE READY REASON MESSAGE AGE"),
+        "{points}"
+    );
+    assert!(
+        points.contains("telegram-cp Telegram false SecretNotFound create it"),
+        "{points}"
+    );
     let ready = json!({ "type": "Ready", "status": "False", "reason": "ImagePullBackOff", "message": "no such image" });
-    let status = json!({ "status": { "replicas": 2, "availableReplicas": 1, "conditions": [ready] } }).to_string();
-    kubectl(&["patch", "appsvc/appservice-sample", "--subresource=status", "--type=merge", "-p", &status], "").await;
+    let status =
+        json!({ "status": { "replicas": 2, "availableReplicas": 1, "conditions": [ready] } })
+            .to_string();
+    kubectl(
+        &[
+            "patch",
+            "appsvc/appservice-sample",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ],
+        "",
+    )
+    .await;
     let apps = columns(&kubectl(&["get", "appsvc", "-o", "wide"], "").await);
-    assert!(apps.contains("NAME REPLICAS AVAILABLE READY REASON IMAGE MESSAGE AGE"), "{apps}");
-    assert!(apps.contains("appservice-sample 2 1 False ImagePullBackOff nginx:1.29 no such image"), "{apps}");
+    assert!(
+        apps.contains("NAME REPLICAS AVAILABLE READY REASON IMAGE MESSAGE AGE"),
+        "{apps}"
+    );
+    assert!(
+        apps.contains("appservice-sample 2 1 False ImagePullBackOff nginx:1.29 no such image"),
+        "{apps}"
+    );
     let all = kubectl(&["get", "quartermaster", "-A"], "").await;
-    assert!(all.contains("contactpoint.tg.azamaton.ru/telegram-cp"), "{all}");
-    assert!(all.contains("trackedfield.tg.azamaton.ru/nginx-deployment-replicas"), "{all}");
+    assert!(
+        all.contains("contactpoint.tg.azamaton.ru/telegram-cp"),
+        "{all}"
+    );
+    assert!(
+        all.contains("trackedfield.tg.azamaton.ru/nginx-deployment-replicas"),
+        "{all}"
+    );
 
     let explained = kubectl(&["explain", "trackedfield.spec.field"], "").await;
     assert!(explained.contains("JSONPath"), "{explained}");

@@ -5,8 +5,8 @@ use std::pin::pin;
 
 use futures::StreamExt;
 use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SelfSubjectRulesReview,
-    SelfSubjectRulesReviewSpec,
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+    SelfSubjectRulesReview, SelfSubjectRulesReviewSpec,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
@@ -83,48 +83,109 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("create",               "selfsubjectrulesreviews.authorization.k8s.io"),
 ];
 /// What it may do besides in its own namespace.
-const AT_HOME: [(&str, &str); 2] =
-    [("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io quartermaster")];
+const AT_HOME: [(&str, &str); 2] = [
+    ("create", "leases.coordination.k8s.io"),
+    ("get update", "leases.coordination.k8s.io quartermaster"),
+];
 
 #[tokio::test]
 async fn the_operator_may_do_what_it_needs_and_no_more() {
-    let options = Options { controller_manager: true, ..Options::apiserver_only() };
+    let options = Options {
+        controller_manager: true,
+        ..Options::apiserver_only()
+    };
     let plane = ControlPlane::start(options).await.unwrap();
-    plane.run_kubectl(&["apply", "--warnings-as-errors", "-k", CONFIG], "").await.unwrap();
-    let path = plane.kubeconfig_for_service_account(NAMESPACE, ACCOUNT).await.unwrap();
-    let (file, options) = (Kubeconfig::read_from(path).unwrap(), KubeConfigOptions::default());
-    let operator = Client::try_from(Config::from_custom_kubeconfig(file, &options).await.unwrap()).unwrap();
+    plane
+        .run_kubectl(&["apply", "--warnings-as-errors", "-k", CONFIG], "")
+        .await
+        .unwrap();
+    let path = plane
+        .kubeconfig_for_service_account(NAMESPACE, ACCOUNT)
+        .await
+        .unwrap();
+    let (file, options) = (
+        Kubeconfig::read_from(path).unwrap(),
+        KubeConfigOptions::default(),
+    );
+    let operator = Client::try_from(
+        Config::from_custom_kubeconfig(file, &options)
+            .await
+            .unwrap(),
+    )
+    .unwrap();
 
     // A right by name covers list and watch with a field selector for that name.
     let crds = Api::<CustomResourceDefinition>::all(operator.clone());
-    for name in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru", "appservices.kosmos.io"] {
+    for name in [
+        "contactpoints.tg.azamaton.ru",
+        "trackedfields.tg.azamaton.ru",
+        "appservices.kosmos.io",
+    ] {
         let selector = format!("metadata.name={name}");
-        assert_eq!(crds.list(&ListParams::default().fields(&selector)).await.unwrap().items.len(), 1);
-        let watch = crds.watch(&WatchParams::default().fields(&selector).timeout(5), "0").await.unwrap();
+        assert_eq!(
+            crds.list(&ListParams::default().fields(&selector))
+                .await
+                .unwrap()
+                .items
+                .len(),
+            1
+        );
+        let watch = crds
+            .watch(&WatchParams::default().fields(&selector).timeout(5), "0")
+            .await
+            .unwrap();
         let first = pin!(watch).next().await.unwrap().unwrap();
         assert!(matches!(first, WatchEvent::Added(crd) if crd.name_any() == name));
     }
-    let other = crds.list(&ListParams::default().fields("metadata.name=others.example.com")).await;
+    let other = crds
+        .list(&ListParams::default().fields("metadata.name=others.example.com"))
+        .await;
     assert!(matches!(other, Err(kube::Error::Api(said)) if said.code == 403));
 
     // Targets come by aggregation, and so do further kinds.
     for resource in ["deployments.apps", "statefulsets.apps", "services."] {
-        wait_until(resource, async || may(&operator, "watch", resource, "").await).await;
+        wait_until(resource, async || {
+            may(&operator, "watch", resource, "").await
+        })
+        .await;
     }
     assert_eq!(rights(&operator, "default").await, listed(EVERYWHERE));
-    assert_eq!(rights(&operator, NAMESPACE).await, listed(&[EVERYWHERE, &AT_HOME].concat()));
+    assert_eq!(
+        rights(&operator, NAMESPACE).await,
+        listed(&[EVERYWHERE, &AT_HOME].concat())
+    );
     plane
-        .run_kubectl(&["create", "clusterrole", "more", "--verb=get,list,watch", "--resource=endpoints"], "")
+        .run_kubectl(
+            &[
+                "create",
+                "clusterrole",
+                "more",
+                "--verb=get,list,watch",
+                "--resource=endpoints",
+            ],
+            "",
+        )
         .await
         .unwrap();
-    let label = ["label", "clusterrole", "more", "quartermaster.dev/aggregate-to-tracker=true"];
+    let label = [
+        "label",
+        "clusterrole",
+        "more",
+        "quartermaster.dev/aggregate-to-tracker=true",
+    ];
     plane.run_kubectl(&label, "").await.unwrap();
-    wait_until("endpoints", async || may(&operator, "watch", "endpoints.", "").await).await;
+    wait_until("endpoints", async || {
+        may(&operator, "watch", "endpoints.", "").await
+    })
+    .await;
 
     lies_where_it_says(plane.client().await.unwrap()).await;
 
     // A second installation takes nothing away, not for a moment.
-    plane.run_kubectl(&["apply", "-k", CONFIG], "").await.unwrap();
+    plane
+        .run_kubectl(&["apply", "-k", CONFIG], "")
+        .await
+        .unwrap();
     assert!(may(&operator, "watch", "deployments.apps", "").await);
 }
 
@@ -134,34 +195,63 @@ async fn lies_where_it_says(admin: Client) {
     let served: BTreeMap<_, _> = found
         .groups()
         .flat_map(ApiGroup::recommended_resources)
-        .map(|(resource, can)| ((resource.group, resource.plural), can.scope == Scope::Namespaced))
+        .map(|(resource, can)| {
+            (
+                (resource.group, resource.plural),
+                can.scope == Scope::Namespaced,
+            )
+        })
         .collect();
     let all = registry::KINDS.iter().flat_map(|kind| kind.rights);
-    for right in all.chain(registry::METRICS_RIGHTS).chain(registry::TARGET_RIGHTS).chain([&registry::LEASES]) {
+    for right in all
+        .chain(registry::METRICS_RIGHTS)
+        .chain(registry::TARGET_RIGHTS)
+        .chain([&registry::LEASES])
+    {
         for resource in right.resources {
             let plural = resource.split('/').next().unwrap();
-            assert_eq!(served[&(right.group.to_owned(), plural.to_owned())], right.namespaced, "{right:?}");
+            assert_eq!(
+                served[&(right.group.to_owned(), plural.to_owned())],
+                right.namespaced,
+                "{right:?}"
+            );
         }
     }
 }
 
 /// `VERB RESOURCE...`, one for each verb.
 fn listed(rights: &[(&str, &str)]) -> BTreeSet<String> {
-    rights.iter().flat_map(|(verbs, what)| verbs.split(' ').map(move |verb| format!("{verb} {what}"))).collect()
+    rights
+        .iter()
+        .flat_map(|(verbs, what)| verbs.split(' ').map(move |verb| format!("{verb} {what}")))
+        .collect()
 }
 
 /// All that this client may do in a namespace, by whatever role, in the same form.
 async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
-    let spec = SelfSubjectRulesReviewSpec { namespace: Some(namespace.into()) };
-    let review = SelfSubjectRulesReview { spec, ..Default::default() };
-    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();
+    let spec = SelfSubjectRulesReviewSpec {
+        namespace: Some(namespace.into()),
+    };
+    let review = SelfSubjectRulesReview {
+        spec,
+        ..Default::default()
+    };
+    let answer = Api::all(client.clone())
+        .create(&PostParams::default(), &review)
+        .await
+        .unwrap();
     let answer = answer.status.unwrap();
     assert!(!answer.incomplete, "{answer:?}");
     let mut rights = BTreeSet::new();
     for rule in answer.resource_rules {
         let [groups, resources, names] =
             [rule.api_groups, rule.resources, rule.resource_names].map(Option::unwrap_or_default);
-        let groups = |resource: &String| groups.iter().map(|group| format!("{resource}.{group}")).collect::<Vec<_>>();
+        let groups = |resource: &String| {
+            groups
+                .iter()
+                .map(|group| format!("{resource}.{group}"))
+                .collect::<Vec<_>>()
+        };
         for what in resources.iter().flat_map(groups) {
             let named: Vec<_> = names.iter().map(|name| format!("{what} {name}")).collect();
             for what in if named.is_empty() { vec![what] } else { named } {
@@ -174,7 +264,9 @@ async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
 
 async fn may(client: &Client, verb: &str, resource: &str, namespace: &str) -> bool {
     let (resource, group) = resource.split_once('.').unwrap();
-    let (resource, subresource) = resource.split_once('/').map_or((resource, None), |(r, s)| (r, Some(s)));
+    let (resource, subresource) = resource
+        .split_once('/')
+        .map_or((resource, None), |(r, s)| (r, Some(s)));
     let attributes = ResourceAttributes {
         verb: Some(verb.into()),
         group: Some(group.into()),
@@ -184,9 +276,15 @@ async fn may(client: &Client, verb: &str, resource: &str, namespace: &str) -> bo
         ..Default::default()
     };
     let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() },
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..Default::default()
+        },
         ..Default::default()
     };
-    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();
+    let answer = Api::all(client.clone())
+        .create(&PostParams::default(), &review)
+        .await
+        .unwrap();
     answer.status.unwrap().allowed
 }

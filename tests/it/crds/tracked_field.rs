@@ -25,29 +25,34 @@ fn target(target: &str) -> String {
 }
 
 fn of_kind(kind: &str, field: &str) -> String {
-    format!("{{contactPoint: cp, field: '{field}', target: {{kind: {kind}, namespace: default, name: a}}}}")
+    format!(
+        "{{contactPoint: cp, field: '{field}', target: {{kind: {kind}, namespace: default, name: a}}}}"
+    )
 }
 
 fn name(kind: &str, name: &str) -> String {
-    target(&format!("kind: {kind}, namespace: default, name: \"{name}\""))
+    target(&format!(
+        "kind: {kind}, namespace: default, name: \"{name}\""
+    ))
 }
 
 fn namespace(namespace: &str) -> String {
-    target(&format!("kind: Deployment, namespace: \"{namespace}\", name: nginx"))
+    target(&format!(
+        "kind: Deployment, namespace: \"{namespace}\", name: nginx"
+    ))
 }
 
 fn other(kind: &str, version: &str, resource: &str) -> String {
-    target(&format!("kind: {kind}, namespace: a, name: b, apiVersion: '{version}', resource: '{resource}'"))
+    target(&format!(
+        "kind: {kind}, namespace: a, name: b, apiVersion: '{version}', resource: '{resource}'"
+    ))
 }
 
 const BAD_POINT: &str = "spec.contactPoint: |write the name of a ContactPoint of this namespace";
 const BAD_FIELD: &str = "spec.field: |write replicas, image, image:CONTAINER";
-const NO_FIELD_OF_DEPLOYMENT: &str =
-    "spec.field: |a Deployment has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
-const NO_FIELD_OF_SET: &str =
-    "spec.field: |a StatefulSet has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
-const NO_FIELD_OF_SERVICE: &str =
-    "spec.field: |a Service has no such field: write targetPort, targetPort:PORT or a JSONPath in braces";
+const NO_FIELD_OF_DEPLOYMENT: &str = "spec.field: |a Deployment has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
+const NO_FIELD_OF_SET: &str = "spec.field: |a StatefulSet has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
+const NO_FIELD_OF_SERVICE: &str = "spec.field: |a Service has no such field: write targetPort, targetPort:PORT or a JSONPath in braces";
 const NO_FIELD_OF_OTHERS: &str = "spec.field: |has no such field: write a JSONPath in braces";
 const BAD_KIND: &str = "spec.target.kind: |write a kind";
 const OURS: &str = "spec.target.apiVersion|ContactPoints and TrackedFields are never tracked";
@@ -181,8 +186,15 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_tracked_field_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     install(&plane).await;
-    check(&plane.client().await.unwrap(), &TrackedField::api_resource(), &cases()).await;
+    check(
+        &plane.client().await.unwrap(),
+        &TrackedField::api_resource(),
+        &cases(),
+    )
+    .await;
     every_field_has_a_case("TrackedField", &[], &cases());
 }

@@ -22,7 +22,9 @@ mod operator;
 #[case(false)]
 #[tokio::test]
 async fn objects_older_than_the_rules(#[case] subresource: bool) {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     let client = plane.client().await.unwrap();
     let points = ContactPoint::api_resource();
     let fields = TrackedField::api_resource();
@@ -36,27 +38,69 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     ]);
     let mut old = Vec::new();
     let bare: Option<String> = None;
-    for (number, yaml) in [bare].into_iter().chain(contact_points().into_iter().map(Some)).enumerate() {
-        old.push((points.clone(), format!("cp-{number}"), yaml, point_status.clone(), true));
+    for (number, yaml) in [bare]
+        .into_iter()
+        .chain(contact_points().into_iter().map(Some))
+        .enumerate()
+    {
+        old.push((
+            points.clone(),
+            format!("cp-{number}"),
+            yaml,
+            point_status.clone(),
+            true,
+        ));
     }
     for (number, yaml) in tracked_fields().into_iter().enumerate() {
-        old.push((fields.clone(), format!("tf-{number}"), Some(yaml), field_status.clone(), subresource));
+        old.push((
+            fields.clone(),
+            format!("tf-{number}"),
+            Some(yaml),
+            field_status.clone(),
+            subresource,
+        ));
     }
     let services = AppService::api_resource();
     let app_status = json!({ "replicas": 1, "observedGeneration": 1, "conditions": [
         { "type": "Available", "status": "True", "lastUpdateTime": "2023-11-01T06:53:38Z" },
     ] });
     let bare: Option<String> = None;
-    for (number, yaml) in [bare].into_iter().chain(app_services().into_iter().map(Some)).enumerate() {
-        old.push((services.clone(), format!("app-{number}"), yaml, app_status.clone(), true));
+    for (number, yaml) in [bare]
+        .into_iter()
+        .chain(app_services().into_iter().map(Some))
+        .enumerate()
+    {
+        old.push((
+            services.clone(),
+            format!("app-{number}"),
+            yaml,
+            app_status.clone(),
+            true,
+        ));
     }
     let good = "{size: 1, image: i}";
-    old.push((services.clone(), "no.label".into(), Some(good.into()), app_status.clone(), true));
+    old.push((
+        services.clone(),
+        "no.label".into(),
+        Some(good.into()),
+        app_status.clone(),
+        true,
+    ));
     let syncs = ConfigMapSync::api_resource();
     let sync_status = json!({ "lastSyncTime": "2025-02-11T20:44:21Z" });
     let bare: Option<String> = None;
-    for (number, yaml) in [bare].into_iter().chain(config_map_syncs().into_iter().map(Some)).enumerate() {
-        old.push((syncs.clone(), format!("sync-{number}"), yaml, sync_status.clone(), true));
+    for (number, yaml) in [bare]
+        .into_iter()
+        .chain(config_map_syncs().into_iter().map(Some))
+        .enumerate()
+    {
+        old.push((
+            syncs.clone(),
+            format!("sync-{number}"),
+            yaml,
+            sync_status.clone(),
+            true,
+        ));
     }
     let (apps, none) = (MyApp::api_resource(), Value::Null);
     old.push((apps.clone(), "ma-bare".into(), None, none.clone(), false));
@@ -64,13 +108,34 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
         old.push((apps.clone(), name, Some(yaml), none.clone(), false));
     }
     let ingresses = MyIngress::api_resource();
-    let alb_status = json!({ "alb": { "dns": "a.elb.amazonaws.com", "arn": "arn:aws:elasticloadbalancing:a" } });
-    old.push((ingresses.clone(), "mi-bare".into(), None, alb_status.clone(), true));
+    let alb_status =
+        json!({ "alb": { "dns": "a.elb.amazonaws.com", "arn": "arn:aws:elasticloadbalancing:a" } });
+    old.push((
+        ingresses.clone(),
+        "mi-bare".into(),
+        None,
+        alb_status.clone(),
+        true,
+    ));
     for (name, yaml) in my_ingresses() {
-        old.push((ingresses.clone(), name, Some(yaml), alb_status.clone(), true));
+        old.push((
+            ingresses.clone(),
+            name,
+            Some(yaml),
+            alb_status.clone(),
+            true,
+        ));
     }
     for (kind, name, yaml, status, by_subresource) in &old {
-        store(&client, kind, name, yaml.as_deref(), status, *by_subresource).await;
+        store(
+            &client,
+            kind,
+            name,
+            yaml.as_deref(),
+            status,
+            *by_subresource,
+        )
+        .await;
     }
 
     install(&plane).await;
@@ -82,31 +147,77 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
 
 /// One object that cannot be read would end the list and the watch of all.
 async fn every_one_can_be_read(client: &Client) {
-    let points = Api::<ContactPoint>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    let points = Api::<ContactPoint>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(points.items.len(), contact_points().len() + 1);
-    assert!(points.iter().all(|point| point.status.as_ref().is_some_and(|s| s.initialized && s.ready)));
-    let apps = Api::<AppService>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert!(points.iter().all(|point| {
+        point
+            .status
+            .as_ref()
+            .is_some_and(|s| s.initialized && s.ready)
+    }));
+    let apps = Api::<AppService>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(apps.items.len(), app_services().len() + 2);
-    assert!(apps.iter().all(|app| app.status.as_ref().is_some_and(|s| s.condition("Available").is_some())));
-    let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert!(apps.iter().all(|app| {
+        app.status
+            .as_ref()
+            .is_some_and(|s| s.condition("Available").is_some())
+    }));
+    let fields = Api::<TrackedField>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(fields.items.len(), tracked_fields().len());
-    let syncs = Api::<ConfigMapSync>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    let syncs = Api::<ConfigMapSync>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(syncs.items.len(), config_map_syncs().len() + 1);
-    assert!(syncs.iter().all(|sync| sync.status.as_ref().is_some_and(|s| s.last_sync_time.is_some())));
-    let apps = Api::<MyApp>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert!(syncs.iter().all(|sync| {
+        sync.status
+            .as_ref()
+            .is_some_and(|s| s.last_sync_time.is_some())
+    }));
+    let apps = Api::<MyApp>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(apps.items.len(), my_apps().len() + 1);
-    let ingresses = Api::<MyIngress>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    let ingresses = Api::<MyIngress>::all(client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     assert_eq!(ingresses.items.len(), my_ingresses().len() + 1);
-    assert!(ingresses.iter().all(|ingress| ingress.status.as_ref().is_some_and(|status| status.alb.is_some())));
+    assert!(ingresses.iter().all(|ingress| {
+        ingress
+            .status
+            .as_ref()
+            .is_some_and(|status| status.alb.is_some())
+    }));
     for field in fields {
         let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
         assert_eq!(actions, [Action::Created, Action::Updated, Action::Deleted]);
-        assert!(history.iter().all(|entry| entry.id.is_none() && entry.delivery.is_none()));
+        assert!(
+            history
+                .iter()
+                .all(|entry| entry.id.is_none() && entry.delivery.is_none())
+        );
     }
 }
 
-async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, yaml: Option<&str>, status: &Value) {
+async fn old_object_lives_on(
+    client: &Client,
+    kind: &ApiResource,
+    name: &str,
+    yaml: Option<&str>,
+    status: &Value,
+) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
     // As bad a name, where it is the name.
     let again = if name.len() > 28 || name.contains('.') || name == "internal" {
@@ -115,11 +226,16 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
         "again".into()
     };
     let today = create(client, kind, &again, spec.as_ref(), true).await;
-    assert!(today.is_err(), "{yaml:?} breaks no rule, so it shows nothing");
+    assert!(
+        today.is_err(),
+        "{yaml:?} breaks no rule, so it shows nothing"
+    );
 
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
     let merge = async |patch: Value| {
-        let object = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        let object = api
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
         object.unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
     };
     let found = api.get(name).await.unwrap();
@@ -143,12 +259,21 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
         ours
     };
     let patch = json!({ "status": ours });
-    let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    assert_eq!(patched.unwrap_or_else(|said| panic!("{yaml:?}: {said}")).data["status"], ours);
+    let patched = api
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
+    assert_eq!(
+        patched
+            .unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+            .data["status"],
+        ours
+    );
     let mut again = api.get(name).await.unwrap();
     again.data["status"] = status.clone();
     if !status.is_array() {
-        api.replace_status(name, &PostParams::default(), &again).await.unwrap();
+        api.replace_status(name, &PostParams::default(), &again)
+            .await
+            .unwrap();
     }
 
     merge(
@@ -169,32 +294,108 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
 /// A rule over several fields binds again once a field that it names is changed, to another wrong value too.
 #[tokio::test]
 async fn a_changed_field_is_held_to_the_rules() {
-    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let plane = ControlPlane::start(Options::apiserver_only())
+        .await
+        .unwrap();
     let client = plane.client().await.unwrap();
     install_original(&client, true).await;
     let chat = "{type: Telegram, apiToken: {secretName: s, key: k}, telegramSpec: {chatId: 0}}";
-    store(&client, &ContactPoint::api_resource(), "chat", Some(chat), &json!({}), false).await;
-    let target = "{contactPoint: cp, field: replicas, target: {kind: DaemonSet, namespace: a, name: b}}";
-    store(&client, &TrackedField::api_resource(), "target", Some(target), &json!([]), false).await;
+    store(
+        &client,
+        &ContactPoint::api_resource(),
+        "chat",
+        Some(chat),
+        &json!({}),
+        false,
+    )
+    .await;
+    let target =
+        "{contactPoint: cp, field: replicas, target: {kind: DaemonSet, namespace: a, name: b}}";
+    store(
+        &client,
+        &TrackedField::api_resource(),
+        "target",
+        Some(target),
+        &json!([]),
+        false,
+    )
+    .await;
     install(&plane).await;
 
-    let points = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &ContactPoint::api_resource());
-    let fields = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &TrackedField::api_resource());
+    let points = Api::<DynamicObject>::namespaced_with(
+        client.clone(),
+        "default",
+        &ContactPoint::api_resource(),
+    );
+    let fields = Api::<DynamicObject>::namespaced_with(
+        client.clone(),
+        "default",
+        &TrackedField::api_resource(),
+    );
     for (api, name, patch, words) in [
-        (&points, "chat", json!({ "telegramSpec": null }), "type: Telegram needs a chat"),
-        (&points, "chat", json!({ "type": "Webhook" }), "type: Webhook needs an endpoint"),
-        (&points, "chat", json!({ "webhookSpec": { "url": "https://h" } }), "type: Telegram takes no webhookSpec"),
-        (&points, "chat", json!({ "apiToken": null }), "type: Telegram needs the bot's token"),
-        (&points, "chat", json!({ "telegramSpec": { "chatId": 7 } }), ""),
-        (&fields, "target", json!({ "target": { "kind": "Job" } }), "needs apiVersion and resource"),
-        (&fields, "target", json!({ "target": { "apiVersion": "apps/v1" } }), "needs apiVersion and resource"),
+        (
+            &points,
+            "chat",
+            json!({ "telegramSpec": null }),
+            "type: Telegram needs a chat",
+        ),
+        (
+            &points,
+            "chat",
+            json!({ "type": "Webhook" }),
+            "type: Webhook needs an endpoint",
+        ),
+        (
+            &points,
+            "chat",
+            json!({ "webhookSpec": { "url": "https://h" } }),
+            "type: Telegram takes no webhookSpec",
+        ),
+        (
+            &points,
+            "chat",
+            json!({ "apiToken": null }),
+            "type: Telegram needs the bot's token",
+        ),
+        (
+            &points,
+            "chat",
+            json!({ "telegramSpec": { "chatId": 7 } }),
+            "",
+        ),
+        (
+            &fields,
+            "target",
+            json!({ "target": { "kind": "Job" } }),
+            "needs apiVersion and resource",
+        ),
+        (
+            &fields,
+            "target",
+            json!({ "target": { "apiVersion": "apps/v1" } }),
+            "needs apiVersion and resource",
+        ),
         (&fields, "target", json!({ "target": { "name": "c" } }), ""),
-        (&fields, "target", json!({ "target": { "apiVersion": "apps/v1", "resource": "daemonsets" } }), ""),
+        (
+            &fields,
+            "target",
+            json!({ "target": { "apiVersion": "apps/v1", "resource": "daemonsets" } }),
+            "",
+        ),
     ] {
-        let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(json!({ "spec": patch }))).await;
+        let patched = api
+            .patch(
+                name,
+                &PatchParams::default(),
+                &Patch::Merge(json!({ "spec": patch })),
+            )
+            .await;
         match patched {
             Ok(_) => assert!(words.is_empty(), "{patch} is accepted"),
-            Err(said) => assert!(!words.is_empty() && said.to_string().contains(words), "{patch}: {said}"),
+            Err(said) => assert!(
+                !words.is_empty() && said.to_string().contains(words),
+                "{patch}: {said}"
+            ),
         }
     }
 }

@@ -21,7 +21,8 @@ fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
 
 /// Creates a `TrackedField` of a Deployment with one replica, and writes its history.
 async fn tracked(bed: &Bed, name: &str, point: &str, history: &[Value]) {
-    bed.track(name, "Deployment", "web", "replicas", point).await;
+    bed.track(name, "Deployment", "web", "replicas", point)
+        .await;
     write_history(bed, name, &json!(history)).await;
 }
 
@@ -31,13 +32,25 @@ async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
     let bed = Bed::shared("old").await;
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
-    tracked(&bed, "it", "hook", &[waiting(&bed, "one", 60), waiting(&bed, "two", 25)]).await;
+    tracked(
+        &bed,
+        "it",
+        "hook",
+        &[waiting(&bed, "one", 60), waiting(&bed, "two", 25)],
+    )
+    .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     // An entry without an attempt must not expire.
     bed.waiting("it", "ContactPointNotFound: ").await;
-    assert!(bed.history("it").await.iter().all(|entry| is(entry, Delivery::Pending)));
+    assert!(
+        bed.history("it")
+            .await
+            .iter()
+            .all(|entry| is(entry, Delivery::Pending))
+    );
     bed.webhook("hook", &receiver.url()).await;
-    bed.delivered("it", &[("Updated", Some("1")), ("Updated", Some("1"))]).await;
+    bed.delivered("it", &[("Updated", Some("1")), ("Updated", Some("1"))])
+        .await;
     assert_eq!(changes(&receiver).len(), 2);
     assert_eq!(bed.events("it", "DeliveryFailed").await.len(), 0);
 }
@@ -59,27 +72,52 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     tracked(&bed, "held", "hook", &[held]).await;
     // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
-    ahead["heldSince"] = json!(format!("{:.0}", Timestamp::now() + SignedDuration::from_hours(30)));
+    ahead["heldSince"] = json!(format!(
+        "{:.0}",
+        Timestamp::now() + SignedDuration::from_hours(30)
+    ));
     tracked(&bed, "ahead", "hook", &[ahead]).await;
     receiver.always(status(503));
     let operator = Operator::start(&bed, Settings::default()).await;
     // The test message comes first.
     bed.not_ready("hook", "Unreachable").await;
-    assert!(is(&bed.history("old").await[0], Delivery::Pending), "nothing was tried with it");
+    assert!(
+        is(&bed.history("old").await[0], Delivery::Pending),
+        "nothing was tried with it"
+    );
     receiver.at_text("\"trackedField\"", status(503));
     receiver.always(testbed::receiver::Reply::ok());
     let failed = |field: &TrackedField| is(&field.history().unwrap()[0], Delivery::Failed);
-    let reason = bed.until("old", "expires", failed).await.history().unwrap()[0].reason.clone().unwrap();
-    assert!(reason.starts_with("not delivered within 24 h; the last attempt: "), "{reason}");
+    let reason = bed.until("old", "expires", failed).await.history().unwrap()[0]
+        .reason
+        .clone()
+        .unwrap();
+    assert!(
+        reason.starts_with("not delivered within 24 h; the last attempt: "),
+        "{reason}"
+    );
     assert!(reason.contains("503"), "{reason}");
-    assert_eq!(bed.event("old", "DeliveryFailed").await, format!("Updated 1: not delivered: {reason}"));
+    assert_eq!(
+        bed.event("old", "DeliveryFailed").await,
+        format!("Updated 1: not delivered: {reason}")
+    );
     let attempts = receiver.requests().len();
-    receiver.wait_for(crate::support::SOON, |requests| requests.len() >= attempts + 3).await.unwrap();
+    receiver
+        .wait_for(crate::support::SOON, |requests| {
+            requests.len() >= attempts + 3
+        })
+        .await
+        .unwrap();
     for name in ["young", "future", "held", "ahead"] {
         assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
     }
     let metrics = operator.metrics().await;
-    assert!(metrics.lines().any(|line| line == "quartermaster_entries_expired_total 1"), "{metrics}");
+    assert!(
+        metrics
+            .lines()
+            .any(|line| line == "quartermaster_entries_expired_total 1"),
+        "{metrics}"
+    );
     receiver.behave();
     for name in ["young", "future", "held", "ahead"] {
         bed.delivered(name, &[("Updated", Some("1"))]).await;
@@ -102,7 +140,9 @@ async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
     until("several attempts", SOON, async || {
         let metrics = operator.metrics().await;
         let stopped = "quartermaster_notifications_total{type=\"webhook\",outcome=\"stopped\"} ";
-        let count = metrics.lines().find_map(|line| line.strip_prefix(stopped)?.parse::<u64>().ok());
+        let count = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(stopped)?.parse::<u64>().ok());
         Ok(count.filter(|count| *count >= 6))
     })
     .await
@@ -110,7 +150,11 @@ async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
     for name in ["it", "other"] {
         assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
     }
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "url": receiver.url() } } })).await;
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "webhookSpec": { "url": receiver.url() } } }),
+    )
+    .await;
     for name in ["it", "other"] {
         bed.delivered(name, &[("Updated", Some("1"))]).await;
         assert_eq!(bed.events(name, "DeliveryFailed").await.len(), 0);

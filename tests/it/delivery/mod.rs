@@ -20,7 +20,10 @@ fn status(code: u16) -> Reply {
 
 /// Returns the test messages that the receiver accepted.
 fn tests(receiver: &Receiver) -> Vec<std::sync::Arc<Request>> {
-    taken(receiver).into_iter().filter(|request| request.header("ce-type") == Some(READY)).collect()
+    taken(receiver)
+        .into_iter()
+        .filter(|request| request.header("ce-type") == Some(READY))
+        .collect()
 }
 
 fn is(entry: &Entry, delivery: Delivery) -> bool {
@@ -31,11 +34,21 @@ fn is(entry: &Entry, delivery: Delivery) -> bool {
 async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": target });
     let spec = json!({ "target": target, "contactPoint": point, "field": "replicas", "historyLimit": 200 });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 /// Writes the history of a `TrackedField`, as another process would have left it.
 async fn write_history(bed: &Bed, name: &str, history: &Value) {
     let patch = json!({ "status": history }).to_string();
-    bed.kubectl(&["patch", "trackedfield", name, "--subresource=status", "--type=merge", "-p", &patch]).await;
+    bed.kubectl(&[
+        "patch",
+        "trackedfield",
+        name,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &patch,
+    ])
+    .await;
 }

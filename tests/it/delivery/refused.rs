@@ -20,7 +20,10 @@ use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, con
 #[case::bad_request(400, "Rejected")]
 #[case::method_not_allowed(405, "UnexpectedStatus")]
 #[tokio::test]
-async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] code: u16, #[case] reason: &str) {
+async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
+    #[case] code: u16,
+    #[case] reason: &str,
+) {
     const FIELDS: usize = 5;
     const CHANGES: usize = 60;
     let bed = Bed::shared("backlog").await;
@@ -33,7 +36,10 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] c
         let (name, target) = (format!("it-{field}"), format!("web-{field}"));
         bed.deployment(&target, 0).await;
         track_long(&bed, &name, &target, "hook").await;
-        bed.until(&name, "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+        bed.until(&name, "its first value", |field: &TrackedField| {
+            !field.history().unwrap().is_empty()
+        })
+        .await;
         for replicas in 1..CHANGES {
             bed.scale(&target, i32::try_from(replicas).unwrap()).await;
         }
@@ -42,13 +48,22 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] c
     }))
     .await;
     let (_, words) = condition(&bed.not_ready("hook", reason).await);
-    assert!(words.contains(&format!("({code} channel_is_archived)")), "{words}");
+    assert!(
+        words.contains(&format!("({code} channel_is_archived)")),
+        "{words}"
+    );
     // Each entry was refused more than once.
     let refused = receiver.requests().len();
-    receiver.wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS).await.unwrap();
+    receiver
+        .wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS)
+        .await
+        .unwrap();
     for field in 0..FIELDS {
         let history = bed.history(&format!("it-{field}")).await;
-        assert!(history.iter().all(|entry| is(entry, Delivery::Pending)), "{history:#?}");
+        assert!(
+            history.iter().all(|entry| is(entry, Delivery::Pending)),
+            "{history:#?}"
+        );
     }
 
     receiver.behave();
@@ -57,18 +72,28 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] c
             let history = field.history().unwrap();
             history.len() == CHANGES && history.iter().all(|entry| is(entry, Delivery::Delivered))
         };
-        bed.until(&format!("it-{field}"), "all delivered", delivered).await;
+        bed.until(&format!("it-{field}"), "all delivered", delivered)
+            .await;
     }
     bed.ready("hook").await;
     let mut values = BTreeMap::<String, Vec<String>>::new();
     for change in changes(&receiver) {
         let of = |what: &str| change[what].as_str().unwrap().to_owned();
-        values.entry(of("trackedField")).or_default().push(of("value"));
+        values
+            .entry(of("trackedField"))
+            .or_default()
+            .push(of("value"));
     }
     let expected: Vec<_> = (0..CHANGES).map(|value| value.to_string()).collect();
     assert_eq!(values.len(), FIELDS);
-    assert!(values.values().all(|values| *values == expected), "each once, in order: {values:#?}");
-    assert!(tests(&receiver).len() <= 2, "the first one, and one that showed that it has recovered");
+    assert!(
+        values.values().all(|values| *values == expected),
+        "each once, in order: {values:#?}"
+    );
+    assert!(
+        tests(&receiver).len() <= 2,
+        "the first one, and one that showed that it has recovered"
+    );
 }
 
 #[rstest]
@@ -86,7 +111,8 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
         bed.deployment(name, 1).await;
-        bed.track(name, "Deployment", name, "replicas", "hook").await;
+        bed.track(name, "Deployment", name, "replicas", "hook")
+            .await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
     receiver.at_text("\"value\":\"13\"", status(code).body("poisonous"));
@@ -97,24 +123,42 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
     }
     bed.scale("c", 14).await;
     for name in ["a", "b", "d", "e"] {
-        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
     }
     let done = |field: &TrackedField| {
         let history = field.history().unwrap();
         let last = history.last().unwrap();
         last.value.as_deref() == Some("14") && is(last, Delivery::Delivered)
     };
-    let history = bed.until("c", "goes on behind it", done).await.history().unwrap();
+    let history = bed
+        .until("c", "goes on behind it", done)
+        .await
+        .history()
+        .unwrap();
     let poisonous = &history[1];
     assert!(is(poisonous, Delivery::Failed), "{history:#?}");
     let reason = poisonous.reason.as_deref().unwrap();
     assert!(reason.contains(&code.to_string()), "{reason}");
-    assert_eq!(bed.event("c", "DeliveryFailed").await, format!("Updated 13: not delivered: {reason}"));
+    assert_eq!(
+        bed.event("c", "DeliveryFailed").await,
+        format!("Updated 13: not delivered: {reason}")
+    );
     bed.ready("hook").await;
     // The message went in a digest, alone, and once more after another message was accepted.
-    let refused = receiver.requests().iter().filter(|request| !request.answered.unwrap().is_success()).count();
-    assert!((2..=3).contains(&refused), "{refused} requests were refused");
-    assert!(tests(&receiver).len() <= 1, "at most one, where it alone waited");
+    let refused = receiver
+        .requests()
+        .iter()
+        .filter(|request| !request.answered.unwrap().is_success())
+        .count();
+    assert!(
+        (2..=3).contains(&refused),
+        "{refused} requests were refused"
+    );
+    assert!(
+        tests(&receiver).len() <= 1,
+        "at most one, where it alone waited"
+    );
 }
 
 /// A receiver that rejects a text wherever it stands: also as the previous value of the next message.
@@ -126,24 +170,40 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     receiver.at_text(r#""13""#, status(422));
     for replicas in [13, 2, 3] {
         bed.scale("web", replicas).await;
         let recorded = replicas.to_string();
         let is_recorded = |field: &TrackedField| {
-            field.history().unwrap().last().is_some_and(|last| last.value.as_deref() == Some(&*recorded))
+            field
+                .history()
+                .unwrap()
+                .last()
+                .is_some_and(|last| last.value.as_deref() == Some(&*recorded))
         };
         bed.until("it", "the value is recorded", is_recorded).await;
     }
     let done = |field: &TrackedField| {
         let history = field.history().unwrap();
-        history.len() == 4 && history.iter().skip(2).all(|entry| is(entry, Delivery::Delivered))
+        history.len() == 4
+            && history
+                .iter()
+                .skip(2)
+                .all(|entry| is(entry, Delivery::Delivered))
     };
-    let history = bed.until("it", "the rest is delivered", done).await.history().unwrap();
+    let history = bed
+        .until("it", "the rest is delivered", done)
+        .await
+        .history()
+        .unwrap();
     assert!(is(&history[1], Delivery::Failed), "{history:#?}");
-    let previous: Vec<_> = changes(&receiver).iter().map(|change| change["previous"].clone()).collect();
+    let previous: Vec<_> = changes(&receiver)
+        .iter()
+        .map(|change| change["previous"].clone())
+        .collect();
     assert_eq!(previous, [json!(null), json!(null), json!("2")]);
 }
 
@@ -163,7 +223,10 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     receiver.at_text("\"trackedField\"", status(code));
     bed.deployment("web", 0).await;
     track_long(&bed, "it", "web", "hook").await;
-    bed.until("it", "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+    bed.until("it", "its first value", |field: &TrackedField| {
+        !field.history().unwrap().is_empty()
+    })
+    .await;
     for replicas in 1..5 {
         bed.scale("web", replicas).await;
     }
@@ -174,15 +237,35 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     bed.until("it", "costs one entry", all).await;
     bed.not_ready("hook", reason).await;
     let now = receiver.requests().len();
-    receiver.wait_for(SOON, |requests| requests.len() >= now + 8).await.unwrap();
+    receiver
+        .wait_for(SOON, |requests| requests.len() >= now + 8)
+        .await
+        .unwrap();
     let history = bed.history("it").await;
-    assert!(history[1..].iter().all(|entry| is(entry, Delivery::Pending)), "{history:#?}");
-    assert_eq!(tests(&receiver).len(), 2, "the first one, and the one that cost an entry");
+    assert!(
+        history[1..]
+            .iter()
+            .all(|entry| is(entry, Delivery::Pending)),
+        "{history:#?}"
+    );
+    assert_eq!(
+        tests(&receiver).len(),
+        2,
+        "the first one, and the one that cost an entry"
+    );
     // The refusal is reported once, not with each attempt.
-    assert!(bed.events("hook", reason).await.len() <= 2, "{:#?}", bed.events("hook", reason).await);
+    assert!(
+        bed.events("hook", reason).await.len() <= 2,
+        "{:#?}",
+        bed.events("hook", reason).await
+    );
 
     receiver.behave();
-    let told = |field: &TrackedField| field.history().unwrap()[1..].iter().all(|e| is(e, Delivery::Delivered));
+    let told = |field: &TrackedField| {
+        field.history().unwrap()[1..]
+            .iter()
+            .all(|e| is(e, Delivery::Delivered))
+    };
     bed.until("it", "the rest arrives", told).await;
     assert_eq!(tests(&receiver).len(), 2);
 }
@@ -192,18 +275,31 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]
 #[tokio::test]
-async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(#[case] code: u16, #[case] reason: &str) {
+async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
+    #[case] code: u16,
+    #[case] reason: &str,
+) {
     let bed = Bed::shared("restarts").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
+    let mut operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.at_text("\"trackedField\"", status(code));
     bed.deployment("web", 0).await;
     track_long(&bed, "it", "web", "hook").await;
-    bed.until("it", "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+    bed.until("it", "its first value", |field: &TrackedField| {
+        !field.history().unwrap().is_empty()
+    })
+    .await;
     bed.scale("web", 1).await;
-    let failed = |field: &TrackedField| field.history().unwrap().first().is_some_and(|it| is(it, Delivery::Failed));
+    let failed = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .first()
+            .is_some_and(|it| is(it, Delivery::Failed))
+    };
     bed.until("it", "costs one entry", failed).await;
     for _ in 0..2 {
         bed.not_ready("hook", reason).await;
@@ -211,14 +307,25 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(#[case
         operator.restart();
         operator.ready().await;
         let before = receiver.requests().len();
-        receiver.wait_for(SOON, |requests| requests.len() >= before + 5).await.unwrap();
+        receiver
+            .wait_for(SOON, |requests| requests.len() >= before + 5)
+            .await
+            .unwrap();
     }
-    assert_eq!(tests(&receiver).len(), 2, "the first one, and the one that cost an entry");
+    assert_eq!(
+        tests(&receiver).len(),
+        2,
+        "the first one, and the one that cost an entry"
+    );
 
     // An accepted entry allows the next one, whichever process sends it.
     receiver.behave();
     bed.until("it", "the rest arrives", |field: &TrackedField| {
-        field.history().unwrap().last().is_some_and(|last| is(last, Delivery::Delivered))
+        field
+            .history()
+            .unwrap()
+            .last()
+            .is_some_and(|last| is(last, Delivery::Delivered))
     })
     .await;
     bed.until("hook", "may be tested again", |point: &ContactPoint| {
@@ -230,7 +337,10 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(#[case
     receiver.at_text("\"trackedField\"", status(code));
     operator.restart();
     bed.scale("web", 2).await;
-    receiver.wait_for(SOON, |_| tests(&receiver).len() == 3).await.unwrap();
+    receiver
+        .wait_for(SOON, |_| tests(&receiver).len() == 3)
+        .await
+        .unwrap();
 }
 
 /// A receiver that accepts single messages only: no entry is at fault, and nothing waits.
@@ -249,27 +359,55 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     receiver.always(status(503));
     bed.deployment("web", 1).await;
     for name in ["a", "b"] {
-        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
-    bed.until("hook", "is ready, and does not say that messages can be sent", |point: &ContactPoint| {
-        point.status.as_ref().unwrap().ready && condition(point).1.contains("the receiver does not accept messages")
-    })
+    bed.until(
+        "hook",
+        "is ready, and does not say that messages can be sent",
+        |point: &ContactPoint| {
+            point.status.as_ref().unwrap().ready
+                && condition(point)
+                    .1
+                    .contains("the receiver does not accept messages")
+        },
+    )
     .await;
     for replicas in 2..4 {
         bed.scale("web", replicas).await;
     }
     for name in ["a", "b"] {
-        bed.until(name, "all of its changes", |field: &TrackedField| field.history().unwrap().len() == 3).await;
+        bed.until(name, "all of its changes", |field: &TrackedField| {
+            field.history().unwrap().len() == 3
+        })
+        .await;
     }
     receiver.always(status(200));
     for name in ["a", "b"] {
-        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+        bed.delivered(
+            name,
+            &[
+                ("Created", Some("1")),
+                ("Updated", Some("2")),
+                ("Updated", Some("3")),
+            ],
+        )
+        .await;
     }
-    let refused = receiver.requests().iter().filter(|request| request.answered.unwrap().as_u16() == code).count();
+    let refused = receiver
+        .requests()
+        .iter()
+        .filter(|request| request.answered.unwrap().as_u16() == code)
+        .count();
     assert!(refused > 0, "there was no digest");
     bed.until("hook", "is as before", |after: &ContactPoint| {
-        let told = |point: &ContactPoint| point.status.clone().map(|status| (status.ready, status.conditions));
+        let told = |point: &ContactPoint| {
+            point
+                .status
+                .clone()
+                .map(|status| (status.ready, status.conditions))
+        };
         told(after) == told(&before)
     })
     .await;
@@ -285,11 +423,24 @@ async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
     let before = bed.ready("hook").await;
     receiver.at_text("\"value\":\"13\"", status(422));
     bed.deployment("web", 13).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
-    let failed = |field: &TrackedField| field.history().unwrap().iter().any(|entry| is(entry, Delivery::Failed));
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    let failed = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .any(|entry| is(entry, Delivery::Failed))
+    };
     bed.until("it", "fails", failed).await;
     bed.scale("web", 1).await;
-    let told = |field: &TrackedField| field.history().unwrap().iter().any(|entry| is(entry, Delivery::Delivered));
+    let told = |field: &TrackedField| {
+        field
+            .history()
+            .unwrap()
+            .iter()
+            .any(|entry| is(entry, Delivery::Delivered))
+    };
     bed.until("it", "goes on", told).await;
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
@@ -307,16 +458,21 @@ async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
     bed.ready("hook").await;
     receiver.at_text("\"value\":\"13\"", status(403));
     bed.deployment("web", 13).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.not_ready("hook", "Forbidden").await;
     bed.scale("web", 1).await;
     let mut asked = 0;
     until("the next one is delivered", SOON, async || {
         asked += 1;
         let annotation = json!({ "quartermaster.dev/requested-at": asked.to_string() });
-        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } })).await;
+        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } }))
+            .await;
         let history = bed.history("it").await;
-        Ok(history.get(1).is_some_and(|entry| is(entry, Delivery::Delivered)).then_some(()))
+        Ok(history
+            .get(1)
+            .is_some_and(|entry| is(entry, Delivery::Delivered))
+            .then_some(()))
     })
     .await
     .unwrap();
@@ -341,12 +497,17 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     bed.ready("topic").await;
     bed.deployment("web", 1).await;
     let mut told = vec![];
-    for (round, (chat, said)) in
-        [(forum().with_closed_topic(3), "TOPIC_CLOSED"), (forum(), "message thread not found")].into_iter().enumerate()
+    for (round, (chat, said)) in [
+        (forum().with_closed_topic(3), "TOPIC_CLOSED"),
+        (forum(), "message thread not found"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let name = format!("it-{round}");
         telegram.add_chat(chat);
-        bed.track(&name, "Deployment", "web", "replicas", "topic").await;
+        bed.track(&name, "Deployment", "web", "replicas", "topic")
+            .await;
         let (_, words) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
         assert!(words.contains(said), "{words}");
         assert!(is(&bed.history(&name).await[0], Delivery::Pending));
@@ -355,7 +516,12 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
         bed.ready("topic").await;
         told.push(name);
     }
-    assert!(telegram.messages().iter().all(|message| message.message_thread_id == Some(3)));
+    assert!(
+        telegram
+            .messages()
+            .iter()
+            .all(|message| message.message_thread_id == Some(3))
+    );
 }
 
 /// A rejected template text is not the only text: the default text remains.
@@ -369,9 +535,9 @@ async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entr
     receiver.at_text("poison", status(400));
     bed.deployment("web", 1).await;
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
-    let spec =
-        json!({ "target": target, "contactPoint": "hook", "field": "replicas", "template": "poison {{ value }}" });
-    bed.create::<TrackedField>("it", json!({ "spec": spec })).await;
+    let spec = json!({ "target": target, "contactPoint": "hook", "field": "replicas", "template": "poison {{ value }}" });
+    bed.create::<TrackedField>("it", json!({ "spec": spec }))
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     assert_eq!((receiver.requests().len(), taken(&receiver).len()), (3, 2));
 }

@@ -22,11 +22,14 @@ async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     let bed = Bed::shared("blip").await;
     let receiver = Receiver::start().unwrap();
     let (proxy, file) = bed.through_proxy().await;
-    let settings = Settings::default().kubeconfig(file).flag("--secret-reread=200ms");
+    let settings = Settings::default()
+        .kubeconfig(file)
+        .flag("--secret-reread=200ms");
     let mut operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
-    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from })).await;
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from }))
+        .await;
     bed.ready("hook").await;
     let secrets = Match::verb(Verb::Get).resource("secrets").name("url");
     for restart in [false, true] {
@@ -41,14 +44,19 @@ async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
         bed.ready("hook").await;
     }
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     assert_eq!(tests(&receiver).len(), 1);
     // A changed Secret is tested.
-    bed.delete::<k8s_openapi::api::core::v1::Secret>("url").await;
+    bed.delete::<k8s_openapi::api::core::v1::Secret>("url")
+        .await;
     bed.not_ready("hook", "SecretNotFound").await;
     bed.secret("url", &receiver.url()).await;
-    receiver.wait_for(SOON, |_| tests(&receiver).len() == 2).await.unwrap();
+    receiver
+        .wait_for(SOON, |_| tests(&receiver).len() == 2)
+        .await
+        .unwrap();
     bed.ready("hook").await;
 }
 
@@ -58,13 +66,19 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
     let receiver = Receiver::start().unwrap();
     receiver.always(status(503));
     let mut operator = Operator::start(&bed, Settings::default()).await;
-    bed.secret("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").await;
-    let webhook = json!({ "url": receiver.url(), "signingKey": { "secretName": "key", "key": "token" } });
-    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": webhook })).await;
+    bed.secret("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+        .await;
+    let webhook =
+        json!({ "url": receiver.url(), "signingKey": { "secretName": "key", "key": "token" } });
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": webhook }))
+        .await;
     let more = async |answer: u16| {
         receiver.always(status(answer));
         let before = receiver.requests().len();
-        receiver.wait_for(SOON, |requests| requests.len() >= before + 2).await.unwrap();
+        receiver
+            .wait_for(SOON, |requests| requests.len() >= before + 2)
+            .await
+            .unwrap();
     };
     more(503).await;
     more(404).await;
@@ -75,7 +89,11 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
     receiver.behave();
     bed.ready("hook").await;
     let ids = |header: &str| -> Vec<String> {
-        receiver.requests().iter().map(|request| request.header(header).unwrap().to_owned()).collect()
+        receiver
+            .requests()
+            .iter()
+            .map(|request| request.header(header).unwrap().to_owned())
+            .collect()
     };
     for header in ["ce-id", "idempotency-key", "webhook-id"] {
         let ids = ids(header);
@@ -84,25 +102,43 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
 
     // The test message gets a new id after a change of the spec, and once the receiver has accepted the last one.
     receiver.forget();
-    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } })).await;
-    receiver.wait_for(SOON, |_| tests(&receiver).len() == 1).await.unwrap();
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } }),
+    )
+    .await;
+    receiver
+        .wait_for(SOON, |_| tests(&receiver).len() == 1)
+        .await
+        .unwrap();
     bed.ready("hook").await;
     receiver.next(1, status(404));
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     // Nor does a configuration that returns bring back an id.
     for more in ["2", "1"] {
         let (headers, before) = (json!({ "X-More": more }), tests(&receiver).len());
-        bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": headers } } })).await;
-        receiver.wait_for(SOON, |_| tests(&receiver).len() > before).await.unwrap();
+        bed.patch::<ContactPoint>(
+            "hook",
+            json!({ "spec": { "webhookSpec": { "headers": headers } } }),
+        )
+        .await;
+        receiver
+            .wait_for(SOON, |_| tests(&receiver).len() > before)
+            .await
+            .unwrap();
         bed.until("hook", "is ready again", |point: &ContactPoint| {
             let status = point.status.as_ref().unwrap();
             status.ready && status.observed_generation == point.metadata.generation
         })
         .await;
     }
-    let tests: Vec<_> = tests(&receiver).iter().map(|test| test.header("ce-id").unwrap().to_owned()).collect();
+    let tests: Vec<_> = tests(&receiver)
+        .iter()
+        .map(|test| test.header("ce-id").unwrap().to_owned())
+        .collect();
     let once: std::collections::BTreeSet<_> = tests.iter().collect();
     assert_eq!(once.len(), tests.len(), "{tests:?}");
 }

@@ -52,8 +52,11 @@ impl<'a> Refusing<'a> {
         let post = PostParams::default();
         if matches!(by, By::FailingWebhook | By::HangingWebhook) {
             // No server listens on port 1.
-            let (port, seconds) =
-                if by == By::FailingWebhook { (1, 1) } else { (silent.local_addr().unwrap().port(), 8) };
+            let (port, seconds) = if by == By::FailingWebhook {
+                (1, 1)
+            } else {
+                (silent.local_addr().unwrap().port(), 8)
+            };
             let webhook = json!({
                 "name": "refused.example.com", "clientConfig": { "url": format!("https://127.0.0.1:{port}/") },
                 "rules": [rule], "objectSelector": selector, "sideEffects": "None",
@@ -61,35 +64,54 @@ impl<'a> Refusing<'a> {
             });
             let made = json!({ "metadata": { "name": name }, "webhooks": [webhook] });
             let api = Api::<ValidatingWebhookConfiguration>::all(client());
-            api.create(&post, &serde_json::from_value(made).unwrap()).await.unwrap();
+            api.create(&post, &serde_json::from_value(made).unwrap())
+                .await
+                .unwrap();
         } else {
             let constraints = json!({ "resourceRules": [rule], "objectSelector": selector });
             let validation = json!({ "expression": "false", "message": "nobody writes this" });
             let policy = json!({ "metadata": { "name": name }, "spec": { "matchConstraints": constraints, "validations": [validation] } });
-            let binding =
-                json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
+            let binding = json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
             let (policies, bindings) = (
                 Api::<ValidatingAdmissionPolicy>::all(client()),
                 Api::<ValidatingAdmissionPolicyBinding>::all(client()),
             );
-            policies.create(&post, &serde_json::from_value(policy).unwrap()).await.unwrap();
-            bindings.create(&post, &serde_json::from_value(binding).unwrap()).await.unwrap();
+            policies
+                .create(&post, &serde_json::from_value(policy).unwrap())
+                .await
+                .unwrap();
+            bindings
+                .create(&post, &serde_json::from_value(binding).unwrap())
+                .await
+                .unwrap();
         }
-        let refusing = Self { bed, by, _silent: silent };
+        let refusing = Self {
+            bed,
+            by,
+            _silent: silent,
+        };
         refusing.until("it refuses", true).await;
         refusing
     }
 
     async fn until(&self, what: &str, refuses: bool) {
         let write: &[&str] = match self.by {
-            By::PolicyOnStatus => {
-                &["patch", "trackedfield", "refused", "--subresource=status", "--type=merge", "-p={}"]
-            }
+            By::PolicyOnStatus => &[
+                "patch",
+                "trackedfield",
+                "refused",
+                "--subresource=status",
+                "--type=merge",
+                "-p={}",
+            ],
             _ => &["annotate", "trackedfield", "refused", "x=y", "--overwrite"],
         };
         let arguments = [&["-n", &self.bed.namespace], write, &["--dry-run=server"]].concat();
         until(what, SOON, async || {
-            Ok((self.bed.plane.run_kubectl(&arguments, "").await.is_err() == refuses).then_some(()))
+            Ok(
+                (self.bed.plane.run_kubectl(&arguments, "").await.is_err() == refuses)
+                    .then_some(()),
+            )
         })
         .await
         .unwrap();
@@ -115,7 +137,10 @@ impl<'a> Refusing<'a> {
 #[case::by_a_webhook_that_fails(By::FailingWebhook, "failed calling webhook")]
 #[case::by_a_webhook_that_hangs(By::HangingWebhook, "did not answer within 3s")]
 #[tokio::test]
-async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by: By, #[case] because: &str) {
+async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
+    #[case] by: By,
+    #[case] because: &str,
+) {
     let bed = Bed::shared("unwritable").await;
     let receiver = Receiver::start().unwrap();
     // Less than the webhook that hangs takes.
@@ -125,18 +150,27 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by: 
     receiver.always(status(503));
     bed.deployment("web", 1).await;
     for name in ["refused", "other"] {
-        bed.track(name, "Deployment", "web", "replicas", "hook").await;
-        bed.until(name, "waits", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
+        bed.until(name, "waits", |field: &TrackedField| {
+            !field.history().unwrap().is_empty()
+        })
+        .await;
     }
     bed.waiting("refused", "DeliveryFailing: ").await;
-    bed.patch::<TrackedField>("refused", json!({ "metadata": { "labels": { "refused": bed.namespace } } })).await;
+    bed.patch::<TrackedField>(
+        "refused",
+        json!({ "metadata": { "labels": { "refused": bed.namespace } } }),
+    )
+    .await;
     let refusing = Refusing::install(&bed, by).await;
     receiver.behave();
 
     // The others go on, and status shows which one is refused.
     bed.delivered("other", &[("Created", Some("1"))]).await;
     bed.scale("web", 2).await;
-    bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     let of = |receiver: &Receiver, name: &str| {
         changes(receiver)
             .iter()
@@ -144,56 +178,98 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by: 
             .map(|c| c["value"].clone())
             .collect::<Vec<_>>()
     };
-    assert_eq!(of(&receiver, "refused"), ["1"], "nothing more of it until its outcome is stored");
+    assert_eq!(
+        of(&receiver, "refused"),
+        ["1"],
+        "nothing more of it until its outcome is stored"
+    );
     let words = bed.event("refused", "WriteRejected").await;
     assert!(words.contains(because), "{words}");
     let named = bed.until("hook", "names it", |point: &ContactPoint| {
         let conditions = &point.status.as_ref().unwrap().conditions;
-        conditions.iter().any(|condition| condition.type_ == "OutcomesRecorded" && condition.status == "False")
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "OutcomesRecorded" && condition.status == "False")
     });
     let status = named.await.status.unwrap();
     assert!(status.ready, "messages of others can be sent");
-    let condition = status.conditions.iter().find(|condition| condition.type_ == "OutcomesRecorded").unwrap();
-    assert!(condition.message.contains("\"refused\"") && condition.message.contains(because), "{}", condition.message);
+    let condition = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == "OutcomesRecorded")
+        .unwrap();
+    assert!(
+        condition.message.contains("\"refused\"") && condition.message.contains(because),
+        "{}",
+        condition.message
+    );
     let shown = Command::new(env!("CARGO_BIN_EXE_quartermaster"))
         .args(["status", "-n", &bed.namespace])
         .env("KUBECONFIG", bed.plane.admin_kubeconfig())
         .output()
         .unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    assert!(shown.contains("WriteRejected") && shown.contains(&condition.message), "{shown}");
+    assert!(
+        shown.contains("WriteRejected") && shown.contains(&condition.message),
+        "{shown}"
+    );
     let metrics = operator.metrics().await;
-    let counted = metrics.lines().find(|line| line.starts_with("quartermaster_status_writes_rejected_total{")).unwrap();
-    assert!(counted.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() >= 5.0, "{counted}");
+    let counted = metrics
+        .lines()
+        .find(|line| line.starts_with("quartermaster_status_writes_rejected_total{"))
+        .unwrap();
+    assert!(
+        counted.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() >= 5.0,
+        "{counted}"
+    );
 
     // A restart forgets the outcome and repeats its one request, no more.
     operator.kill();
     operator.restart();
     operator.ready().await;
     bed.scale("web", 3).await;
-    let all = [("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))];
+    let all = [
+        ("Created", Some("1")),
+        ("Updated", Some("2")),
+        ("Updated", Some("3")),
+    ];
     bed.delivered("other", &all).await;
     let repeated = of(&receiver, "refused");
-    assert!(repeated.iter().all(|value| value == "1") && repeated.len() <= 2, "{repeated:?}");
+    assert!(
+        repeated.iter().all(|value| value == "1") && repeated.len() <= 2,
+        "{repeated:?}"
+    );
     bed.until("hook", "names it again", |point: &ContactPoint| {
         let conditions = &point.status.as_ref().unwrap().conditions;
-        conditions.iter().any(|condition| condition.type_ == "OutcomesRecorded")
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "OutcomesRecorded")
     })
     .await;
 
     refusing.remove().await;
     let told = |field: &TrackedField| {
         let history = field.history().unwrap();
-        history.last().unwrap().value.as_deref() == Some("3") && history.iter().all(|e| is(e, Delivery::Delivered))
+        history.last().unwrap().value.as_deref() == Some("3")
+            && history.iter().all(|e| is(e, Delivery::Delivered))
     };
     bed.until("refused", "goes on", told).await;
     bed.waiting("refused", "").await;
     bed.until("hook", "names none", |point: &ContactPoint| {
-        point.status.as_ref().unwrap().conditions.iter().all(|condition| condition.type_ != "OutcomesRecorded")
+        point
+            .status
+            .as_ref()
+            .unwrap()
+            .conditions
+            .iter()
+            .all(|condition| condition.type_ != "OutcomesRecorded")
     })
     .await;
     let told = of(&receiver, "refused");
-    assert!(told.iter().filter(|value| *value == "1").count() <= 2, "{told:?}");
+    assert!(
+        told.iter().filter(|value| *value == "1").count() <= 2,
+        "{told:?}"
+    );
 }
 
 /// An unavailable apiserver says nothing about an object: everything waits, and nothing is sent twice.
@@ -209,25 +285,42 @@ async fn an_apiserver_that_is_away_holds_up_every_object() {
     receiver.always(status(503));
     bed.deployment("web", 1).await;
     for name in ["refused", "other"] {
-        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
     // The fault hits one object only: an operator that blamed the object would go on with the other.
     let writes = Match::writes().resource("trackedfields").name("refused");
-    let order = proxy.inject(writes, Times::Always, Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR));
+    let order = proxy.inject(
+        writes,
+        Times::Always,
+        Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR),
+    );
     receiver.always(Reply::ok());
     order.wait_for_hits(8, SOON).await.unwrap();
     bed.scale("web", 2).await;
     // By now such an operator could go on with the other: five more attempts take seconds.
-    bed.until("other", "its second value", |field: &TrackedField| field.history().unwrap().len() == 2).await;
+    bed.until("other", "its second value", |field: &TrackedField| {
+        field.history().unwrap().len() == 2
+    })
+    .await;
     order.wait_for_hits(order.hits() + 5, SOON).await.unwrap();
     let values = |name: &str| {
-        changes(&receiver).iter().filter(|c| c["trackedField"] == name).map(|c| c["value"].clone()).collect::<Vec<_>>()
+        changes(&receiver)
+            .iter()
+            .filter(|c| c["trackedField"] == name)
+            .map(|c| c["value"].clone())
+            .collect::<Vec<_>>()
     };
-    assert!(!values("other").contains(&json!("2")), "{:?}", values("other"));
+    assert!(
+        !values("other").contains(&json!("2")),
+        "{:?}",
+        values("other")
+    );
     order.take_back();
     for name in ["refused", "other"] {
-        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
         assert_eq!(values(name), ["1", "2"]);
     }
 }
@@ -239,16 +332,26 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
     const LAST: i32 = 40;
     let bed = Bed::shared("bounded").await;
     let (receiver, elsewhere) = (Receiver::start().unwrap(), Receiver::start().unwrap());
-    let settings = Settings::default().flag("--retry-min=2m").flag("--retry-max=10m");
+    let settings = Settings::default()
+        .flag("--retry-min=2m")
+        .flag("--retry-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     bed.deployment("web", 1).await;
-    for (name, point, receiver) in [("refused", "hook", &receiver), ("other", "elsewhere", &elsewhere)] {
+    for (name, point, receiver) in [
+        ("refused", "hook", &receiver),
+        ("other", "elsewhere", &elsewhere),
+    ] {
         bed.webhook(point, &receiver.url()).await;
         bed.ready(point).await;
-        bed.track(name, "Deployment", "web", "replicas", point).await;
+        bed.track(name, "Deployment", "web", "replicas", point)
+            .await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
-    bed.patch::<TrackedField>("refused", json!({ "metadata": { "labels": { "refused": bed.namespace } } })).await;
+    bed.patch::<TrackedField>(
+        "refused",
+        json!({ "metadata": { "labels": { "refused": bed.namespace } } }),
+    )
+    .await;
     let refusing = Refusing::install(&bed, By::PolicyOnStatus).await;
     let (mark, began) = (bed.plane.audit().mark().await.unwrap(), Instant::now());
     for replicas in 2..=LAST {
@@ -259,7 +362,8 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
         let last = history.last().unwrap();
         last.value == Some(LAST.to_string()) && is(last, Delivery::Delivered)
     };
-    bed.until("other", "everything has been observed", last_is_delivered).await;
+    bed.until("other", "everything has been observed", last_is_delivered)
+        .await;
     let refused = async || {
         let requests = bed.plane.audit().requests(mark).await.unwrap();
         let of = |subject: &testbed::control_plane::audit::Subject| {
@@ -267,7 +371,10 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
                 && subject.name == "refused"
                 && subject.resource == "trackedfields/status"
         };
-        requests.iter().filter(|request| of(&request.subject)).count()
+        requests
+            .iter()
+            .filter(|request| of(&request.subject))
+            .count()
     };
     let attempts = refused().await;
     let bound = usize::try_from(began.elapsed().as_secs() / BACKOFF.as_secs()).unwrap() + 1;
@@ -276,13 +383,22 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
     // Somebody asks for an attempt.
     let ask = async |value: &str| {
         let annotation = json!({ "quartermaster.dev/requested-at": value });
-        bed.patch::<TrackedField>("refused", json!({ "metadata": { "annotations": annotation } })).await;
+        bed.patch::<TrackedField>(
+            "refused",
+            json!({ "metadata": { "annotations": annotation } }),
+        )
+        .await;
     };
     ask("1").await;
-    until("it is tried on request", SOON, async || Ok((refused().await > attempts).then_some(()))).await.unwrap();
+    until("it is tried on request", SOON, async || {
+        Ok((refused().await > attempts).then_some(()))
+    })
+    .await
+    .unwrap();
     refusing.remove().await;
     ask("2").await;
-    bed.until("refused", "all is delivered", last_is_delivered).await;
+    bed.until("refused", "all is delivered", last_is_delivered)
+        .await;
 }
 
 /// No answer for any object: the apiserver is at fault, not the object.
@@ -292,22 +408,38 @@ async fn an_apiserver_that_hangs_holds_up_every_object() {
     let bed = Bed::shared("hangs").await;
     let receiver = Receiver::start().unwrap();
     let (proxy, file) = bed.through_proxy().await;
-    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--api-timeout=2s")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default()
+            .kubeconfig(file)
+            .flag("--api-timeout=2s"),
+    )
+    .await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
     receiver.always(status(503));
     // The first one's request is repeated as it is, so the second one's entry waits behind that request.
     for name in ["first", "second"] {
-        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
     proxy.inject(Match::any(), Times::Always, Fault::Hang);
     receiver.always(Reply::ok());
     // An operator that blamed the object would go on with the other after five of them.
     let writes = Match::writes().resource("trackedfields").name("first");
-    until("nine writes", SOON, async || Ok((proxy.count(&writes) >= 9).then_some(()))).await.unwrap();
-    let sent = || changes(&receiver).iter().map(|change| change["trackedField"].clone()).collect::<Vec<_>>();
+    until("nine writes", SOON, async || {
+        Ok((proxy.count(&writes) >= 9).then_some(()))
+    })
+    .await
+    .unwrap();
+    let sent = || {
+        changes(&receiver)
+            .iter()
+            .map(|change| change["trackedField"].clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(sent(), ["first"]);
     proxy.behave();
     for name in ["first", "second"] {

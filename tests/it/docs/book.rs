@@ -12,30 +12,55 @@ use crate::support::tool;
 
 /// The values of an attribute.
 fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {
-    html.split(&format!(" {attribute}=\"")).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+    html.split(&format!(" {attribute}=\""))
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .collect()
 }
 
 /// The pages that were built.
 fn built(folder: &Path) -> Vec<PathBuf> {
-    let entries: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let below = entries.iter().filter(|path| path.is_dir()).flat_map(|path| built(path)).collect::<Vec<_>>();
-    entries.into_iter().filter(|path| path.extension().is_some_and(|it| it == "html")).chain(below).collect()
+    let entries: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let below = entries
+        .iter()
+        .filter(|path| path.is_dir())
+        .flat_map(|path| built(path))
+        .collect::<Vec<_>>();
+    entries
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|it| it == "html"))
+        .chain(below)
+        .collect()
 }
 
 #[tokio::test]
 async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
     let folder = Folder::new().unwrap();
-    let output =
-        Command::new(tool("mdbook").await).arg("build").arg(root()).arg("-d").arg(folder.path()).output().unwrap();
+    let output = Command::new(tool("mdbook").await)
+        .arg("build")
+        .arg(root())
+        .arg("-d")
+        .arg(folder.path())
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && !said.contains("WARN") && !said.contains("ERROR"), "{said}");
+    assert!(
+        output.status.success() && !said.contains("WARN") && !said.contains("ERROR"),
+        "{said}"
+    );
 
     let (pages, mut followed) = (built(folder.path()), 0);
     assert!(pages.len() > pages_of_the_book().len(), "{pages:?}");
     for page in &pages {
         let html = fs::read_to_string(page).unwrap();
         let own = page.file_name().unwrap().to_string_lossy();
-        for link in values(&html, "href").into_iter().chain(values(&html, "src")) {
+        for link in values(&html, "href")
+            .into_iter()
+            .chain(values(&html, "src"))
+        {
             if link.starts_with("https://") || link.starts_with("http://") {
                 continue;
             }
@@ -45,16 +70,30 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
             }
             followed += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let target = if file.is_empty() {
+                page.clone()
+            } else {
+                page.parent().unwrap().join(file)
+            };
             assert!(target.exists(), "{}: {link} leads nowhere", page.display());
             let is_there = || values(&fs::read_to_string(&target).unwrap(), "id").contains(&anchor);
-            assert!(anchor.is_empty() || is_there(), "{}: {link}: no such heading", page.display());
+            assert!(
+                anchor.is_empty() || is_there(),
+                "{}: {link}: no such heading",
+                page.display()
+            );
         }
         let loaded = values(&html, "src").into_iter().chain(
-            html.split("<link ").skip(1).flat_map(|rest| values(rest.split('>').next().unwrap_or_default(), "href")),
+            html.split("<link ")
+                .skip(1)
+                .flat_map(|rest| values(rest.split('>').next().unwrap_or_default(), "href")),
         );
         for part in loaded {
-            assert!(!part.starts_with("http") && !part.starts_with("//"), "{}: {part} is not here", page.display());
+            assert!(
+                !part.starts_with("http") && !part.starts_with("//"),
+                "{}: {part} is not here",
+                page.display()
+            );
         }
     }
     assert!(followed > 1000, "{followed}");
@@ -64,8 +103,12 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
 fn every_page_is_in_it_once() {
     let docs = root().join("docs");
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
-    let listed: Vec<_> =
-        summary.split("](").skip(1).filter_map(|rest| rest.split(')').next()).map(|it| docs.join(it)).collect();
+    let listed: Vec<_> = summary
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+        .map(|it| docs.join(it))
+        .collect();
     let all: BTreeSet<_> = pages_of_the_book().into_iter().collect();
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), all);
     assert_eq!(listed.len(), all.len(), "one stands there twice");

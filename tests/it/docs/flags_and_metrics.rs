@@ -17,13 +17,24 @@ fn every_flag_that_is_named_is_one() {
     let section = section.split("\n## ").next().unwrap();
     let mut program = Cli::command();
     program.build();
-    let flags: BTreeSet<_> =
-        program.find_subcommand("run").unwrap().get_arguments().filter_map(|it| it.get_long()).collect();
-    let named: Vec<_> = section.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("--")).collect();
+    let flags: BTreeSet<_> = program
+        .find_subcommand("run")
+        .unwrap()
+        .get_arguments()
+        .filter_map(|it| it.get_long())
+        .collect();
+    let named: Vec<_> = section
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|code| code.strip_prefix("--"))
+        .collect();
     assert!(named.len() > 10, "{named:?}");
     for name in named {
         let is_one = flags.contains(name)
-            || name.strip_suffix("...").is_some_and(|of| flags.iter().any(|it| it.starts_with(of)));
+            || name
+                .strip_suffix("...")
+                .is_some_and(|of| flags.iter().any(|it| it.starts_with(of)));
         assert!(is_one, "there is no --{name}");
     }
 }
@@ -32,17 +43,30 @@ fn every_flag_that_is_named_is_one() {
 #[test]
 fn every_metric_that_is_named_is_one() {
     let reference = page("reference/metrics.md");
-    let ours =
-        ["quartermaster_", "controller_runtime_", "workqueue_", "process_", "rest_client_", "leader_election_master_"];
+    let ours = [
+        "quartermaster_",
+        "controller_runtime_",
+        "workqueue_",
+        "process_",
+        "rest_client_",
+        "leader_election_master_",
+    ];
     let mut named = 0;
     for (path, text) in pages() {
         let text = prose(&text);
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '*'));
         let is_one = |word: &&str| {
-            ours.iter().any(|begin| word.strip_prefix(begin).is_some_and(|rest| !rest.is_empty() && rest != "*"))
+            ours.iter().any(|begin| {
+                word.strip_prefix(begin)
+                    .is_some_and(|rest| !rest.is_empty() && rest != "*")
+            })
         };
         for word in words.filter(is_one) {
-            assert!(row(&reference, word).is_some(), "{}: there is no metric {word}", path.display());
+            assert!(
+                row(&reference, word).is_some(),
+                "{}: there is no metric {word}",
+                path.display()
+            );
             named += 1;
         }
     }

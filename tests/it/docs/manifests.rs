@@ -15,9 +15,13 @@ use super::{pages, root};
 fn shown() -> Vec<Value> {
     let mut shown = Vec::new();
     for (path, page) in pages() {
-        for block in page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
-            let object: Value =
-                serde_saphyr::from_str(block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", path.display()));
+        for block in page
+            .split("```yaml\n")
+            .skip(1)
+            .filter_map(|rest| rest.split("```").next())
+        {
+            let object: Value = serde_saphyr::from_str(block)
+                .unwrap_or_else(|error| panic!("{}: {error}\n{block}", path.display()));
             shown.push(object);
         }
     }
@@ -33,17 +37,21 @@ fn shown() -> Vec<Value> {
 /// Whether all of `written` is in `read`: a field that our types do not know is dropped on the way.
 fn is_within(written: &Value, read: &Value) -> bool {
     match (written, read) {
-        (Value::Object(written), Value::Object(read)) => {
-            written.iter().all(|(name, value)| read.get(name).is_some_and(|read| is_within(value, read)))
-        }
+        (Value::Object(written), Value::Object(read)) => written
+            .iter()
+            .all(|(name, value)| read.get(name).is_some_and(|read| is_within(value, read))),
         _ => written == read,
     }
 }
 
 fn parse<K: DeserializeOwned + Serialize>(object: &Value) -> K {
-    let parsed: K = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    let parsed: K = serde_json::from_value(object.clone())
+        .unwrap_or_else(|error| panic!("{error}: {object:#}"));
     let read = serde_json::to_value(&parsed).unwrap();
-    assert!(is_within(object, &read), "a field is not known: {object:#}\n{read:#}");
+    assert!(
+        is_within(object, &read),
+        "a field is not known: {object:#}\n{read:#}"
+    );
     parsed
 }
 
@@ -66,22 +74,33 @@ fn every_manifest_parses_and_its_templates_render() {
         match object["kind"].as_str().unwrap() {
             "ContactPoint" => {
                 let point: ContactPoint = parse(&object);
-                let Some(hook) = point.spec.webhook_spec else { continue };
+                let Some(hook) = point.spec.webhook_spec else {
+                    continue;
+                };
                 let Some(body) = hook.body else { continue };
                 assert_eq!(check_body(&body), Ok(()));
                 let text = view().text();
-                let rendered = template::Body::new(&body).unwrap().render(&view(), &[view(), view()], &text).unwrap();
+                let rendered = template::Body::new(&body)
+                    .unwrap()
+                    .render(&view(), &[view(), view()], &text)
+                    .unwrap();
                 assert!(rendered.len() > 20, "{rendered}");
                 if hook.content_type.is_none() {
-                    serde_json::from_str::<Value>(&rendered).unwrap_or_else(|error| panic!("{error}: {rendered}"));
+                    serde_json::from_str::<Value>(&rendered)
+                        .unwrap_or_else(|error| panic!("{error}: {rendered}"));
                 }
             }
             "TrackedField" => {
                 let field: TrackedField = parse(&object);
-                let Some(source) = field.spec.template else { continue };
+                let Some(source) = field.spec.template else {
+                    continue;
+                };
                 assert_eq!(check_template(&source), Ok(()));
                 let rendered = template::message(&source, &view()).unwrap();
-                assert_eq!(rendered, format!("shop/web: nothing -> {}", view().value.unwrap()));
+                assert_eq!(
+                    rendered,
+                    format!("shop/web: nothing -> {}", view().value.unwrap())
+                );
             }
             "AppService" => {
                 let app: AppService = parse(&object);
@@ -105,13 +124,24 @@ fn every_manifest_parses_and_its_templates_render() {
 fn no_sample_names_an_image_that_is_refused() {
     let mut images = Vec::new();
     for folder in ["config/samples", "example"] {
-        for file in fs::read_dir(root().join(folder)).unwrap().map(|file| file.unwrap().path()) {
-            let sample: Value = serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        for file in fs::read_dir(root().join(folder))
+            .unwrap()
+            .map(|file| file.unwrap().path())
+        {
+            let sample: Value =
+                serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
             images.extend(sample["spec"]["image"].as_str().map(str::to_owned));
         }
     }
-    images.extend(shown().iter().filter_map(|object| object["spec"]["image"].as_str().map(str::to_owned)));
-    assert!(images.len() >= 6 && !images.contains(&"nginx:1.7.9".to_owned()), "{images:?}");
+    images.extend(
+        shown()
+            .iter()
+            .filter_map(|object| object["spec"]["image"].as_str().map(str::to_owned)),
+    );
+    assert!(
+        images.len() >= 6 && !images.contains(&"nginx:1.7.9".to_owned()),
+        "{images:?}"
+    );
 }
 
 /// The pages show the samples of webhooks as they are.
@@ -119,11 +149,16 @@ fn no_sample_names_an_image_that_is_refused() {
 fn the_samples_are_those_of_the_pages() {
     let shown = shown();
     let mut compared = 0;
-    for file in fs::read_dir(root().join("config/samples")).unwrap().map(|file| file.unwrap().path()) {
+    for file in fs::read_dir(root().join("config/samples"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+    {
         let sample: Value = serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         if sample["spec"]["type"] == "Webhook" {
             compared += 1;
-            let page = shown.iter().find(|object| object["metadata"]["name"] == sample["metadata"]["name"]);
+            let page = shown
+                .iter()
+                .find(|object| object["metadata"]["name"] == sample["metadata"]["name"]);
             assert_eq!(page, Some(&sample), "{}", file.display());
         }
     }

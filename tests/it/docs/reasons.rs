@@ -46,8 +46,8 @@ fn blocked() -> Vec<&'static str> {
 
 fn stopped() -> Vec<&'static str> {
     use Refusal::{
-        AddressRefused, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected, TopicUnavailable, Unauthorized,
-        UnexpectedStatus,
+        AddressRefused, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
+        TopicUnavailable, Unauthorized, UnexpectedStatus,
     };
     let all = [
         Unauthorized,
@@ -62,8 +62,8 @@ fn stopped() -> Vec<&'static str> {
         AddressRefused,
     ];
     let reason = |reason: &Refusal| match reason {
-        Unauthorized | Forbidden | NotFound | Gone | ChatNotFound | TopicUnavailable | Redirected
-        | UnexpectedStatus | Rejected | AddressRefused => reason.as_str(),
+        Unauthorized | Forbidden | NotFound | Gone | ChatNotFound | TopicUnavailable
+        | Redirected | UnexpectedStatus | Rejected | AddressRefused => reason.as_str(),
     };
     all.iter().map(reason).collect()
 }
@@ -73,24 +73,51 @@ fn waiting() -> Vec<&'static str> {
     let mut all = vec![
         Waiting::SpecInvalid(name()),
         Waiting::TargetNotFound { target: name() },
-        Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::Forbidden {
+            resource: ResourceName {
+                api_version: name(),
+                plural: name(),
+            },
+            message: name(),
+        },
         Waiting::TargetUnreadable(name()),
-        Waiting::TargetUndecodable { target: name(), problem: name() },
-        Waiting::PathTooExpensive { target: name(), problem: name() },
+        Waiting::TargetUndecodable {
+            target: name(),
+            problem: name(),
+        },
+        Waiting::PathTooExpensive {
+            target: name(),
+            problem: name(),
+        },
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
-        Waiting::BodyInvalid { name: name(), message: name() },
+        Waiting::BodyInvalid {
+            name: name(),
+            message: name(),
+        },
         Waiting::OutOfScope { namespace: name() },
         Waiting::Suspended,
-        Waiting::ContactPointNotFound { name: name(), nearest: None },
+        Waiting::ContactPointNotFound {
+            name: name(),
+            nearest: None,
+        },
         Waiting::ContactPointNew { name: name() },
-        Waiting::ContactPointNotReady { name: name(), because: name() },
+        Waiting::ContactPointNotReady {
+            name: name(),
+            because: name(),
+        },
         Waiting::WriteRejected(name()),
-        Waiting::DeliveryFailing { name: name(), message: name() },
+        Waiting::DeliveryFailing {
+            name: name(),
+            message: name(),
+        },
     ];
     for field in ["targetPort", "{.spec"] {
         let error = Field::compile("Deployment", field).unwrap_err();
-        all.push(Waiting::Field { reason: error.reason(), message: error.to_string() });
+        all.push(Waiting::Field {
+            reason: error.reason(),
+            message: error.to_string(),
+        });
     }
     let reason = |waiting: &Waiting| match waiting {
         Waiting::SpecInvalid(_)
@@ -120,21 +147,34 @@ fn waiting() -> Vec<&'static str> {
 /// next semicolon or closing brace.
 fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
-    for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+    for file in fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+    {
         if file.is_dir() {
             words.extend(words_after(&file, start));
             continue;
         }
         let text = fs::read_to_string(&file).unwrap();
-        let product =
-            text.split("#[cfg(test)]\n#[allow").next().unwrap().split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let product = text
+            .split("#[cfg(test)]\n#[allow")
+            .next()
+            .unwrap()
+            .split("#[cfg(test)]\nmod tests {")
+            .next()
+            .unwrap();
         if file.file_name().is_some_and(|name| name == "tests.rs") {
             continue;
         }
-        for call in product.split(start).skip(1).filter_map(|rest| rest.split([';', '}']).next()) {
+        for call in product
+            .split(start)
+            .skip(1)
+            .filter_map(|rest| rest.split([';', '}']).next())
+        {
             let quoted = call.split('"').skip(1).step_by(2);
             let reason = |word: &&str| {
-                word.starts_with(|c: char| c.is_ascii_uppercase()) && word.chars().all(char::is_alphanumeric)
+                word.starts_with(|c: char| c.is_ascii_uppercase())
+                    && word.chars().all(char::is_alphanumeric)
             };
             words.extend(quoted.filter(reason).map(str::to_owned));
         }
@@ -147,13 +187,25 @@ fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
     let now = || Time(k8s_openapi::jiff::Timestamp::default());
     let of = |standing: &Standing| {
-        standing::status(None, standing, false, &Tested::default(), AcceptedTests::default(), 1, now())
-            .unwrap()
-            .conditions[0]
+        standing::status(
+            None,
+            standing,
+            false,
+            &Tested::default(),
+            AcceptedTests::default(),
+            1,
+            now(),
+        )
+        .unwrap()
+        .conditions[0]
             .reason
             .clone()
     };
-    let mut reasons: BTreeSet<String> = blocked().into_iter().chain(stopped()).map(str::to_owned).collect();
+    let mut reasons: BTreeSet<String> = blocked()
+        .into_iter()
+        .chain(stopped())
+        .map(str::to_owned)
+        .collect();
     reasons.insert(of(&Standing::Taken { migrated_to: None }));
     reasons.insert(of(&Standing::Retrying(String::new())));
     reasons.insert(standing::SUSPENDED.to_owned());
@@ -176,7 +228,10 @@ fn every_reason_of_a_tracked_field_has_its_row() {
 fn every_reason_of_a_config_map_sync_has_its_row() {
     let page = page("config-map-sync.md");
     for reason in config_map_sync::standing::Reason::ALL {
-        assert!(row(&page, &reason.to_string()).is_some(), "{reason} has no row");
+        assert!(
+            row(&page, &reason.to_string()).is_some(),
+            "{reason} has no row"
+        );
     }
 }
 
@@ -190,7 +245,11 @@ fn every_reason_of_a_my_app_has_its_row() {
 
 fn of_my_ingress() -> BTreeSet<&'static str> {
     let answered = fault::CODES.iter().map(|(.., reason)| *reason);
-    my_ingress::standing::REASONS.into_iter().chain(fault::OTHER_REASONS).chain(answered).collect()
+    my_ingress::standing::REASONS
+        .into_iter()
+        .chain(fault::OTHER_REASONS)
+        .chain(answered)
+        .collect()
 }
 
 #[test]
@@ -206,7 +265,10 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
     let prose = prose(page);
     let quoted = prose.split('`').skip(1).step_by(2);
     let reasons = quoted.filter(|word| word.starts_with(|c: char| c.is_ascii_uppercase()));
-    reasons.filter(|word| word.len() > 1 && word.chars().all(char::is_alphanumeric)).map(str::to_owned).collect()
+    reasons
+        .filter(|word| word.len() > 1 && word.chars().all(char::is_alphanumeric))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -214,20 +276,34 @@ fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterBalancerNotReady.md"));
     // The alert leaves these two out. An object without a status has the third.
     let (silent, unobserved) = ([READY, my_ingress::standing::SUSPENDED], UNSEEN);
-    let mut expected: BTreeSet<_> = of_my_ingress().into_iter().filter(|reason| !silent.contains(reason)).collect();
+    let mut expected: BTreeSet<_> = of_my_ingress()
+        .into_iter()
+        .filter(|reason| !silent.contains(reason))
+        .collect();
     expected.insert(unobserved);
-    assert_eq!(named.iter().map(String::as_str).collect::<BTreeSet<_>>(), expected);
+    assert_eq!(
+        named.iter().map(String::as_str).collect::<BTreeSet<_>>(),
+        expected
+    );
 }
 
 #[test]
 fn every_reason_in_a_runbook_exists() {
     // Kubernetes' states of a Pod, and the action of a policy's binding.
-    let kubernetes =
-        ["CrashLoopBackOff", "Deny", "ErrImagePull", "ImagePullBackOff", "OOMKilled", "Pending", "Running"];
+    let kubernetes = [
+        "CrashLoopBackOff",
+        "Deny",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "OOMKilled",
+        "Pending",
+        "Running",
+    ];
     let list = page("reference/reasons.md");
     for path in in_folder(&root().join("docs/runbooks")) {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
-            let known = reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
+            let known =
+                reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
             assert!(known, "{}: there is no reason {reason}", path.display());
         }
     }
@@ -236,8 +312,15 @@ fn every_reason_in_a_runbook_exists() {
 #[test]
 fn the_policy_is_that_of_the_code() {
     let page = page("my-ingress.md");
-    let shown = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    assert_eq!(serde_json::from_str::<serde_json::Value>(shown).unwrap(), action::policy());
+    let shown = page
+        .split("```json\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .unwrap();
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(shown).unwrap(),
+        action::policy()
+    );
 }
 
 /// One of each, as above.
@@ -247,13 +330,19 @@ fn problems() -> Vec<&'static str> {
     let all = [
         Problem::Suspended,
         Problem::SpecInvalid(words()),
-        Problem::Conflict { parts: vec![Part::Service], words: words() },
+        Problem::Conflict {
+            parts: vec![Part::Service],
+            words: words(),
+        },
         Problem::NodePortTaken(words()),
         Problem::Forbidden(words()),
         Problem::Rejected(words()),
         Problem::Deleting(words()),
         Problem::Unwritten(Trouble::Going(words())),
-        Problem::Contested { words: words(), again: Duration::ZERO },
+        Problem::Contested {
+            words: words(),
+            again: Duration::ZERO,
+        },
     ];
     let reason = |problem: &Problem| match problem {
         Problem::Suspended
@@ -273,8 +362,11 @@ fn problems() -> Vec<&'static str> {
 fn every_reason_of_an_app_service_has_its_row() {
     let page = page("app-service.md");
     let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
-    let standing =
-        [app_service::standing::WELL, app_service::standing::PROGRESSING, app_service::standing::SCALING_INACTIVE];
+    let standing = [
+        app_service::standing::WELL,
+        app_service::standing::PROGRESSING,
+        app_service::standing::SCALING_INACTIVE,
+    ];
     for reason in problems().into_iter().chain(pods).chain(standing) {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -290,8 +382,16 @@ fn every_event_is_told_of() {
         + &page("app-service.md")
         + &page("my-ingress.md");
     let sources = root().join("src/controllers");
-    let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
-    assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");
+    let words: BTreeSet<_> = [".warning(", ".normal("]
+        .iter()
+        .flat_map(|call| words_after(&sources, call))
+        .collect();
+    assert!(
+        words.contains("DeliveryFailed")
+            && words.contains("EntriesMerged")
+            && words.contains("Wait"),
+        "{words:?}"
+    );
     for word in words {
         assert!(pages.contains(&word), "the Event's {word} is not told of");
     }

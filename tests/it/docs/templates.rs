@@ -14,7 +14,10 @@ use super::page;
 /// What a refusal lists: `there is no variable `x`; there are a, b`.
 fn listed(refusal: Result<(), String>) -> Vec<String> {
     let words = refusal.unwrap_err();
-    let list = words.split_once("there are ").unwrap_or_else(|| panic!("{words}")).1;
+    let list = words
+        .split_once("there are ")
+        .unwrap_or_else(|| panic!("{words}"))
+        .1;
     list.split(", ").map(str::to_owned).collect()
 }
 
@@ -28,10 +31,19 @@ fn every_name_in_a_template_is_told_of() {
         .chain(listed(check_template("{{ name | nothing }}")))
         .chain(listed(check_template("{{ name is nothing }}")));
     for name in names {
-        assert!(field.contains(&format!("`{name}`")), "{name} is not told of");
+        assert!(
+            field.contains(&format!("`{name}`")),
+            "{name} is not told of"
+        );
     }
-    for name in listed(check_body("{{ nothing }}")).into_iter().filter(|name| !variables.contains(name)) {
-        assert!(point.contains(&format!("| `{name}` |")), "{name} has no row");
+    for name in listed(check_body("{{ nothing }}"))
+        .into_iter()
+        .filter(|name| !variables.contains(name))
+    {
+        assert!(
+            point.contains(&format!("| `{name}` |")),
+            "{name} has no row"
+        );
     }
 }
 
@@ -46,24 +58,49 @@ fn item(id: &str) -> Item {
     }))
     .unwrap();
     let name = "nginx-deployment-replicas".to_owned();
-    Item { namespace: "default".into(), name, uid: "u".into(), template: None, entry, previous: None }
+    Item {
+        namespace: "default".into(),
+        name,
+        uid: "u".into(),
+        template: None,
+        entry,
+        previous: None,
+    }
 }
 
 #[test]
 fn every_name_in_an_event_is_told_of() {
     let page = page("contact-point.md");
-    let hook = Hook::new(Parts { url: "http://hooks.test/".into(), ..Parts::default() }).unwrap();
+    let hook = Hook::new(Parts {
+        url: "http://hooks.test/".into(),
+        ..Parts::default()
+    })
+    .unwrap();
     let items = [item("a"), item("b")];
     let mut names = BTreeSet::new();
     for content in [
-        Content::Test { namespace: "default", name: "hook", id: "test-1" },
+        Content::Test {
+            namespace: "default",
+            name: "hook",
+            id: "test-1",
+        },
         Content::Entries(&items[..1]),
         Content::Entries(&items),
     ] {
         let event = Event::render(&hook, content, None, false);
-        assert!(page.contains(&format!("`{}`", event.kind)), "{}", event.kind);
-        let source = event.source.replace("default", "NAMESPACE").replace("nginx-deployment-replicas", "NAME");
-        assert!(page.contains(&format!("`{}`", source.replace("/hook", "/NAME"))), "{source}");
+        assert!(
+            page.contains(&format!("`{}`", event.kind)),
+            "{}",
+            event.kind
+        );
+        let source = event
+            .source
+            .replace("default", "NAMESPACE")
+            .replace("nginx-deployment-replicas", "NAME");
+        assert!(
+            page.contains(&format!("`{}`", source.replace("/hook", "/NAME"))),
+            "{source}"
+        );
         let data: Value = serde_json::from_slice(&event.body).unwrap();
         names.extend(data.as_object().unwrap().keys().cloned());
     }
@@ -76,10 +113,22 @@ fn every_name_in_an_event_is_told_of() {
 /// The message that the page of a `TrackedField` shows is the default one.
 #[test]
 fn the_default_message_is_as_shown() {
-    let previous: Entry = serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
-    let item = Item { previous: Some(previous), ..item("a") };
+    let previous: Entry =
+        serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
+    let item = Item {
+        previous: Some(previous),
+        ..item("a")
+    };
     let view = quartermaster::notify::message::View::of(&item, None);
     let page = page("tracked-field.md");
-    assert!(page.contains(&format!("```\n{}\n```", view.text())), "{}", view.text());
-    assert!(page.contains(&format!("`{}`", view.line())), "{}", view.line());
+    assert!(
+        page.contains(&format!("```\n{}\n```", view.text())),
+        "{}",
+        view.text()
+    );
+    assert!(
+        page.contains(&format!("`{}`", view.line())),
+        "{}",
+        view.line()
+    );
 }

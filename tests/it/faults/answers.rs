@@ -21,22 +21,36 @@ fn faults() -> Vec<Fault> {
         Fault::LoseAnswer(Lost::Hang),
         Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
         Fault::LoseAnswer(Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into())),
-        Fault::Answer(Refusal { code: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(1) }),
+        Fault::Answer(Refusal {
+            code: StatusCode::TOO_MANY_REQUESTS,
+            retry_after: Some(1),
+        }),
     ];
-    faults.extend([401, 403, 409, 500, 503, 504].map(|code| Fault::status(StatusCode::from_u16(code).unwrap())));
+    faults.extend(
+        [401, 403, 409, 500, 503, 504]
+            .map(|code| Fault::status(StatusCode::from_u16(code).unwrap())),
+    );
     faults
 }
 
 fn status_writes(resource: &str) -> Match {
-    Match::verb(Verb::Patch).resource(resource).subresource("status")
+    Match::verb(Verb::Patch)
+        .resource(resource)
+        .subresource("status")
 }
 
 impl Scene {
     /// All that ever stood in a status was told once, in order; nothing else was.
     async fn assert_told_once(&self) {
-        until("all is told", SOON, async || Ok(self.ledger.untold(&told(&self.receiver)).is_empty().then_some(())))
-            .await
-            .unwrap();
+        until("all is told", SOON, async || {
+            Ok(self
+                .ledger
+                .untold(&told(&self.receiver))
+                .is_empty()
+                .then_some(()))
+        })
+        .await
+        .unwrap();
         self.assert_well_told();
     }
 }
@@ -50,10 +64,15 @@ async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
     for times in [Times::Nth(1), Times::Nth(2), Times::First(4)] {
         for fault in faults() {
             replicas += 1;
-            let order = scene.proxy.inject(status_writes("trackedfields"), times, fault);
+            let order = scene
+                .proxy
+                .inject(status_writes("trackedfields"), times, fault);
             scene.bed.scale("web", replicas).await;
             expected.push(("Updated", replicas.to_string()));
-            let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+            let history: Vec<_> = expected
+                .iter()
+                .map(|(action, value)| (*action, Some(value.as_str())))
+                .collect();
             scene.bed.delivered("web", &history).await;
             assert!(order.hits() > 0, "it was never done");
             order.take_back();
@@ -68,7 +87,10 @@ async fn lost_answers_while_the_target_is_made_anew() {
     let scene = scene("anew", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
-    for fault in [Fault::LoseAnswer(Lost::Cut), Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into()))] {
+    for fault in [
+        Fault::LoseAnswer(Lost::Cut),
+        Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
+    ] {
         // All at once, so that one write has to tell of a delete and of what came before and after it.
         let frozen = scene.proxy.freeze(Match::watch("deployments"));
         bed.scale("web", 2).await;
@@ -76,9 +98,16 @@ async fn lost_answers_while_the_target_is_made_anew() {
         bed.deployment("web", 1).await;
         bed.scale("web", 3).await;
         frozen.wait_for_hits(4, SOON).await.unwrap();
-        let lost = scene.proxy.inject(status_writes("trackedfields"), Times::First(4), fault);
+        let lost = scene
+            .proxy
+            .inject(status_writes("trackedfields"), Times::First(4), fault);
         frozen.take_back();
-        expected.extend([("Updated", Some("2")), ("Deleted", None), ("Created", Some("1")), ("Updated", Some("3"))]);
+        expected.extend([
+            ("Updated", Some("2")),
+            ("Deleted", None),
+            ("Created", Some("1")),
+            ("Updated", Some("3")),
+        ]);
         bed.delivered("web", &expected).await;
         lost.wait_for_hits(2, SOON).await.unwrap();
         lost.take_back();
@@ -91,16 +120,30 @@ async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
     let scene = scene("respec", &["web", "marker"], &[]).await;
     let bed = &scene.bed;
     let refusal = Fault::status(StatusCode::SERVICE_UNAVAILABLE);
-    let refused = scene.proxy.inject(status_writes("trackedfields").name("web"), Times::Always, refusal);
+    let refused = scene.proxy.inject(
+        status_writes("trackedfields").name("web"),
+        Times::Always,
+        refusal,
+    );
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
     bed.scale("marker", 2).await;
-    bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     refused.wait_for_hits(1, SOON).await.unwrap();
-    bed.patch::<TrackedField>("web", json!({ "spec": { "field": "image" } })).await;
+    bed.patch::<TrackedField>("web", json!({ "spec": { "field": "image" } }))
+        .await;
     refused.take_back();
-    let before = [("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))];
-    bed.delivered("web", &[&before[..], &[("Created", Some("nginx:latest"))]].concat()).await;
+    let before = [
+        ("Created", Some("1")),
+        ("Updated", Some("2")),
+        ("Updated", Some("3")),
+    ];
+    bed.delivered(
+        "web",
+        &[&before[..], &[("Created", Some("nginx:latest"))]].concat(),
+    )
+    .await;
     scene.assert_told_once().await;
 }
 
@@ -111,10 +154,17 @@ async fn lost_answers_while_the_cache_lags_behind() {
     let mut expected = vec![("Created", "1".to_owned())];
     let frozen = scene.proxy.freeze(Match::watch("trackedfields"));
     for replicas in 2..=5 {
-        let lost = scene.proxy.inject(status_writes("trackedfields"), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+        let lost = scene.proxy.inject(
+            status_writes("trackedfields"),
+            Times::First(1),
+            Fault::LoseAnswer(Lost::Cut),
+        );
         scene.bed.scale("web", replicas).await;
         expected.push(("Updated", replicas.to_string()));
-        let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+        let history: Vec<_> = expected
+            .iter()
+            .map(|(action, value)| (*action, Some(value.as_str())))
+            .collect();
         scene.bed.delivered("web", &history).await;
         lost.wait_for_hits(1, SOON).await.unwrap();
         lost.take_back();
@@ -122,7 +172,10 @@ async fn lost_answers_while_the_cache_lags_behind() {
     frozen.take_back();
     scene.bed.scale("web", 9).await;
     expected.push(("Updated", "9".to_owned()));
-    let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+    let history: Vec<_> = expected
+        .iter()
+        .map(|(action, value)| (*action, Some(value.as_str())))
+        .collect();
     scene.bed.delivered("web", &history).await;
     scene.assert_told_once().await;
 }
@@ -132,16 +185,34 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
     let scene = scene("tested", &["web"], &["--api-timeout=1s"]).await;
     for (number, fault) in faults().into_iter().enumerate() {
         let name = format!("hook-{number}");
-        let order = scene.proxy.inject(status_writes("contactpoints").name(&name), Times::First(2), fault);
-        scene.bed.webhook(&name, &format!("{}/{name}", scene.receiver.url())).await;
+        let order = scene.proxy.inject(
+            status_writes("contactpoints").name(&name),
+            Times::First(2),
+            fault,
+        );
+        scene
+            .bed
+            .webhook(&name, &format!("{}/{name}", scene.receiver.url()))
+            .await;
         scene.bed.ready(&name).await;
         assert!(order.hits() > 0, "it was never done");
         order.take_back();
         // What is tracked there is told after the test message, of which there was one.
-        let field = scene.bed.track(&name, "Deployment", "web", "replicas", &name).await;
-        scene.bed.delivered(&field.metadata.name.unwrap(), &[("Created", Some("1"))]).await;
+        let field = scene
+            .bed
+            .track(&name, "Deployment", "web", "replicas", &name)
+            .await;
+        scene
+            .bed
+            .delivered(&field.metadata.name.unwrap(), &[("Created", Some("1"))])
+            .await;
         let path = format!("/{name}");
-        let requests = scene.receiver.requests().into_iter().filter(|request| request.path == path).count();
+        let requests = scene
+            .receiver
+            .requests()
+            .into_iter()
+            .filter(|request| request.path == path)
+            .count();
         assert_eq!(requests, 2, "one test message and one entry");
     }
 }
@@ -152,9 +223,17 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
     let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
     let mut replicas = 1;
     let mut expected = vec!["1".to_owned()];
-    for code in [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE, StatusCode::FORBIDDEN] {
+    for code in [
+        StatusCode::CONFLICT,
+        StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::FORBIDDEN,
+    ] {
         replicas += 1;
-        let refused = scene.proxy.inject(status_writes("trackedfields"), Times::Always, Fault::status(code));
+        let refused = scene.proxy.inject(
+            status_writes("trackedfields"),
+            Times::Always,
+            Fault::status(code),
+        );
         scene.bed.scale("web", replicas).await;
         expected.push(replicas.to_string());
         refused.wait_for_hits(3, SOON).await.unwrap();
@@ -170,7 +249,10 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
             .bed
             .until("web", "tells it", |field: &TrackedField| {
                 let entries = field.history().unwrap();
-                entries.iter().map(|entry| entry.value.as_deref()).eq(history.iter().copied())
+                entries
+                    .iter()
+                    .map(|entry| entry.value.as_deref())
+                    .eq(history.iter().copied())
             })
             .await;
     }

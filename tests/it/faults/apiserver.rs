@@ -22,14 +22,23 @@ async fn killed_and_restarted_under_load() {
     let bed = bare("apiserver").await;
     let receiver = Receiver::start().unwrap();
     for point in ["a", "b"] {
-        bed.webhook(point, &format!("{}/{point}", receiver.url())).await;
+        bed.webhook(point, &format!("{}/{point}", receiver.url()))
+            .await;
     }
     let names: Vec<String> = (0..FIELDS).map(|field| format!("field-{field}")).collect();
     for (number, name) in names.iter().enumerate() {
         bed.deployment(name, 1).await;
-        bed.track(name, "Deployment", name, "replicas", if number % 2 == 0 { "a" } else { "b" }).await;
+        bed.track(
+            name,
+            "Deployment",
+            name,
+            "replicas",
+            if number % 2 == 0 { "a" } else { "b" },
+        )
+        .await;
         // Our own watch is cut with everybody's: what it misses must still stand in the status.
-        bed.patch::<TrackedField>(name, json!({ "spec": { "historyLimit": 200 } })).await;
+        bed.patch::<TrackedField>(name, json!({ "spec": { "historyLimit": 200 } }))
+            .await;
     }
     let ledger = Ledger::open(&bed);
     let mut operator = Operator::start(&bed, Settings::default()).await;
@@ -40,7 +49,9 @@ async fn killed_and_restarted_under_load() {
                 // Each is tried until it stands: while the apiserver is dead nobody can change anything.
                 until("the change is written", SOON, async || {
                     let patch = Patch::Merge(json!({ "spec": { "replicas": 1 + round } }));
-                    bed.api::<Deployment>().patch(name, &PatchParams::default(), &patch).await?;
+                    bed.api::<Deployment>()
+                        .patch(name, &PatchParams::default(), &patch)
+                        .await?;
                     Ok(Some(()))
                 })
                 .await
@@ -51,22 +62,38 @@ async fn killed_and_restarted_under_load() {
     };
     let kills = async {
         for kill in 1..=3 {
-            rounds.wait_for(|round| *round >= kill * ROUNDS / 4).await.unwrap();
+            rounds
+                .wait_for(|round| *round >= kill * ROUNDS / 4)
+                .await
+                .unwrap();
             bed.plane.kill_apiserver().unwrap();
-            assert_eq!(operator.probe("livez").await.unwrap().0, 200, "it lives on while the apiserver is dead");
+            assert_eq!(
+                operator.probe("livez").await.unwrap().0,
+                200,
+                "it lives on while the apiserver is dead"
+            );
             bed.plane.start_apiserver().await.unwrap();
         }
     };
     tokio::join!(writes, kills);
-    let newest: HashMap<_, _> = names.iter().map(|name| (name.clone(), (1 + ROUNDS).to_string())).collect();
+    let newest: HashMap<_, _> = names
+        .iter()
+        .map(|name| (name.clone(), (1 + ROUNDS).to_string()))
+        .collect();
     caught_up(&bed, &ledger, &receiver, &newest).await;
     let told = told(&receiver);
     assert_order(&ledger, &told);
     assert_no_repeats(&told);
-    assert!(operator.child().ended().unwrap().is_none(), "it never ended");
+    assert!(
+        operator.child().ended().unwrap().is_none(),
+        "it never ended"
+    );
     // Nothing is left that was tried in vain: it goes on as if nothing had been.
     bed.scale(&names[0], 1).await;
-    let prompt = receiver
-        .wait_for(SOON, |requests| requests.last().is_some_and(|request| request.json().unwrap()["value"] == "1"));
+    let prompt = receiver.wait_for(SOON, |requests| {
+        requests
+            .last()
+            .is_some_and(|request| request.json().unwrap()["value"] == "1")
+    });
     prompt.await.unwrap();
 }

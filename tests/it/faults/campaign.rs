@@ -38,7 +38,10 @@ struct Replica {
 impl Replica {
     async fn start(bed: &Bed, life: usize) -> Self {
         let (proxy, file) = bed.through_proxy().await;
-        Self { operator: Operator::start(bed, candidate(life).kubeconfig(file)).await, proxy }
+        Self {
+            operator: Operator::start(bed, candidate(life).kubeconfig(file)).await,
+            proxy,
+        }
     }
 }
 
@@ -49,7 +52,11 @@ async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas
     let bed = bare("campaign").await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
-        bed.webhook(&point_name(point), &format!("{}/{}", receiver.url(), point_name(point))).await;
+        bed.webhook(
+            &point_name(point),
+            &format!("{}/{}", receiver.url(), point_name(point)),
+        )
+        .await;
     }
     for field in (0..FIELDS).map(field_name) {
         bed.deployment(&field, 1).await;
@@ -59,7 +66,14 @@ async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas
     leads(&leader.operator).await;
     for field in 0..FIELDS {
         let name = field_name(field);
-        bed.track(&name, "Deployment", &name, "replicas", &point_name(field % POINTS)).await;
+        bed.track(
+            &name,
+            "Deployment",
+            &name,
+            "replicas",
+            &point_name(field % POINTS),
+        )
+        .await;
     }
     for field in (0..FIELDS).map(field_name) {
         bed.delivered(&field, &[("Created", Some("1"))]).await;
@@ -80,7 +94,11 @@ async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas
         }
         over.store(true, Ordering::Relaxed);
     };
-    let (newest, (), ()) = tokio::join!(write(&bed, writing, &over), refuse(&receiver, refusing, &over), kills);
+    let (newest, (), ()) = tokio::join!(
+        write(&bed, writing, &over),
+        refuse(&receiver, refusing, &over),
+        kills
+    );
 
     caught_up(&bed, &ledger, &newest).await;
     let told = told(&receiver);
@@ -89,9 +107,17 @@ async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas
     assert_failed_truly(&ledger, &receiver);
     let repeated = assert_acceptances_bounded(&receiver);
     let entries: Vec<_> = ledger.fields().into_values().flatten().collect();
-    let failed = entries.iter().filter(|entry| entry.delivery == Some(Delivery::Failed)).count();
+    let failed = entries
+        .iter()
+        .filter(|entry| entry.delivery == Some(Delivery::Failed))
+        .count();
     let mut stderr = std::io::stderr();
-    writeln!(stderr, "campaign: {} entries, {failed} failed, {repeated} repeated", entries.len()).unwrap();
+    writeln!(
+        stderr,
+        "campaign: {} entries, {failed} failed, {repeated} repeated",
+        entries.len()
+    )
+    .unwrap();
 }
 
 fn field_name(field: usize) -> String {
@@ -114,16 +140,23 @@ async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<Stri
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
     }
-    newest.into_iter().map(|(field, value)| (field, value.to_string())).collect()
+    newest
+        .into_iter()
+        .map(|(field, value)| (field, value.to_string()))
+        .collect()
 }
 
 /// Makes each path accept everything but the poisonous messages, or answer everything with 403 or 410, until `over`; then all
 /// accept everything.
 async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
-    receiver.at_text(&format!("\"{POISONOUS}\""), Reply::status(StatusCode::FORBIDDEN));
+    receiver.at_text(
+        &format!("\"{POISONOUS}\""),
+        Reply::status(StatusCode::FORBIDDEN),
+    );
     while !over.load(Ordering::Relaxed) {
         let path = format!("/{}", point_name(random.random_range(0..POINTS)));
-        let status = [StatusCode::OK, StatusCode::FORBIDDEN, StatusCode::GONE][random.random_range(0..3)];
+        let status =
+            [StatusCode::OK, StatusCode::FORBIDDEN, StatusCode::GONE][random.random_range(0..3)];
         receiver.at_path(&path, Reply::status(status));
         tokio::time::sleep(Duration::from_millis(random.random_range(0..1000))).await;
     }
@@ -132,8 +165,15 @@ async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
 
 /// Refuses the leader's status writes of one object for a while.
 fn refuse_outcomes(proxy: &Proxy) {
-    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name(REFUSED);
-    proxy.inject(writes, Times::First(REFUSALS), Fault::status(StatusCode::FORBIDDEN));
+    let writes = Match::verb(Verb::Patch)
+        .resource("trackedfields")
+        .subresource("status")
+        .name(REFUSED);
+    proxy.inject(
+        writes,
+        Times::First(REFUSALS),
+        Fault::status(StatusCode::FORBIDDEN),
+    );
 }
 
 /// Cuts the standby's watch of the targets for some seconds, answers it with 410, or lets it show stale state.
@@ -148,7 +188,11 @@ async fn mislead(proxy: &Proxy, random: &mut StdRng) {
                 proxy.end_watches(&targets(), Ending::Gone);
             }
             1 => {
-                proxy.inject(targets(), Times::First(random.random_range(1..=3)), Fault::Gone);
+                proxy.inject(
+                    targets(),
+                    Times::First(random.random_range(1..=3)),
+                    Fault::Gone,
+                );
                 proxy.end_watches(&targets(), Ending::MidEvent);
             }
             _ => {
@@ -169,17 +213,27 @@ async fn mislead(proxy: &Proxy, random: &mut StdRng) {
 
 /// Waits until each history ends with the newest value and no entry waits.
 async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>) {
-    let caught_up = until("every field's newest value is recorded, and nothing waits", CAUGHT_UP, async || {
-        for (field, value) in newest {
-            let history = bed.history(field).await;
-            let last = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(last == Some(value), "{field} ends with {last:?}, not {value}");
-            let waiting = history.iter().filter(|entry| entry.is_pending()).count();
-            anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
-            anyhow::ensure!(ledger.fields()[field].last() == history.last(), "our own watch of {field} lags behind");
-        }
-        Ok(Some(()))
-    });
+    let caught_up = until(
+        "every field's newest value is recorded, and nothing waits",
+        CAUGHT_UP,
+        async || {
+            for (field, value) in newest {
+                let history = bed.history(field).await;
+                let last = history.last().and_then(|entry| entry.value.as_deref());
+                anyhow::ensure!(
+                    last == Some(value),
+                    "{field} ends with {last:?}, not {value}"
+                );
+                let waiting = history.iter().filter(|entry| entry.is_pending()).count();
+                anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
+                anyhow::ensure!(
+                    ledger.fields()[field].last() == history.last(),
+                    "our own watch of {field} lags behind"
+                );
+            }
+            Ok(Some(()))
+        },
+    );
     caught_up.await.unwrap();
 }
 
@@ -188,7 +242,10 @@ async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>)
 fn assert_alternating(ledger: &Ledger) {
     for (field, entries) in ledger.fields() {
         for pair in entries.windows(2).filter(|pair| pair[1].merged.is_none()) {
-            assert_ne!(pair[0].value, pair[1].value, "{field}: two entries in a row have one value: {pair:?}");
+            assert_ne!(
+                pair[0].value, pair[1].value,
+                "{field}: two entries in a row have one value: {pair:?}"
+            );
         }
     }
 }
@@ -205,11 +262,22 @@ fn attempts(receiver: &Receiver) -> Vec<Attempt> {
     let requests = receiver.requests();
     let attempts = requests.iter().map(|request| {
         let body = request.json().unwrap();
-        let texts = |ids: &serde_json::Value| ids.as_array().map(|ids| ids.iter().map(ToString::to_string).collect());
+        let texts = |ids: &serde_json::Value| {
+            ids.as_array()
+                .map(|ids| ids.iter().map(ToString::to_string).collect())
+        };
         let ids: Vec<String> = texts(&body["ids"]).unwrap_or_else(|| vec![body["id"].to_string()]);
-        let ids = ids.into_iter().map(|id| id.trim_matches('"').to_owned()).collect();
+        let ids = ids
+            .into_iter()
+            .map(|id| id.trim_matches('"').to_owned())
+            .collect();
         let sender = body["cluster"].as_str().unwrap_or_default().to_owned();
-        Attempt { path: request.path.clone(), sender, status: request.answered, ids }
+        Attempt {
+            path: request.path.clone(),
+            sender,
+            status: request.answered,
+            ids,
+        }
     });
     attempts.collect()
 }
@@ -236,34 +304,64 @@ fn is_accepted(attempt: &Attempt) -> bool {
 fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     let id = entry.id.as_deref().unwrap();
     let reason = entry.reason.as_deref().unwrap_or_default();
-    let of_it = |attempt: &Attempt| attempt.ids.iter().any(|other| other == id) && !is_accepted(attempt);
-    let Some(last) = attempts.iter().rposition(of_it) else { panic!("failed, but never refused: {entry:?}") };
+    let of_it =
+        |attempt: &Attempt| attempt.ids.iter().any(|other| other == id) && !is_accepted(attempt);
+    let Some(last) = attempts.iter().rposition(of_it) else {
+        panic!("failed, but never refused: {entry:?}")
+    };
     // A new leader knows of no earlier refusal.
-    let first = attempts.iter().position(|attempt| of_it(attempt) && attempt.sender == attempts[last].sender).unwrap();
+    let first = attempts
+        .iter()
+        .position(|attempt| of_it(attempt) && attempt.sender == attempts[last].sender)
+        .unwrap();
     let status = attempts[last].status.unwrap();
-    assert!(reason.contains(status.as_str()), "the last answer was {status}: {entry:?}");
-    assert_eq!(attempts[last].ids.len(), 1, "a digest accuses no entry: {entry:?}");
-    let mut between = attempts[first..last].iter().filter(|attempt| attempt.path == attempts[last].path);
-    assert!(between.any(is_accepted), "nothing was accepted since it was refused first: {entry:?}");
+    assert!(
+        reason.contains(status.as_str()),
+        "the last answer was {status}: {entry:?}"
+    );
+    assert_eq!(
+        attempts[last].ids.len(),
+        1,
+        "a digest accuses no entry: {entry:?}"
+    );
+    let mut between = attempts[first..last]
+        .iter()
+        .filter(|attempt| attempt.path == attempts[last].path);
+    assert!(
+        between.any(is_accepted),
+        "nothing was accepted since it was refused first: {entry:?}"
+    );
 }
 
 /// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to
 /// that contact point, or if the apiserver refused the entry's outcome, once for each sender. Returns the number of
 /// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
-    let told: Vec<_> = told(receiver).into_iter().filter(|request| request.taken).collect();
+    let told: Vec<_> = told(receiver)
+        .into_iter()
+        .filter(|request| request.taken)
+        .collect();
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (at, request) in told.iter().enumerate() {
         last.insert((&request.path, &request.sender), at);
     }
-    let (mut came, mut repeated): (HashMap<&str, usize>, HashSet<&str>) = (HashMap::new(), HashSet::new());
+    let (mut came, mut repeated): (HashMap<&str, usize>, HashSet<&str>) =
+        (HashMap::new(), HashSet::new());
     for (at, request) in told.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else { continue };
+            let Some(before) = came.insert(&entry.id, at) else {
+                continue;
+            };
             let (path, sender) = (&told[before].path, &told[before].sender);
-            assert_ne!(*sender, request.sender, "accepted twice from one sender: {entry:?}");
+            assert_ne!(
+                *sender, request.sender,
+                "accepted twice from one sender: {entry:?}"
+            );
             let died_with_it = last[&(path.as_str(), sender.as_str())] == before;
-            assert!(died_with_it || entry.field == REFUSED, "{entry:?} was sent again, but {sender} went on after it");
+            assert!(
+                died_with_it || entry.field == REFUSED,
+                "{entry:?} was sent again, but {sender} went on after it"
+            );
             repeated.insert(&entry.id);
         }
     }

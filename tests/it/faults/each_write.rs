@@ -15,9 +15,15 @@ use crate::support::{Bed, Plane, Settings, at_each_write, killed_at};
 async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
     let bed = bare("each").await;
     let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| run(&bed.plane, point, write).await).await;
+    let writes = at_each_write(&points, async |point, write| {
+        run(&bed.plane, point, write).await
+    })
+    .await;
     // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
-    assert!(writes.iter().all(|writes| *writes >= 9), "{writes:?} writes");
+    assert!(
+        writes.iter().all(|writes| *writes >= 9),
+        "{writes:?} writes"
+    );
 }
 
 /// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
@@ -27,18 +33,35 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let changes = async {
         recorded(&bed, 1).await;
         bed.scale("web", 3).await;
         recorded(&bed, 2).await;
         bed.delete::<Deployment>("web").await;
-        bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("3")), ("Deleted", None)]).await;
+        bed.delivered(
+            "web",
+            &[
+                ("Created", Some("1")),
+                ("Updated", Some("3")),
+                ("Deleted", None),
+            ],
+        )
+        .await;
         bed.ready("hook").await;
         bed.waiting("web", "TargetNotFound").await;
         bed.event("web", "TargetNotFound").await;
     };
-    let (killed, ()) = killed_at(&bed, Settings::default(), Match::writes(), point, write, changes).await;
+    let (killed, ()) = killed_at(
+        &bed,
+        Settings::default(),
+        Match::writes(),
+        point,
+        write,
+        changes,
+    )
+    .await;
     assert_told(&receiver);
     (killed, end_state(&bed).await)
 }
@@ -47,19 +70,46 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
 fn assert_told(receiver: &Receiver) {
     let told = told(receiver);
     let tests = receiver.requests().len() - told.len();
-    let mut ids: Vec<_> = told.iter().flat_map(|request| &request.entries).map(|entry| &entry.id).collect();
+    let mut ids: Vec<_> = told
+        .iter()
+        .flat_map(|request| &request.entries)
+        .map(|entry| &entry.id)
+        .collect();
     ids.sort();
-    let repeated: Vec<_> = ids.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
-    let within = |request: &Told| repeated.iter().all(|id| request.entries.iter().any(|entry| entry.id == **id));
-    assert!(!ids.windows(3).any(|three| three[0] == three[2]), "an entry was told three times: {told:?}");
-    assert_eq!(ids.len() - repeated.len(), 3, "an entry was never told: {told:?}");
-    let well = if repeated.is_empty() { tests <= 2 } else { tests == 1 && told.iter().any(within) };
-    assert!(well, "more than one request was repeated: {told:?} and {tests} test messages");
+    let repeated: Vec<_> = ids
+        .windows(2)
+        .filter(|pair| pair[0] == pair[1])
+        .map(|pair| pair[0])
+        .collect();
+    let within = |request: &Told| {
+        repeated
+            .iter()
+            .all(|id| request.entries.iter().any(|entry| entry.id == **id))
+    };
+    assert!(
+        !ids.windows(3).any(|three| three[0] == three[2]),
+        "an entry was told three times: {told:?}"
+    );
+    assert_eq!(
+        ids.len() - repeated.len(),
+        3,
+        "an entry was never told: {told:?}"
+    );
+    let well = if repeated.is_empty() {
+        tests <= 2
+    } else {
+        tests == 1 && told.iter().any(within)
+    };
+    assert!(
+        well,
+        "more than one request was repeated: {told:?} and {tests} test messages"
+    );
 }
 
 async fn recorded(bed: &Bed, entries: usize) {
     let long = |field: &TrackedField| field.history().unwrap().len() == entries;
-    bed.until("web", &format!("has {entries} entries"), long).await;
+    bed.until("web", &format!("has {entries} entries"), long)
+        .await;
 }
 
 /// Without ids, times and versions.
@@ -74,7 +124,12 @@ async fn end_state(bed: &Bed) -> Value {
     let point = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let status = point.status.as_ref().unwrap();
     let condition = |condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition| {
-        json!([condition.type_, condition.status, condition.reason, condition.message])
+        json!([
+            condition.type_,
+            condition.status,
+            condition.reason,
+            condition.message
+        ])
     };
     json!({
         "history": history,

@@ -25,7 +25,11 @@ const MOST: usize = (512 + 256) * KIB;
 /// The objects of [`MAPS`] in the test's namespace.
 pub(super) fn maps(bed: &Bed) -> Api<DynamicObject> {
     let gvk = GroupVersionKind::gvk(MAPS, "v1", "Map");
-    Api::namespaced_with(bed.client.clone(), &bed.namespace, &ApiResource::from_gvk_with_plural(&gvk, "maps"))
+    Api::namespaced_with(
+        bed.client.clone(),
+        &bed.namespace,
+        &ApiResource::from_gvk_with_plural(&gvk, "maps"),
+    )
 }
 
 /// Tracks `.data.value` of a new `Map` of the same name.
@@ -34,19 +38,23 @@ pub(super) async fn track_map(bed: &Bed, name: &str, value: &str) {
     let map: DynamicObject = serde_json::from_value(map).unwrap();
     // Right after its CRD the apiserver may answer 429 or 404 for a moment.
     let maps = maps(bed);
-    let made =
-        until("the map is there", SOON, async || Ok(maps.create(&PostParams::default(), &map).await.map(Some)?));
+    let made = until("the map is there", SOON, async || {
+        Ok(maps.create(&PostParams::default(), &map).await.map(Some)?)
+    });
     made.await.unwrap();
     let target = json!({
         "apiVersion": format!("{MAPS}/v1"), "kind": "Map", "resource": "maps", "namespace": bed.namespace, "name": name,
     });
     let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.data.value}" });
-    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+    bed.create::<TrackedField>(name, json!({ "spec": spec }))
+        .await;
 }
 
 pub(super) async fn set_map(maps: &Api<DynamicObject>, name: &str, value: &str) {
     let patch = Patch::Merge(json!({ "data": { "value": value } }));
-    maps.patch_metadata(name, &PatchParams::default(), &patch).await.unwrap();
+    maps.patch_metadata(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
 }
 
 /// The value after so many changes: nearly as long as one that is kept whole.
@@ -59,13 +67,17 @@ fn change(value: Option<&str>) -> u64 {
 }
 
 async fn all_delivered(bed: &Bed, name: &str, last: &str) {
-    let delivered = until(format!("{name} ends with {last:.10}, all of it delivered"), CAUGHT_UP, async || {
-        let history = bed.history(name).await;
-        let value = history.last().and_then(|entry| entry.value.as_deref());
-        anyhow::ensure!(value == Some(last), "it ends with {value:?}");
-        anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
-        Ok(Some(()))
-    });
+    let delivered = until(
+        format!("{name} ends with {last:.10}, all of it delivered"),
+        CAUGHT_UP,
+        async || {
+            let history = bed.history(name).await;
+            let value = history.last().and_then(|entry| entry.value.as_deref());
+            anyhow::ensure!(value == Some(last), "it ends with {value:?}");
+            anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
+            Ok(Some(()))
+        },
+    );
     delivered.await.unwrap();
 }
 
@@ -75,12 +87,20 @@ fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
     let told = told(receiver);
     assert_no_repeats(&told);
     let (mut counted, mut entries) = (0, 0);
-    for entry in told.iter().filter(|request| request.taken).flat_map(|request| &request.entries) {
+    for entry in told
+        .iter()
+        .filter(|request| request.taken)
+        .flat_map(|request| &request.entries)
+    {
         if entry.field == name {
             counted += entry.changes;
             entries += 1;
             // That it was made is the first change, to the value 0.
-            assert_eq!(change(entry.value.as_deref()) + 1, counted, "{entry:?} tells of the wrong number of changes");
+            assert_eq!(
+                change(entry.value.as_deref()) + 1,
+                counted,
+                "{entry:?} tells of the wrong number of changes"
+            );
         }
     }
     assert_eq!(counted, changes + 1);
@@ -88,12 +108,17 @@ fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
 }
 
 fn status_writes() -> Match {
-    Match::verb(Verb::Patch).resource("trackedfields").subresource("status")
+    Match::verb(Verb::Patch)
+        .resource("trackedfields")
+        .subresource("status")
 }
 
 async fn metric(operator: &Operator, name: &str) -> u64 {
     let metrics = operator.metrics().await;
-    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+        .unwrap();
     line.parse().unwrap()
 }
 
@@ -108,7 +133,11 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     let ledger = Ledger::open(&bed);
     let (proxy, file) = bed.through_proxy().await;
     // The apiserver needs longest for a long status: it is to spend its time on the changes.
-    proxy.inject(status_writes(), Times::Always, Fault::Delay(Duration::from_millis(500)));
+    proxy.inject(
+        status_writes(),
+        Times::Always,
+        Fault::Delay(Duration::from_millis(500)),
+    );
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     all_delivered(&bed, "small", "0").await;
     let mark = bed.plane.audit().mark().await.unwrap();
@@ -128,13 +157,30 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     all_delivered(&bed, "small", &CHANGES.to_string()).await;
     all_delivered(&bed, "huge", &huge(CHANGES)[..1024]).await;
     let folded = assert_counts(&receiver, "small", CHANGES);
-    assert_eq!(metric(&operator, "quartermaster_entries_merged_total").await, folded);
-    let told: Vec<_> = told(&receiver).into_iter().flat_map(|request| request.entries).collect();
-    let cut: Vec<_> = told.iter().filter(|entry| entry.field == "huge").map(|it| (&*it.action, it.length)).collect();
-    assert_eq!((cut.len(), cut[0], cut[10]), (11, ("Created", Some(900_001)), ("Updated", Some(900_004))), "{cut:?}");
+    assert_eq!(
+        metric(&operator, "quartermaster_entries_merged_total").await,
+        folded
+    );
+    let told: Vec<_> = told(&receiver)
+        .into_iter()
+        .flat_map(|request| request.entries)
+        .collect();
+    let cut: Vec<_> = told
+        .iter()
+        .filter(|entry| entry.field == "huge")
+        .map(|it| (&*it.action, it.length))
+        .collect();
+    assert_eq!(
+        (cut.len(), cut[0], cut[10]),
+        (11, ("Created", Some(900_001)), ("Updated", Some(900_004))),
+        "{cut:?}"
+    );
 
     let largest = ledger.largest("small");
-    assert!(largest > 100 * KIB, "its bounds were never reached: {largest}");
+    assert!(
+        largest > 100 * KIB,
+        "its bounds were never reached: {largest}"
+    );
     assert!(largest <= MOST, "{largest} bytes of status");
     assert!(ledger.largest("huge") < 32 * KIB);
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -145,7 +191,9 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
         .await
         .unwrap()
         .into_iter()
-        .filter(|request| request.subject.user == user && request.subject.is_write() && request.code >= 300)
+        .filter(|request| {
+            request.subject.user == user && request.subject.is_write() && request.code >= 300
+        })
         .collect();
     assert!(refused.is_empty(), "{refused:?}");
     // Ten times what the outbox may hold, in an unoptimised build: what it costs is measured by the benches.
@@ -165,21 +213,38 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
 
     let maps = maps(&bed);
     // Written once, but it never learns that; refused from then on.
-    let lost = proxy.inject(status_writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    let lost = proxy.inject(
+        status_writes(),
+        Times::First(1),
+        Fault::LoseAnswer(Lost::Cut),
+    );
     set_map(&maps, "small", &long(1)).await;
     lost.wait_for_hits(1, SOON).await.unwrap();
-    let refused = proxy.inject(status_writes(), Times::Always, Fault::status(http::StatusCode::SERVICE_UNAVAILABLE));
+    let refused = proxy.inject(
+        status_writes(),
+        Times::Always,
+        Fault::status(http::StatusCode::SERVICE_UNAVAILABLE),
+    );
     for change in 2..=1000 {
         set_map(&maps, "small", &long(change)).await;
     }
-    refused.wait_for_hits(refused.hits() + 2, SOON + Duration::from_secs(1)).await.unwrap();
+    refused
+        .wait_for_hits(refused.hits() + 2, SOON + Duration::from_secs(1))
+        .await
+        .unwrap();
     refused.take_back();
 
     all_delivered(&bed, "small", &long(1000)).await;
     let folded = assert_counts(&receiver, "small", 1000);
     assert!(folded > 400, "the bounds were never reached");
-    assert_eq!(metric(&operator, "quartermaster_entries_merged_total").await, folded);
+    assert_eq!(
+        metric(&operator, "quartermaster_entries_merged_total").await,
+        folded
+    );
     bed.event("small", "EntriesMerged").await;
     let largest = ledger.largest("small");
-    assert!(largest > 400 * KIB && largest <= MOST, "{largest} bytes of status");
+    assert!(
+        largest > 400 * KIB && largest <= MOST,
+        "{largest} bytes of status"
+    );
 }

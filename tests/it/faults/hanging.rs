@@ -19,7 +19,11 @@ const HANGING: usize = 24;
 async fn operator(bed: &Bed) -> (Proxy, Operator) {
     let (proxy, file) = bed.through_proxy().await;
     let flags = ["--resync=1s", "--api-timeout=1h", "--reconcile-timeout=1h"];
-    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let settings = flags
+        .iter()
+        .fold(Settings::default().kubeconfig(file), |settings, flag| {
+            settings.flag(flag)
+        });
     let operator = Operator::start(bed, settings).await;
     (proxy, operator)
 }
@@ -34,7 +38,8 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let maps: Vec<String> = (0..HANGING).map(|map| format!("map-{map}")).collect();
     for map in &maps {
         track_map(&bed, map, "1").await;
@@ -59,9 +64,14 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
     }
     // The watch already runs, so this target needs a read.
     bed.deployment("new", 7).await;
-    bed.track("new", "Deployment", "new", "replicas", "hook").await;
+    bed.track("new", "Deployment", "new", "replicas", "hook")
+        .await;
     bed.delivered("new", &[("Created", Some("7"))]).await;
-    assert!(reads.hits() < HANGING as u64, "{} requests hang at once", reads.hits());
+    assert!(
+        reads.hits() < HANGING as u64,
+        "{} requests hang at once",
+        reads.hits()
+    );
     reads.take_back();
 }
 
@@ -72,22 +82,32 @@ async fn messages_go_on_when_discovery_of_one_group_hangs() {
     bed.webhook("hook", &receiver.url()).await;
     let (proxy, _operator) = operator(&bed).await;
     bed.ready("hook").await;
-    let discovery = hang(&proxy, Match::verb(Verb::Other).and(|request| request.path == "/apis/batch/v1"));
+    let discovery = hang(
+        &proxy,
+        Match::verb(Verb::Other).and(|request| request.path == "/apis/batch/v1"),
+    );
     for job in 0..HANGING {
         let target = serde_json::json!({
             "apiVersion": "batch/v1", "kind": "CronJob", "resource": "cronjobs", "namespace": bed.namespace, "name": "job",
         });
         let spec = serde_json::json!({ "target": target, "contactPoint": "hook", "field": "{.spec.schedule}" });
         let name = format!("job-{job}");
-        bed.create::<quartermaster::api::TrackedField>(&name, serde_json::json!({ "spec": spec })).await;
+        bed.create::<quartermaster::api::TrackedField>(&name, serde_json::json!({ "spec": spec }))
+            .await;
     }
     discovery.wait_for_hits(1, SOON).await.unwrap();
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
     bed.scale("web", 2).await;
-    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    assert!(discovery.hits() < HANGING as u64, "{} requests hang at once", discovery.hits());
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
+    assert!(
+        discovery.hits() < HANGING as u64,
+        "{} requests hang at once",
+        discovery.hits()
+    );
     discovery.take_back();
 }
 
@@ -97,17 +117,26 @@ async fn target_that_stays_unreadable_costs_no_write() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let (proxy, _operator) = operator(&bed).await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
     let reads = Match::verb(Verb::Get).resource("deployments");
-    let refused = proxy.inject(reads, Times::Always, Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR));
+    let refused = proxy.inject(
+        reads,
+        Times::Always,
+        Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR),
+    );
     bed.waiting("web", "TargetUnreadable").await;
     let writes = Match::writes().resource("trackedfields");
     let before = proxy.count(&writes);
-    refused.wait_for_hits(refused.hits() + 5, SOON).await.unwrap();
+    refused
+        .wait_for_hits(refused.hits() + 5, SOON)
+        .await
+        .unwrap();
     bed.scale("web", 2).await;
-    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     // Writes of the entry, of its outcome, and of its annotation while it waits.
     let after = proxy.count(&writes) - before;
     assert!((2..=4).contains(&after), "{after} writes");
@@ -130,13 +159,17 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     receiver.refuse().await.unwrap();
     bed.deployment("web", 1).await;
     for (name, point) in [("web", "hook"), ("marker", "other")] {
-        bed.track(name, "Deployment", "web", "replicas", point).await;
+        bed.track(name, "Deployment", "web", "replicas", point)
+            .await;
     }
     let mut expected = vec![("Created", Some("1"))];
     bed.delivered("marker", &expected).await;
     bed.waiting("web", "DeliveryFailing").await;
 
-    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name("web");
+    let writes = Match::verb(Verb::Patch)
+        .resource("trackedfields")
+        .subresource("status")
+        .name("web");
     let (held, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let hold = Fault::hook(Point::Before, {
         let (held, go_on) = (Arc::clone(&held), Arc::clone(&go_on));
@@ -156,12 +189,17 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
         expected.push(("Updated", Some(value)));
         bed.delivered("marker", &expected).await;
         if value == "2" {
-            tokio::time::timeout(SOON, held.notified()).await.expect("the second entry is written");
+            tokio::time::timeout(SOON, held.notified())
+                .await
+                .expect("the second entry is written");
         }
     }
     receiver.accept().await.unwrap();
     until("the first message is delivered", SOON, async || {
-        Ok(told(&receiver).iter().any(|request| request.taken).then_some(()))
+        Ok(told(&receiver)
+            .iter()
+            .any(|request| request.taken)
+            .then_some(()))
     })
     .await
     .unwrap();
@@ -169,7 +207,11 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     let sent = 2 + told(&receiver).len() + told(&other).len();
     until("its outcome is known", SOON, async || {
         let metrics = operator.metrics().await;
-        let count = metrics.lines().find_map(|line| line.strip_prefix(metric)).map(str::parse::<usize>).transpose()?;
+        let count = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(metric))
+            .map(str::parse::<usize>)
+            .transpose()?;
         Ok((count == Some(sent)).then_some(()))
     })
     .await

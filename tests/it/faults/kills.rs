@@ -35,14 +35,39 @@ struct Plan {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_kills_lose_nothing() {
     let life = Duration::from_secs(1);
-    run("kills", Plan { fields: 50, changes: 1000, kills: 100, life, flags: &[] }).await;
+    run(
+        "kills",
+        Plan {
+            fields: 50,
+            changes: 1000,
+            kills: 100,
+            life,
+            flags: &[],
+        },
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nor_do_five_with_leader_election() {
     // Each one first waits for the lease of the one before to end.
-    let flags = &["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=100ms"];
-    run("kills-elect", Plan { fields: 10, changes: 200, kills: 5, life: Duration::from_secs(7), flags }).await;
+    let flags = &[
+        "--leader-elect",
+        "--lease-duration=3s",
+        "--lease-renew-deadline=2s",
+        "--lease-retry-period=100ms",
+    ];
+    run(
+        "kills-elect",
+        Plan {
+            fields: 10,
+            changes: 200,
+            kills: 5,
+            life: Duration::from_secs(7),
+            flags,
+        },
+    )
+    .await;
 }
 
 /// One change that the apiserver acknowledged.
@@ -71,12 +96,23 @@ async fn run(name: &str, plan: Plan) {
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
-        bed.webhook(&point_name(point), &format!("{}/{}", receiver.url(), point_name(point))).await;
+        bed.webhook(
+            &point_name(point),
+            &format!("{}/{}", receiver.url(), point_name(point)),
+        )
+        .await;
     }
     for field in 0..plan.fields {
         bed.deployment(&field_name(field), 1).await;
         let point = point_name(field % POINTS);
-        bed.track(&field_name(field), "Deployment", &field_name(field), "replicas", &point).await;
+        bed.track(
+            &field_name(field),
+            "Deployment",
+            &field_name(field),
+            "replicas",
+            &point,
+        )
+        .await;
     }
     let ledger = Ledger::open(&bed);
 
@@ -90,7 +126,10 @@ async fn run(name: &str, plan: Plan) {
     assert_order(&ledger, &told);
     let repeated = assert_repeats_bounded(&told);
     let covered = assert_no_change_missed(&ledger, &changes, &lives);
-    assert!(covered > 0, "the rule about changes that a later one follows was never put to the test");
+    assert!(
+        covered > 0,
+        "the rule about changes that a later one follows was never put to the test"
+    );
     let entries: usize = ledger.fields().values().map(Vec::len).sum();
     let mut stderr = std::io::stderr();
     writeln!(
@@ -118,9 +157,13 @@ async fn write(
     mut lives: watch::Receiver<usize>,
 ) -> (Vec<Change>, HashMap<String, String>) {
     let mut changes = Vec::new();
-    let mut newest: HashMap<String, i32> = (0..plan.fields).map(|field| (field_name(field), 1)).collect();
+    let mut newest: HashMap<String, i32> = (0..plan.fields)
+        .map(|field| (field_name(field), 1))
+        .collect();
     while changes.len() < plan.changes {
-        let due = |lived: &usize| *lived > plan.kills || changes.len() < plan.changes * lived / (plan.kills + 1);
+        let due = |lived: &usize| {
+            *lived > plan.kills || changes.len() < plan.changes * lived / (plan.kills + 1)
+        };
         lives.wait_for(due).await.unwrap();
         tokio::time::sleep(plan.life.mul_f64(random.random_range(0.0..0.15))).await;
         let field = field_name(random.random_range(0..plan.fields));
@@ -130,10 +173,19 @@ async fn write(
             let written = bed.patch::<Deployment>(&field, patch).await;
             newest.insert(field.clone(), replicas);
             let version = written.resource_version().unwrap().parse().unwrap();
-            changes.push(Change { field: field.clone(), version });
+            changes.push(Change {
+                field: field.clone(),
+                version,
+            });
         }
     }
-    (changes, newest.into_iter().map(|(field, replicas)| (field, replicas.to_string())).collect())
+    (
+        changes,
+        newest
+            .into_iter()
+            .map(|(field, replicas)| (field, replicas.to_string()))
+            .collect(),
+    )
 }
 
 /// Starts the operator and kills it, again and again; the last one lives. Each life has a name that stands in its
@@ -144,13 +196,22 @@ async fn live_and_die(
     mut random: StdRng,
     started: watch::Sender<usize>,
 ) -> (Vec<Life>, Vec<Operator>) {
-    let kubeconfig = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let kubeconfig = bed
+        .plane
+        .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+        .await
+        .unwrap();
     let (mut lives, mut operators) = (Vec::new(), Vec::new());
     for life in 0..=plan.kills {
-        let mut settings =
-            Settings::default().kubeconfig(kubeconfig.clone()).flag(&format!("--cluster-name=life-{life}"));
+        let mut settings = Settings::default()
+            .kubeconfig(kubeconfig.clone())
+            .flag(&format!("--cluster-name=life-{life}"));
         // The last one has to live, also on a slow machine: its lease is the product's own.
-        let flags = if life < plan.kills { plan.flags } else { &plan.flags[..plan.flags.len().min(1)] };
+        let flags = if life < plan.kills {
+            plan.flags
+        } else {
+            &plan.flags[..plan.flags.len().min(1)]
+        };
         settings.flags.extend(flags.iter().map(ToString::to_string));
         let from = now();
         let mut operator = Operator::launch(bed, settings).await;
@@ -164,7 +225,10 @@ async fn live_and_die(
             operator.kill();
             lives.push(Life { from, to: now() });
         } else {
-            lives.push(Life { from, to: Duration::MAX });
+            lives.push(Life {
+                from,
+                to: Duration::MAX,
+            });
         }
         operators.push(operator);
     }
@@ -172,29 +236,41 @@ async fn live_and_die(
 }
 
 fn now() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap()
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
 }
 
 /// Between two entries of one field that were made in one life, every change is an entry. Gives how many there were.
 fn assert_no_change_missed(ledger: &Ledger, changes: &[Change], lives: &[Life]) -> usize {
     let mut made_by: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for change in changes {
-        made_by.entry(&change.field).or_default().insert(change.version);
+        made_by
+            .entry(&change.field)
+            .or_default()
+            .insert(change.version);
     }
     let mut covered = 0;
     for (field, entries) in &ledger.fields() {
         let recorded: HashSet<u64> = entries.iter().map(version).collect();
         for (number, life) in lives.iter().enumerate() {
             // Ids tell whole milliseconds.
-            let of_life = entries
-                .iter()
-                .filter(|entry| (life.from.as_millis()..=life.to.as_millis()).contains(&made(entry).as_millis()));
+            let of_life = entries.iter().filter(|entry| {
+                (life.from.as_millis()..=life.to.as_millis()).contains(&made(entry).as_millis())
+            });
             let of_life: Vec<u64> = of_life.map(version).collect();
-            let (Some(first), Some(last)) = (of_life.iter().min(), of_life.iter().max()) else { continue };
-            for change in
-                made_by.get(field.as_str()).into_iter().flat_map(|made| made.range((Excluded(*first), Included(*last))))
+            let (Some(first), Some(last)) = (of_life.iter().min(), of_life.iter().max()) else {
+                continue;
+            };
+            for change in made_by
+                .get(field.as_str())
+                .into_iter()
+                .flat_map(|made| made.range((Excluded(*first), Included(*last))))
             {
-                assert!(recorded.contains(change), "{field}: life {number} has no entry of version {change}");
+                assert!(
+                    recorded.contains(change),
+                    "{field}: life {number} has no entry of version {change}"
+                );
                 covered += 1;
             }
         }

@@ -41,30 +41,48 @@ impl Ledger {
             while let Some(event) = events.next().await {
                 if let Ok(Event::Apply(field) | Event::InitApply(field)) = event {
                     let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
-                    notes.entry(field.name_any()).or_default().note(field.history().unwrap());
+                    notes
+                        .entry(field.name_any())
+                        .or_default()
+                        .note(field.history().unwrap());
                 }
             }
         });
-        Self { seen, _watch: watch }
+        Self {
+            seen,
+            _watch: watch,
+        }
     }
 
     /// The entries of each `TrackedField`, in order.
     pub fn fields(&self) -> BTreeMap<String, Vec<Entry>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.iter().map(|(field, seen)| (field.clone(), seen.entries.clone())).collect()
+        seen.iter()
+            .map(|(field, seen)| (field.clone(), seen.entries.clone()))
+            .collect()
     }
 
     /// Length of the longest status that this `TrackedField` had, in bytes of JSON.
     pub fn largest(&self, field: &str) -> usize {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(field).map_or(0, |seen| seen.largest)
+        self.seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(field)
+            .map_or(0, |seen| seen.largest)
     }
 
     /// Ids of entries that no receiver took.
     pub fn untold(&self, told: &[Told]) -> Vec<String> {
-        let taken = told.iter().filter(|request| request.taken).flat_map(|request| &request.entries);
+        let taken = told
+            .iter()
+            .filter(|request| request.taken)
+            .flat_map(|request| &request.entries);
         let taken: HashSet<&str> = taken.map(|entry| entry.id.as_str()).collect();
         let entries = self.fields().into_values().flatten();
-        entries.filter_map(|entry| entry.id).filter(|id| !taken.contains(id.as_str())).collect()
+        entries
+            .filter_map(|entry| entry.id)
+            .filter(|id| !taken.contains(id.as_str()))
+            .collect()
     }
 }
 

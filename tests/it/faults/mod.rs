@@ -44,7 +44,13 @@ async fn bare(name: &str) -> Bed {
          storage: true, schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}}}]}}"
     );
     bed.apply(&crd).await;
-    bed.kubectl(&["wait", "--for=condition=Established", &format!("crd/maps.{MAPS}"), "--timeout=60s"]).await;
+    bed.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        &format!("crd/maps.{MAPS}"),
+        "--timeout=60s",
+    ])
+    .await;
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
     bed
 }
@@ -74,44 +80,80 @@ async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
     bed.webhook("hook", &receiver.url()).await;
     for name in deployments {
         bed.deployment(name, 1).await;
-        bed.track(name, "Deployment", name, "replicas", "hook").await;
+        bed.track(name, "Deployment", name, "replicas", "hook")
+            .await;
     }
     let ledger = Ledger::open(&bed);
     let (proxy, file) = bed.through_proxy().await;
-    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let settings = flags
+        .iter()
+        .fold(Settings::default().kubeconfig(file), |settings, flag| {
+            settings.flag(flag)
+        });
     let operator = Operator::start(&bed, settings).await;
     for name in deployments {
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
-    Scene { receiver, ledger, proxy, operator, bed }
+    Scene {
+        receiver,
+        ledger,
+        proxy,
+        operator,
+        bed,
+    }
 }
 
 /// Waits until the receiver took every entry that ever stood in a status, and every status says so.
-async fn caught_up(bed: &Bed, ledger: &Ledger, receiver: &Receiver, newest: &HashMap<String, String>) {
-    let caught_up = until("every entry is delivered, the newest values among them", CAUGHT_UP, async || {
-        for (field, version) in newest {
-            let history = bed.history(field).await;
-            let last = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(last == Some(version), "{field} ends with {last:?}, not {version}");
-            let waiting = history.iter().filter(|entry| entry.is_pending()).count();
-            anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
-            let (stands, seen) = (history.last(), ledger.fields().remove(field));
-            let id = |entry: Option<&Entry>| entry.and_then(|entry| entry.id.clone());
-            anyhow::ensure!(id(seen.unwrap_or_default().last()) == id(stands), "our own watch of {field} lags behind");
-        }
-        let untold = ledger.untold(&told(receiver));
-        anyhow::ensure!(untold.is_empty(), "never told, though they stood in a status: {untold:?}");
-        Ok(Some(()))
-    });
+async fn caught_up(
+    bed: &Bed,
+    ledger: &Ledger,
+    receiver: &Receiver,
+    newest: &HashMap<String, String>,
+) {
+    let caught_up = until(
+        "every entry is delivered, the newest values among them",
+        CAUGHT_UP,
+        async || {
+            for (field, version) in newest {
+                let history = bed.history(field).await;
+                let last = history.last().and_then(|entry| entry.value.as_deref());
+                anyhow::ensure!(
+                    last == Some(version),
+                    "{field} ends with {last:?}, not {version}"
+                );
+                let waiting = history.iter().filter(|entry| entry.is_pending()).count();
+                anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
+                let (stands, seen) = (history.last(), ledger.fields().remove(field));
+                let id = |entry: Option<&Entry>| entry.and_then(|entry| entry.id.clone());
+                anyhow::ensure!(
+                    id(seen.unwrap_or_default().last()) == id(stands),
+                    "our own watch of {field} lags behind"
+                );
+            }
+            let untold = ledger.untold(&told(receiver));
+            anyhow::ensure!(
+                untold.is_empty(),
+                "never told, though they stood in a status: {untold:?}"
+            );
+            Ok(Some(()))
+        },
+    );
     caught_up.await.unwrap();
 }
 
 /// Each field's entries came in the order in which they stood in its status.
 fn assert_order(ledger: &Ledger, told: &[Told]) {
     for (field, entries) in ledger.fields() {
-        let stood: Vec<&str> = entries.iter().filter_map(|entry| entry.id.as_deref()).collect();
+        let stood: Vec<&str> = entries
+            .iter()
+            .filter_map(|entry| entry.id.as_deref())
+            .collect();
         let mut came: Vec<&str> = Vec::new();
-        for entry in told.iter().flat_map(|request| &request.entries).filter(|entry| entry.field == field) {
+        for entry in told
+            .iter()
+            .flat_map(|request| &request.entries)
+            .filter(|entry| entry.field == field)
+        {
             if !came.contains(&entry.id.as_str()) {
                 came.push(&entry.id);
             }
@@ -142,8 +184,14 @@ fn assert_repeats_bounded(told: &[Told]) -> usize {
     let mut repeated = 0;
     for (at, request) in told.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else { continue };
-            assert_ne!(life(before), life(at), "told twice by one sender: {entry:?}");
+            let Some(before) = came.insert(&entry.id, at) else {
+                continue;
+            };
+            assert_ne!(
+                life(before),
+                life(at),
+                "told twice by one sender: {entry:?}"
+            );
             // What a frozen sender had under way comes after its successor's.
             let older = if life(before) < life(at) { before } else { at };
             let sender = told[older].sender.as_str();

@@ -36,24 +36,58 @@ async fn scene(name: &str) -> Scene {
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
-        bed.webhook(&format!("point-{point}"), &format!("{}/point-{point}", receiver.url())).await;
+        bed.webhook(
+            &format!("point-{point}"),
+            &format!("{}/point-{point}", receiver.url()),
+        )
+        .await;
     }
     for field in 0..FIELDS {
         let name = field_name(field);
         bed.deployment(&name, 1).await;
-        bed.track(&name, "Deployment", &name, "replicas", &format!("point-{}", field % POINTS)).await;
+        bed.track(
+            &name,
+            "Deployment",
+            &name,
+            "replicas",
+            &format!("point-{}", field % POINTS),
+        )
+        .await;
     }
     let account = format!("--serviceaccount={SYSTEM}:{OTHER}");
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["-n", SYSTEM, "create", "serviceaccount", OTHER]).await;
-    for role in ["quartermaster-manager-role", "quartermaster-tracker-targets-role"] {
+    for role in [
+        "quartermaster-manager-role",
+        "quartermaster-tracker-targets-role",
+    ] {
         let name = format!("other-{role}");
-        kubectl(&["create", "clusterrolebinding", &name, &format!("--clusterrole={role}"), &account]).await;
+        kubectl(&[
+            "create",
+            "clusterrolebinding",
+            &name,
+            &format!("--clusterrole={role}"),
+            &account,
+        ])
+        .await;
     }
     let role = "--role=quartermaster-leader-election-role";
-    kubectl(&["-n", SYSTEM, "create", "rolebinding", "other-leader-election", role, &account]).await;
+    kubectl(&[
+        "-n",
+        SYSTEM,
+        "create",
+        "rolebinding",
+        "other-leader-election",
+        role,
+        &account,
+    ])
+    .await;
     let ledger = Ledger::open(&bed);
-    Scene { receiver, ledger, bed }
+    Scene {
+        receiver,
+        ledger,
+        bed,
+    }
 }
 
 fn field_name(field: usize) -> String {
@@ -63,9 +97,18 @@ fn field_name(field: usize) -> String {
 impl Scene {
     /// Starts replica number `life`: they take turns with the two accounts.
     async fn replica(&self, life: usize) -> Operator {
-        let file = self.bed.plane.kubeconfig_for_service_account(SYSTEM, account(life)).await.unwrap();
+        let file = self
+            .bed
+            .plane
+            .kubeconfig_for_service_account(SYSTEM, account(life))
+            .await
+            .unwrap();
         // What is under way at a shutdown has time also on a slow machine.
-        Operator::start(&self.bed, candidate(life).kubeconfig(file).flag("--drain=10s")).await
+        Operator::start(
+            &self.bed,
+            candidate(life).kubeconfig(file).flag("--drain=10s"),
+        )
+        .await
     }
 
     /// Changes fields one after the other until `enough`. Gives the newest values.
@@ -86,27 +129,42 @@ impl Scene {
     /// Waits until the receiver was told something by replica `life`, and then something more.
     async fn telling(&self, life: usize) {
         let sender = format!("life-{life}");
-        let by = || told(&self.receiver).iter().filter(|request| request.sender == sender).count();
+        let by = || {
+            told(&self.receiver)
+                .iter()
+                .filter(|request| request.sender == sender)
+                .count()
+        };
         let before = by();
-        until(format!("{sender} tells something"), SOON, async || Ok((by() > before + POINTS).then_some(())))
-            .await
-            .unwrap();
+        until(format!("{sender} tells something"), SOON, async || {
+            Ok((by() > before + POINTS).then_some(()))
+        })
+        .await
+        .unwrap();
     }
 }
 
 fn account(life: usize) -> &'static str {
-    if life.is_multiple_of(2) { ACCOUNT } else { OTHER }
+    if life.is_multiple_of(2) {
+        ACCOUNT
+    } else {
+        OTHER
+    }
 }
 
 /// How replica number `life` is started. The lease is the product's own: of a shorter one a slow machine ends a leader.
 pub(super) fn candidate(life: usize) -> Settings {
-    Settings::default().flag(&format!("--cluster-name=life-{life}")).flag("--leader-elect")
+    Settings::default()
+        .flag(&format!("--cluster-name=life-{life}"))
+        .flag("--leader-elect")
 }
 
 pub(super) async fn leads(operator: &Operator) {
     until("it leads", SOON, async || {
         let metrics = operator.metrics().await;
-        Ok(metrics.contains("leader_election_master_status{name=\"quartermaster\"} 1").then_some(()))
+        Ok(metrics
+            .contains("leader_election_master_status{name=\"quartermaster\"} 1")
+            .then_some(()))
     })
     .await
     .unwrap();
@@ -130,7 +188,12 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
             let thawed = Instant::now();
             leader.child().thaw().unwrap();
             let ended = leader.child().wait(SOON).await.unwrap();
-            assert_eq!(ended.code(), Some(1), "it ends by itself: {}", leader.child().log_tail());
+            assert_eq!(
+                ended.code(),
+                Some(1),
+                "it ends by itself: {}",
+                leader.child().log_tail()
+            );
             assert_wrote_nothing(&scene, life, mark).await;
             assert_sent_one_each(&scene, life, thawed);
             leader = standby;
@@ -146,23 +209,44 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
 }
 
 /// Since `mark` no write of this replica took effect, but for one Event.
-async fn assert_wrote_nothing(scene: &Scene, life: usize, mark: testbed::control_plane::audit::Mark) {
+async fn assert_wrote_nothing(
+    scene: &Scene,
+    life: usize,
+    mark: testbed::control_plane::audit::Mark,
+) {
     let user = format!("system:serviceaccount:{SYSTEM}:{}", account(life));
     let requests = scene.bed.plane.audit().requests(mark).await.unwrap();
     let (events, objects): (Vec<_>, Vec<_>) = requests
         .into_iter()
-        .filter(|request| request.subject.user == user && request.subject.is_write() && request.code < 300)
+        .filter(|request| {
+            request.subject.user == user && request.subject.is_write() && request.code < 300
+        })
         .partition(|request| request.subject.resource == "events");
-    assert!(objects.is_empty(), "replica {life} wrote after its lease: {objects:?}");
-    assert!(events.len() <= 1, "replica {life} wrote Events after its lease: {events:?}");
+    assert!(
+        objects.is_empty(),
+        "replica {life} wrote after its lease: {objects:?}"
+    );
+    assert!(
+        events.len() <= 1,
+        "replica {life} wrote Events after its lease: {events:?}"
+    );
 }
 
 /// Since `thawed` this replica told each contact point at most the one request that it was about to.
 fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     let mut sent = HashSet::new();
-    for request in scene.receiver.requests().iter().filter(|request| request.at > thawed) {
+    for request in scene
+        .receiver
+        .requests()
+        .iter()
+        .filter(|request| request.at > thawed)
+    {
         if request.json().unwrap()["cluster"] == format!("life-{life}") {
-            assert!(sent.insert(request.path.clone()), "replica {life} sent twice to {}", request.path);
+            assert!(
+                sent.insert(request.path.clone()),
+                "replica {life} sent twice to {}",
+                request.path
+            );
         }
     }
 }
@@ -183,13 +267,25 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
     for (at, receiver) in receivers.iter().enumerate() {
         bed.ready(&format!("point-{at}")).await;
         receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(RETRY_AFTER, AFTER));
-        bed.track(&format!("it-{at}"), "Deployment", "web", "replicas", &format!("point-{at}")).await;
+        bed.track(
+            &format!("it-{at}"),
+            "Deployment",
+            "web",
+            "replicas",
+            &format!("point-{at}"),
+        )
+        .await;
     }
     until("each was put off", SOON, async || {
         let metrics = leader.metrics().await;
         let line = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"} ";
-        let put_off = metrics.lines().find_map(|it| it.strip_prefix(line)).map(str::parse::<usize>);
-        Ok(put_off.transpose()?.filter(|count| *count >= receivers.len()))
+        let put_off = metrics
+            .lines()
+            .find_map(|it| it.strip_prefix(line))
+            .map(str::parse::<usize>);
+        Ok(put_off
+            .transpose()?
+            .filter(|count| *count >= receivers.len()))
     })
     .await
     .unwrap();
@@ -199,20 +295,34 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
     let standby = Operator::start(&bed, candidate(1)).await;
     leads(&standby).await;
     for at in 0..receivers.len() {
-        bed.delivered(&format!("it-{at}"), &[("Created", Some("1"))]).await;
+        bed.delivered(&format!("it-{at}"), &[("Created", Some("1"))])
+            .await;
     }
     let due = async || Ok((frozen.elapsed() > Duration::from_secs(AFTER)).then_some(()));
     until("what was put off is due", SOON, due).await.unwrap();
     receivers.iter().for_each(Receiver::forget);
     leader.child().thaw().unwrap();
     let ended = leader.child().wait(SOON).await.unwrap();
-    assert_eq!(ended.code(), Some(1), "it ends by itself: {}", leader.child().log_tail());
+    assert_eq!(
+        ended.code(),
+        Some(1),
+        "it ends by itself: {}",
+        leader.child().log_tail()
+    );
     // By then all has arrived that the other one sent.
     bed.scale("web", 2).await;
     for at in 0..receivers.len() {
-        bed.delivered(&format!("it-{at}"), &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        bed.delivered(
+            &format!("it-{at}"),
+            &[("Created", Some("1")), ("Updated", Some("2"))],
+        )
+        .await;
     }
-    let late = receivers.iter().flat_map(told).filter(|request| request.sender == "life-0").count();
+    let late = receivers
+        .iter()
+        .flat_map(told)
+        .filter(|request| request.sender == "life-0")
+        .count();
     assert_eq!(late, 0, "sent without the lease");
 }
 
@@ -228,7 +338,8 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     bed.ready("hook").await;
     receiver.refuse().await.unwrap();
     bed.deployment("web", 1).await;
-    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
     bed.waiting("it", "DeliveryFailing").await;
     // That is what this one's cache shows, and goes on to show.
     let (proxy, file) = bed.through_proxy().await;
@@ -246,7 +357,8 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     .await
     .unwrap();
     bed.scale("web", 2).await;
-    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     let told = told(&receiver);
     assert_order(&ledger, &told);
     assert_no_repeats(&told);
@@ -264,14 +376,19 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
     bed.delivered("map", &[("Created", Some("1"))]).await;
     let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
     let listed = |line: &str| line.contains("\"listed\"") && line.contains("\"maps\"");
-    until("it has listed", SOON, async || Ok(standby.logs().lines().any(listed).then_some(()))).await.unwrap();
+    until("it has listed", SOON, async || {
+        Ok(standby.logs().lines().any(listed).then_some(()))
+    })
+    .await
+    .unwrap();
     leader.child().freeze().unwrap();
     for value in ["2", "3"] {
         set_map(&maps(&bed), "map", value).await;
     }
     leads(&standby).await;
     // The net change between two leaders' reconciles gives one entry.
-    bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
+    bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("3"))])
+        .await;
 }
 
 /// A renewal is applied and its answer lost, and then the lease changes between the leader's reads and writes: each of
@@ -283,17 +400,37 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     let bed = Bed::shared("edited").await;
     let (proxy, file) = bed.through_proxy().await;
     // Long times, so that no pause of a slow machine ends the lease.
-    let times = ["--lease-duration=100s", "--lease-renew-deadline=90s", "--leader-elect"];
-    let settings = times.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
-    let mut leader = Operator::start(&bed, settings.flag(&format!("--leader-election-id={LEASE}"))).await;
+    let times = [
+        "--lease-duration=100s",
+        "--lease-renew-deadline=90s",
+        "--leader-elect",
+    ];
+    let settings = times
+        .iter()
+        .fold(Settings::default().kubeconfig(file), |settings, flag| {
+            settings.flag(flag)
+        });
+    let mut leader = Operator::start(
+        &bed,
+        settings.flag(&format!("--leader-election-id={LEASE}")),
+    )
+    .await;
     let leading = format!("leader_election_master_status{{name=\"{LEASE}\"}} 1");
-    until("it leads", SOON, async || Ok(leader.metrics().await.contains(&leading).then_some(()))).await.unwrap();
+    until("it leads", SOON, async || {
+        Ok(leader.metrics().await.contains(&leading).then_some(()))
+    })
+    .await
+    .unwrap();
     let api: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
     let spec = async || api.get(LEASE).await.unwrap().spec.unwrap();
     let before = spec().await;
 
     let renewals = Match::verb(Verb::Update).resource("leases").name(LEASE);
-    let lost = proxy.inject(renewals.clone(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    let lost = proxy.inject(
+        renewals.clone(),
+        Times::First(1),
+        Fault::LoseAnswer(Lost::Cut),
+    );
     lost.wait_for_hits(1, SOON).await.unwrap();
     let edit = {
         let api = api.clone();
@@ -301,18 +438,28 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
             let api = api.clone();
             async move {
                 let note = json!({ "metadata": { "annotations": { "edited": uuid::Uuid::new_v4().to_string() } } });
-                api.patch(LEASE, &PatchParams::default(), &Patch::Merge(&note)).await.unwrap();
+                api.patch(LEASE, &PatchParams::default(), &Patch::Merge(&note))
+                    .await
+                    .unwrap();
                 Then::GoOn
             }
         }
     };
-    let edits = proxy.inject(renewals, Times::First(EDITS), Fault::hook(Point::Before, edit));
+    let edits = proxy.inject(
+        renewals,
+        Times::First(EDITS),
+        Fault::hook(Point::Before, edit),
+    );
     edits.wait_for_hits(EDITS, SOON).await.unwrap();
     let last = spec().await;
-    until("the lease is renewed after the last edit", SOON, async || {
-        leader.child().check_running()?;
-        Ok((spec().await.renew_time > last.renew_time).then_some(()))
-    })
+    until(
+        "the lease is renewed after the last edit",
+        SOON,
+        async || {
+            leader.child().check_running()?;
+            Ok((spec().await.renew_time > last.renew_time).then_some(()))
+        },
+    )
     .await
     .unwrap();
     let after = spec().await;
@@ -326,11 +473,21 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
 async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
     let bed = Bed::shared(lease).await;
     let (proxy, file) = bed.through_proxy().await;
-    let settings = times.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
-    let settings = settings.flag("--leader-elect").flag(&format!("--leader-election-id={lease}"));
+    let settings = times
+        .iter()
+        .fold(Settings::default().kubeconfig(file), |settings, flag| {
+            settings.flag(flag)
+        });
+    let settings = settings
+        .flag("--leader-elect")
+        .flag(&format!("--leader-election-id={lease}"));
     let operator = Operator::start(&bed, settings).await;
     let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
-    until("it leads", SOON, async || Ok(operator.metrics().await.contains(&line).then_some(()))).await.unwrap();
+    until("it leads", SOON, async || {
+        Ok(operator.metrics().await.contains(&line).then_some(()))
+    })
+    .await
+    .unwrap();
     let renewals = Match::verb(Verb::Update).resource("leases").name(lease);
     let api = Api::namespaced(bed.client.clone(), SYSTEM);
     (bed, proxy, operator, renewals, api)
@@ -355,7 +512,11 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
     let times = ["--lease-duration=100s", "--lease-renew-deadline=90s"];
     let (_bed, proxy, mut leader, renewals, api) = leading("late", &times).await;
-    let late = proxy.inject(renewals.clone(), Times::First(2), Fault::Late(Duration::from_millis(700)));
+    let late = proxy.inject(
+        renewals.clone(),
+        Times::First(2),
+        Fault::Late(Duration::from_millis(700)),
+    );
     late.wait_for_hits(2, SOON).await.unwrap();
     let after = proxy.inject(renewals, Times::Always, Fault::Delay(Duration::ZERO));
     after.wait_for_hits(6, SOON).await.unwrap();
@@ -367,9 +528,15 @@ async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
 #[case::sent_twice("twice", Fault::Repeat)]
 #[case::unanswered("unanswered", Fault::LoseAnswer(Lost::Cut))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(#[case] lease: &str, #[case] fault: Fault) {
+async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
+    #[case] lease: &str,
+    #[case] fault: Fault,
+) {
     const DEADLINE: Duration = Duration::from_secs(15);
-    let times = ["--lease-duration=20s".to_owned(), format!("--lease-renew-deadline={}s", DEADLINE.as_secs())];
+    let times = [
+        "--lease-duration=20s".to_owned(),
+        format!("--lease-renew-deadline={}s", DEADLINE.as_secs()),
+    ];
     let (_bed, proxy, mut leader, renewals, api) = leading(lease, &[&times[0], &times[1]]).await;
     let faults = proxy.inject(renewals, Times::Always, fault);
     faults.wait_for_hits(1, SOON).await.unwrap();
@@ -378,7 +545,9 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(#[case] lease
         leader.child().check_running()?;
         Ok((since.elapsed() > DEADLINE * 5 / 4).then_some(()))
     };
-    until("the renew deadline has passed", SOON, past).await.unwrap();
+    until("the renew deadline has passed", SOON, past)
+        .await
+        .unwrap();
     renewed(&api, lease, &mut leader).await;
 }
 
@@ -394,7 +563,12 @@ async fn a_leader_that_is_told_to_stop_hands_over() {
             scene.telling(life).await;
             leader.child().terminate().unwrap();
             let ended = leader.child().wait(SOON).await.unwrap();
-            assert_eq!(ended.code(), Some(0), "it ends well: {}", leader.child().log_tail());
+            assert_eq!(
+                ended.code(),
+                Some(0),
+                "it ends well: {}",
+                leader.child().log_tail()
+            );
             leads(&standby).await;
             scene.telling(life + 1).await;
             leader = standby;

@@ -27,7 +27,9 @@ fn entries(request: &Request) -> usize {
         return 0;
     }
     let body = request.json().unwrap();
-    body["entries"].as_array().map_or(usize::from(body.get("id").is_some()), Vec::len)
+    body["entries"]
+        .as_array()
+        .map_or(usize::from(body.get("id").is_some()), Vec::len)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,33 +55,62 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     stream::iter(0..FIELDS)
         .for_each_concurrent(16, async |field| {
             let target = format!("target-{}", field % TARGETS);
-            bed.track(&format!("field-{field}"), "Deployment", &target, "replicas", "hook").await;
+            bed.track(
+                &format!("field-{field}"),
+                "Deployment",
+                &target,
+                "replicas",
+                "hook",
+            )
+            .await;
         })
         .await;
     // Those that wait are at rest too.
-    bed.track("no-target", "Deployment", "nothing", "replicas", "hook").await;
-    bed.track("no-point", "Deployment", "target-0", "replicas", "nothing").await;
-    bed.track("stopped", "Deployment", "target-0", "replicas", "stopped").await;
+    bed.track("no-target", "Deployment", "nothing", "replicas", "hook")
+        .await;
+    bed.track("no-point", "Deployment", "target-0", "replicas", "nothing")
+        .await;
+    bed.track("stopped", "Deployment", "target-0", "replicas", "stopped")
+        .await;
 
     let mut settings = Settings::default();
-    for flag in ["--leader-elect", "--resync=15s", "--secret-reread=5s", "--stopped-retry=5s"] {
+    for flag in [
+        "--leader-elect",
+        "--resync=15s",
+        "--secret-reread=5s",
+        "--stopped-retry=5s",
+    ] {
         settings = settings.flag(flag);
     }
     let _operator = Operator::start(bed, settings).await;
     // Told first: to look at all statuses again and again would cost more than to write them.
-    let all = |requests: &[Arc<Request>]| requests.iter().map(|request| entries(request)).sum::<usize>() >= FIELDS;
+    let all = |requests: &[Arc<Request>]| {
+        requests
+            .iter()
+            .map(|request| entries(request))
+            .sum::<usize>()
+            >= FIELDS
+    };
     receiver.wait_for(SETTLED, all).await.unwrap();
     let settled = until("every status says so", SETTLED, async || {
-        let fields = bed.api::<TrackedField>().list(&ListParams::default()).await?.items;
+        let fields = bed
+            .api::<TrackedField>()
+            .list(&ListParams::default())
+            .await?
+            .items;
         let histories = fields.iter().map(|field| field.history().unwrap());
-        let told = histories.filter(|entries| matches!(&entries[..], [entry] if !entry.is_pending())).count();
+        let told = histories
+            .filter(|entries| matches!(&entries[..], [entry] if !entry.is_pending()))
+            .count();
         anyhow::ensure!(told == FIELDS, "{told} do");
         Ok(Some(()))
     });
     settled.await.unwrap();
-    for (name, reason) in
-        [("no-target", "TargetNotFound"), ("no-point", "ContactPointNotFound"), ("stopped", "ContactPointNotReady")]
-    {
+    for (name, reason) in [
+        ("no-target", "TargetNotFound"),
+        ("no-point", "ContactPointNotFound"),
+        ("stopped", "ContactPointNotReady"),
+    ] {
         bed.waiting(name, reason).await;
         bed.event(name, reason).await;
     }
@@ -89,15 +120,27 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     tokio::time::sleep(WINDOW).await;
     let requests = bed.plane.audit().requests(mark).await.unwrap();
     let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let (writes, reads): (Vec<_>, Vec<_>) =
-        requests.iter().map(|request| &request.subject).filter(|it| it.user == ours).partition(|it| it.is_write());
-    let (lease, others): (Vec<_>, Vec<_>) = writes.into_iter().partition(|it| it.resource == "leases");
+    let (writes, reads): (Vec<_>, Vec<_>) = requests
+        .iter()
+        .map(|request| &request.subject)
+        .filter(|it| it.user == ours)
+        .partition(|it| it.is_write());
+    let (lease, others): (Vec<_>, Vec<_>) =
+        writes.into_iter().partition(|it| it.resource == "leases");
     assert!(others.is_empty(), "{others:?}");
     // What was counted was alive: it renewed its lease, looked at every target, read its Secret, asked who had refused.
     assert!(lease.len() > 10, "{}", lease.len());
-    let of = |resource: &str| reads.iter().filter(|it| it.verb == "get" && it.resource == resource).count();
+    let of = |resource: &str| {
+        reads
+            .iter()
+            .filter(|it| it.verb == "get" && it.resource == resource)
+            .count()
+    };
     assert!(of("deployments") > FIELDS, "{}", of("deployments"));
     assert!(of("secrets") > 5, "{}", of("secrets"));
     let late = receiver.requests()[asked..].to_vec();
-    assert!(late.iter().all(|request| request.path == "/stopped") && late.len() > 3, "{late:?}");
+    assert!(
+        late.iter().all(|request| request.path == "/stopped") && late.len() > 3,
+        "{late:?}"
+    );
 }

@@ -18,20 +18,34 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
-    let scene = scene("hangs", &["web", "other"], &["--reconcile-timeout=2s", "--api-timeout=1h"]).await;
-    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name("web");
+    let scene = scene(
+        "hangs",
+        &["web", "other"],
+        &["--reconcile-timeout=2s", "--api-timeout=1h"],
+    )
+    .await;
+    let writes = Match::verb(Verb::Patch)
+        .resource("trackedfields")
+        .subresource("status")
+        .name("web");
     let hanging = scene.proxy.inject(writes, Times::Always, Fault::Hang);
     scene.bed.scale("web", 2).await;
     hanging.wait_for_hits(1, SOON).await.unwrap();
     scene.bed.scale("other", 2).await;
-    scene.bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     // Longer than a loop may be stuck: each pass is dropped before.
     for hits in 2..=4 {
         hanging.wait_for_hits(hits, SOON).await.unwrap();
         scene.assert_alive().await;
     }
     hanging.take_back();
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.assert_well_told();
 }
 
@@ -52,7 +66,10 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
     scene.assert_alive().await;
     hanging.take_back();
     for name in ["web", "other"] {
-        scene.bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        scene
+            .bed
+            .delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
     }
     scene.assert_well_told();
 }
@@ -61,14 +78,26 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
 async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
     let elect = "--leader-elect";
     let mut scene = scene("lease", &["web", "other"], &[elect]).await;
-    let blocked = scene.proxy.inject(Match::writes().resource("leases"), Times::Always, Fault::Hang);
+    let blocked = scene.proxy.inject(
+        Match::writes().resource("leases"),
+        Times::Always,
+        Fault::Hang,
+    );
     let ended = scene.operator.child().wait(SOON).await.unwrap();
-    assert_eq!(ended.code(), Some(1), "{}", scene.operator.child().log_tail());
+    assert_eq!(
+        ended.code(),
+        Some(1),
+        "{}",
+        scene.operator.child().log_tail()
+    );
     assert!(blocked.hits() > 0, "it ended for another reason");
     scene.bed.scale("web", 2).await;
     // This one reaches the apiserver itself.
     let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.assert_well_told();
 }
 
@@ -79,9 +108,18 @@ async fn watches_that_fall_silent_are_given_up() {
     let frozen = scene.proxy.freeze_running(Match::verb(Verb::Watch));
     scene.bed.scale("web", 2).await;
     scene.bed.deployment("new", 1).await;
-    scene.bed.track("new", "Deployment", "new", "replicas", "hook").await;
-    scene.bed.webhook("new", &format!("{}/new", scene.receiver.url())).await;
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .track("new", "Deployment", "new", "replicas", "hook")
+        .await;
+    scene
+        .bed
+        .webhook("new", &format!("{}/new", scene.receiver.url()))
+        .await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.bed.delivered("new", &[("Created", Some("1"))]).await;
     scene.bed.ready("new").await;
     assert!(frozen.hits() > 0, "they were never silent");
@@ -93,13 +131,32 @@ async fn what_a_watch_never_shows_is_found_in_time() {
     let scene = scene("hidden", &["web", "other"], &["--resync=3s"]).await;
     let watches = Match::watch("deployments");
     let begun = scene.proxy.count(&watches);
-    let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");
+    let hidden = scene
+        .proxy
+        .hide(watches.clone(), |event| event.kind != "BOOKMARK");
     scene.bed.scale("web", 2).await;
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.bed.delete::<Deployment>("web").await;
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2")), ("Deleted", None)]).await;
+    scene
+        .bed
+        .delivered(
+            "web",
+            &[
+                ("Created", Some("1")),
+                ("Updated", Some("2")),
+                ("Deleted", None),
+            ],
+        )
+        .await;
     hidden.wait_for_hits(2, SOON).await.unwrap();
-    assert_eq!((hidden.hits(), scene.proxy.count(&watches)), (2, begun), "no watch and no list told of it");
+    assert_eq!(
+        (hidden.hits(), scene.proxy.count(&watches)),
+        (2, begun),
+        "no watch and no list told of it"
+    );
     scene.assert_well_told();
 }
 
@@ -107,8 +164,12 @@ async fn what_a_watch_never_shows_is_found_in_time() {
 async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
     let scene = scene("gone", &["web", "other"], &[]).await;
     let watches = Match::verb(Verb::Watch);
-    let gone = scene.proxy.inject(watches.clone(), Times::First(9), Fault::Gone);
-    let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");
+    let gone = scene
+        .proxy
+        .inject(watches.clone(), Times::First(9), Fault::Gone);
+    let hidden = scene
+        .proxy
+        .hide(watches.clone(), |event| event.kind != "BOOKMARK");
     for replicas in [2, 3] {
         scene.bed.scale("web", replicas).await;
     }
@@ -116,7 +177,13 @@ async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
     hidden.take_back();
     scene.proxy.end_watches(&watches, Ending::Gone);
     gone.wait_for_hits(9, Duration::from_mins(1)).await.unwrap();
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
-    scene.bed.delivered("other", &[("Created", Some("1"))]).await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))])
+        .await;
+    scene
+        .bed
+        .delivered("other", &[("Created", Some("1"))])
+        .await;
     scene.assert_well_told();
 }

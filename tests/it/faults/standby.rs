@@ -35,11 +35,19 @@ impl Pair {
         let ledger = Ledger::open(&bed);
         let leader = Operator::start(&bed, candidate(0)).await;
         leads(&leader).await;
-        bed.track("web", "Deployment", "web", "replicas", "hook").await;
+        bed.track("web", "Deployment", "web", "replicas", "hook")
+            .await;
         bed.delivered("web", &[("Created", Some("1"))]).await;
         let (proxy, file) = bed.through_proxy().await;
         let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
-        let pair = Self { receiver, ledger, leader, standby, proxy, bed };
+        let pair = Self {
+            receiver,
+            ledger,
+            leader,
+            standby,
+            proxy,
+            bed,
+        };
         pair.standby_listed(1).await;
         pair
     }
@@ -47,18 +55,22 @@ impl Pair {
     /// Waits until the standby has listed the Deployments `times` times.
     async fn standby_listed(&self, times: usize) {
         let listed = |line: &&str| line.contains("\"listed\"") && line.contains("deployments");
-        until(format!("the standby has listed {times} times"), SOON, async || {
-            Ok((self.standby.logs().lines().filter(listed).count() >= times).then_some(()))
-        })
+        until(
+            format!("the standby has listed {times} times"),
+            SOON,
+            async || {
+                Ok((self.standby.logs().lines().filter(listed).count() >= times).then_some(()))
+            },
+        )
         .await
         .unwrap();
     }
 
     /// Returns how often the standby requested a list of Deployments, and a single one.
     fn asked(&self) -> (usize, usize) {
-        let listed = Match::any()
-            .resource("deployments")
-            .and(|request| request.verb == Verb::List || request.query.contains("sendInitialEvents=true"));
+        let listed = Match::any().resource("deployments").and(|request| {
+            request.verb == Verb::List || request.query.contains("sendInitialEvents=true")
+        });
         let read = Match::verb(Verb::Get).resource("deployments");
         (self.proxy.count(&listed), self.proxy.count(&read))
     }
@@ -97,7 +109,9 @@ async fn new_leader_lists_once_whatever_is_tracked() {
     let fields: Vec<String> = (0..20).map(|field| format!("field-{field}")).collect();
     for field in &fields {
         pair.bed.deployment(field, 1).await;
-        pair.bed.track(field, "Deployment", field, "replicas", "hook").await;
+        pair.bed
+            .track(field, "Deployment", field, "replicas", "hook")
+            .await;
         pair.bed.delivered(field, &[("Created", Some("1"))]).await;
     }
     assert_eq!(pair.asked(), (1, 0));
@@ -107,7 +121,9 @@ async fn new_leader_lists_once_whatever_is_tracked() {
     }
     leads(&pair.standby).await;
     for field in &fields {
-        pair.bed.delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+        pair.bed
+            .delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))])
+            .await;
     }
     assert_eq!(pair.asked(), (2, 0));
     pair.assert_well_told();
@@ -139,24 +155,39 @@ async fn newest_value_is_recorded_again_when_the_history_lost_it() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook")
+        .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
     bed.scale("web", 2).await;
     let expected = [("Created", Some("1")), ("Updated", Some("2"))];
     let before = bed.delivered("web", &expected).await;
     let lost = Patch::Merge(json!({ "status": &before[..1] }));
-    bed.api::<TrackedField>().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
-    until("the value is recorded once more, and told", SOON, async || {
-        let history = bed.history("web").await;
-        let again = history.last().is_some_and(|last| last.id != before[1].id && !last.is_pending());
-        Ok((history.len() == 2 && again).then_some(()))
-    })
+    bed.api::<TrackedField>()
+        .patch_status("web", &PatchParams::default(), &lost)
+        .await
+        .unwrap();
+    until(
+        "the value is recorded once more, and told",
+        SOON,
+        async || {
+            let history = bed.history("web").await;
+            let again = history
+                .last()
+                .is_some_and(|last| last.id != before[1].id && !last.is_pending());
+            Ok((history.len() == 2 && again).then_some(()))
+        },
+    )
     .await
     .unwrap();
     bed.delivered("web", &expected).await;
     let told = told(&receiver);
-    assert_eq!(told.iter().map(|request| request.entries.len()).sum::<usize>(), 3);
+    assert_eq!(
+        told.iter()
+            .map(|request| request.entries.len())
+            .sum::<usize>(),
+        3
+    );
     assert_no_repeats(&told);
 }
 
@@ -175,8 +206,12 @@ async fn new_leader_never_records_a_past_that_it_is_shown() {
             "annotations": { "k8s.io/initial-events-end": "true" },
         },
     });
-    let events = [json!({ "type": "ADDED", "object": past }), json!({ "type": "BOOKMARK", "object": end })];
-    let streamed = Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
+    let events = [
+        json!({ "type": "ADDED", "object": past }),
+        json!({ "type": "BOOKMARK", "object": end }),
+    ];
+    let streamed =
+        Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
     let lagging = Fault::Say(events.map(|event| format!("{event}\n")).concat());
     let lagging = pair.proxy.inject(streamed, Times::First(1), lagging);
     // Events after that list are late, too.

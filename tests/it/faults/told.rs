@@ -41,7 +41,11 @@ pub fn told(receiver: &Receiver) -> Vec<Told> {
         let entries: Vec<Entry> = match body["entries"].as_array() {
             Some(entries) => {
                 let ids: Vec<_> = entries.iter().map(|entry| entry["id"].clone()).collect();
-                assert_eq!(body["ids"], Value::Array(ids), "a digest lists the ids of its entries");
+                assert_eq!(
+                    body["ids"],
+                    Value::Array(ids),
+                    "a digest lists the ids of its entries"
+                );
                 entries.iter().map(Entry::read).collect()
             }
             None if body.get("id").is_some() => vec![Entry::read(&body)],

@@ -16,7 +16,10 @@ impl Scene {
     /// Ends the watch of the Deployments and waits until there is a new one.
     async fn end(&self, ending: Ending) {
         self.watches().await;
-        assert_eq!(self.proxy.end_watches(&Match::watch("deployments"), ending), 1);
+        assert_eq!(
+            self.proxy.end_watches(&Match::watch("deployments"), ending),
+            1
+        );
         self.watches().await;
     }
 
@@ -39,14 +42,32 @@ async fn one_that_resumes_misses_nothing() {
         }
     };
     let cuts = async {
-        for ending in [Ending::Clean, Ending::MidEvent].into_iter().cycle().take(10) {
+        for ending in [Ending::Clean, Ending::MidEvent]
+            .into_iter()
+            .cycle()
+            .take(10)
+        {
             scene.end(ending).await;
         }
     };
     tokio::join!(writes, cuts);
-    expected.extend((2..=3).cycle().take(300).map(|replicas| replicas.to_string()));
-    caught_up(&scene.bed, &scene.ledger, &scene.receiver, &HashMap::from([("web".into(), "3".into())])).await;
-    let values: Vec<_> = scene.ledger.fields()["web"].iter().filter_map(|entry| entry.value.clone()).collect();
+    expected.extend(
+        (2..=3)
+            .cycle()
+            .take(300)
+            .map(|replicas| replicas.to_string()),
+    );
+    caught_up(
+        &scene.bed,
+        &scene.ledger,
+        &scene.receiver,
+        &HashMap::from([("web".into(), "3".into())]),
+    )
+    .await;
+    let values: Vec<_> = scene.ledger.fields()["web"]
+        .iter()
+        .filter_map(|entry| entry.value.clone())
+        .collect();
     assert_eq!(values, expected, "every change is an entry");
     scene.assert_well_told();
 }
@@ -58,7 +79,9 @@ async fn after_a_gap_there_is_one_entry_for_the_net_change() {
     let mut expected = vec![("Created", Some("1"))];
     // A -> B -> C, B never seen; then a change there and back; then deleted and made again; then deleted.
     for step in ["net", "back", "anew", "gone"] {
-        let hidden = scene.proxy.hide(Match::watch("deployments"), |event| event.kind != "BOOKMARK");
+        let hidden = scene.proxy.hide(Match::watch("deployments"), |event| {
+            event.kind != "BOOKMARK"
+        });
         match step {
             "net" => {
                 bed.scale("web", 2).await;
@@ -117,21 +140,34 @@ async fn a_read_that_the_watch_has_overtaken_ends_nothing() {
             }
         }
     });
-    scene.proxy.inject(Match::verb(Verb::Get).resource("deployments").name("late"), Times::First(1), late);
-    bed.track("late", "Deployment", "late", "replicas", "hook").await;
-    timeout(SOON, asked.notified()).await.expect("what is followed from the middle of a watch is read");
+    scene.proxy.inject(
+        Match::verb(Verb::Get).resource("deployments").name("late"),
+        Times::First(1),
+        late,
+    );
+    bed.track("late", "Deployment", "late", "replicas", "hook")
+        .await;
+    timeout(SOON, asked.notified())
+        .await
+        .expect("what is followed from the middle of a watch is read");
     bed.deployment("late", 1).await;
     // A marker: what the watch showed before was taken in.
     bed.scale("web", 2).await;
-    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     shown.notify_one();
     until("it is read once more", SOON, async || {
-        Ok((scene.proxy.count(&Match::verb(Verb::Get).resource("deployments").name("late")) == 2).then_some(()))
+        Ok((scene
+            .proxy
+            .count(&Match::verb(Verb::Get).resource("deployments").name("late"))
+            == 2)
+            .then_some(()))
     })
     .await
     .unwrap();
     bed.scale("late", 2).await;
-    bed.delivered("late", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.delivered("late", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.assert_well_told();
 }
 
@@ -141,7 +177,9 @@ async fn what_is_ours_is_listed_as_it_is_now() {
     let scene = scene("newest", &["web"], &[]).await;
     let asked = |resource: &'static str| {
         let seen = scene.proxy.requests();
-        let of = move |seen: &Arc<Seen>| seen.request.resource == resource && seen.request.name.is_none();
+        let of = move |seen: &Arc<Seen>| {
+            seen.request.resource == resource && seen.request.name.is_none()
+        };
         seen.iter()
             .filter(|seen| of(seen))
             .map(|seen| (seen.request.verb, seen.request.query.clone()))
@@ -150,19 +188,34 @@ async fn what_is_ours_is_listed_as_it_is_now() {
     for resource in ["contactpoints", "trackedfields"] {
         // Once for the start, and once more after the watch was cut.
         for lists in 1..=2 {
-            let listed = until(format!("{resource} are listed {lists} times, then watched"), SOON, async || {
-                let asked = asked(resource);
-                let all = asked.iter().filter(|(verb, _)| *verb == Verb::List).count();
-                Ok((all == lists && scene.proxy.running_watches(&Match::watch(resource)) == 1).then_some(asked))
-            });
+            let listed = until(
+                format!("{resource} are listed {lists} times, then watched"),
+                SOON,
+                async || {
+                    let asked = asked(resource);
+                    let all = asked.iter().filter(|(verb, _)| *verb == Verb::List).count();
+                    Ok(
+                        (all == lists && scene.proxy.running_watches(&Match::watch(resource)) == 1)
+                            .then_some(asked),
+                    )
+                },
+            );
             for (verb, query) in listed.await.unwrap() {
                 let newest = verb != Verb::List || !query.contains("resourceVersion");
-                assert!(newest && !query.contains("sendInitialEvents"), "{verb:?} {resource}?{query}");
+                assert!(
+                    newest && !query.contains("sendInitialEvents"),
+                    "{verb:?} {resource}?{query}"
+                );
             }
-            scene.proxy.end_watches(&Match::watch(resource), Ending::Gone);
+            scene
+                .proxy
+                .end_watches(&Match::watch(resource), Ending::Gone);
         }
     }
     scene.bed.scale("web", 2).await;
-    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene
+        .bed
+        .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
     scene.assert_well_told();
 }

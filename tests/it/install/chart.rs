@@ -13,8 +13,12 @@ use crate::support::tool;
 pub const CHART: &str = "charts/quartermaster";
 
 /// Labels that Helm's users expect, and that nobody else sets.
-const HELMS_OWN: [&str; 4] =
-    ["app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"];
+const HELMS_OWN: [&str; 4] = [
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+    "helm.sh/chart",
+];
 
 /// helm, built if it is not there.
 pub async fn helm() -> &'static str {
@@ -24,7 +28,14 @@ pub async fn helm() -> &'static str {
 /// Whether helm does it, and what it says.
 pub async fn template(values: &[&str]) -> (bool, String) {
     let fixed = ["template", "quartermaster", CHART, "--namespace", SYSTEM];
-    told(&tree_command(helm().await).args(fixed).args(values).output().await.unwrap())
+    told(
+        &tree_command(helm().await)
+            .args(fixed)
+            .args(values)
+            .output()
+            .await
+            .unwrap(),
+    )
 }
 
 /// The objects with these values.
@@ -40,8 +51,12 @@ fn plain(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(plain),
         Value::Object(fields) => {
             for field in ["labels", "matchLabels", "selector", "annotations"] {
-                let Some(labels) = fields.get_mut(field).and_then(Value::as_object_mut) else { continue };
-                labels.retain(|key, _| !HELMS_OWN.contains(&key.as_str()) && key != "helm.sh/resource-policy");
+                let Some(labels) = fields.get_mut(field).and_then(Value::as_object_mut) else {
+                    continue;
+                };
+                labels.retain(|key, _| {
+                    !HELMS_OWN.contains(&key.as_str()) && key != "helm.sh/resource-policy"
+                });
                 if labels.is_empty() {
                     fields.remove(field);
                 }
@@ -64,7 +79,10 @@ async fn with_default_values_it_is_config_default() {
     let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
     // helm makes it by itself: --create-namespace.
     assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
-    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    assert_eq!(
+        ours.keys().collect::<Vec<_>>(),
+        theirs.keys().collect::<Vec<_>>()
+    );
     for (name, object) in &ours {
         assert_eq!(object, &theirs[name], "{name}");
     }
@@ -72,14 +90,22 @@ async fn with_default_values_it_is_config_default() {
 
 #[tokio::test]
 async fn it_is_without_a_fault() {
-    let (done, said) = told(&tree_command(helm().await).args(["lint", "--strict", CHART]).output().await.unwrap());
+    let (done, said) = told(
+        &tree_command(helm().await)
+            .args(["lint", "--strict", CHART])
+            .output()
+            .await
+            .unwrap(),
+    );
     assert!(done, "{said}");
 }
 
 /// What an apiserver makes of it: nothing is refused, and no field is unknown.
 #[tokio::test]
 async fn an_apiserver_takes_it_with_any_values() {
-    let Bed { plane, namespace, .. } = Bed::shared("chart").await;
+    let Bed {
+        plane, namespace, ..
+    } = Bed::shared("chart").await;
     let everything = format!(
         "fullnameOverride=other,replicas=3,image.repository=r.example.com/q,image.digest=sha256:{},priorityClassName=high,\
          image.pullSecrets[0].name=pull,nodeSelector.disk=ssd,tolerations[0].operator=Exists,podLabels.a=b,podAnnotations.c=d,\
@@ -98,17 +124,46 @@ async fn an_apiserver_takes_it_with_any_values() {
     let some = format!("watchNamespaces={{{namespace}}},controllers={{*,-myingress}},replicas=1");
     let long = "release-with-a-quartermaster"; // 28
     let odd = "rbac.tracked=null,podLabels.control-plane=mine";
-    for (release, values) in
-        [(long, "replicas=2"), ("dry", &*everything), ("dry", nothing), ("dry", &some), ("dry", odd)]
-    {
-        let fixed = ["template", release, CHART, "--namespace", &namespace, "--set", values];
-        let output = tree_command(helm().await).args(fixed).output().await.unwrap();
+    for (release, values) in [
+        (long, "replicas=2"),
+        ("dry", &*everything),
+        ("dry", nothing),
+        ("dry", &some),
+        ("dry", odd),
+    ] {
+        let fixed = [
+            "template",
+            release,
+            CHART,
+            "--namespace",
+            &namespace,
+            "--set",
+            values,
+        ];
+        let output = tree_command(helm().await)
+            .args(fixed)
+            .output()
+            .await
+            .unwrap();
         let (done, manifests) = told(&output);
         assert!(done, "{manifests}");
-        let dry = ["create", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-"];
+        let dry = [
+            "create",
+            "--dry-run=server",
+            "--validate=strict",
+            "-o",
+            "name",
+            "-f",
+            "-",
+        ];
         // What is there already, of the test's own install, is applied over.
-        let crds = manifests.split("---\n").filter(|it| !it.contains("kind: CustomResourceDefinition"));
-        let said = plane.run_kubectl(&dry, &crds.collect::<Vec<_>>().join("---\n")).await.unwrap();
+        let crds = manifests
+            .split("---\n")
+            .filter(|it| !it.contains("kind: CustomResourceDefinition"));
+        let said = plane
+            .run_kubectl(&dry, &crds.collect::<Vec<_>>().join("---\n"))
+            .await
+            .unwrap();
         assert!(said.contains("deployment.apps/"), "{said}");
     }
 }
@@ -117,12 +172,21 @@ async fn an_apiserver_takes_it_with_any_values() {
 async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
     let from = async |value: &str| {
         let made = made(&["--set", value]).await;
-        let (_, policy) = made.iter().find(|(name, _)| name.contains(" NetworkPolicy ")).unwrap();
+        let (_, policy) = made
+            .iter()
+            .find(|(name, _)| name.contains(" NetworkPolicy "))
+            .unwrap();
         policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"].clone()
     };
-    assert_eq!(from("replicas=2").await, json!({ "matchLabels": { "metrics": "enabled" } }));
+    assert_eq!(
+        from("replicas=2").await,
+        json!({ "matchLabels": { "metrics": "enabled" } })
+    );
     let own = "networkPolicy.metricsFrom.matchLabels.team=monitoring";
-    assert_eq!(from(own).await, json!({ "matchLabels": { "team": "monitoring" } }));
+    assert_eq!(
+        from(own).await,
+        json!({ "matchLabels": { "team": "monitoring" } })
+    );
 }
 
 /// Where no Lease says that the operator runs, its silence is no reason to give up.
@@ -130,24 +194,42 @@ async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
 async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
     let waits = async |values: &str| {
         let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
-        let (_, job) = made.iter().find(|(name, _)| name.contains(" Job ")).unwrap();
-        let args = job["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let (_, job) = made
+            .iter()
+            .find(|(name, _)| name.contains(" Job "))
+            .unwrap();
+        let args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+            .as_array()
+            .unwrap()
+            .clone();
         args.contains(&"--stalled-after=4m".into())
     };
     assert!(!waits("").await);
-    assert!(!waits(",rbac.create=false").await, "it reads the Lease by a Role of its own");
+    assert!(
+        !waits(",rbac.create=false").await,
+        "it reads the Lease by a Role of its own"
+    );
     assert!(waits(",replicas=1,leaderElection.enabled=false").await);
 }
 
 /// The Job that uninstalls reads the Lease that the operator holds, and can do no more with it.
 #[tokio::test]
 async fn its_uninstall_reads_the_lease() {
-    for (values, name) in [("", "quartermaster"), (",leaderElection.id=mine,rbac.create=false", "mine")] {
+    for (values, name) in [
+        ("", "quartermaster"),
+        (",leaderElection.id=mine,rbac.create=false", "mine"),
+    ] {
         let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
-        let named = |kind: &str| format!("rbac.authorization.k8s.io/v1 {kind} {SYSTEM}/quartermaster-uninstall");
+        let named = |kind: &str| {
+            format!("rbac.authorization.k8s.io/v1 {kind} {SYSTEM}/quartermaster-uninstall")
+        };
         let read = json!([{ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get"] }]);
         assert_eq!(made[&named("Role")]["rules"], read, "{values}");
-        assert_eq!(made[&named("RoleBinding")]["roleRef"]["name"], "quartermaster-uninstall", "{values}");
+        assert_eq!(
+            made[&named("RoleBinding")]["roleRef"]["name"],
+            "quartermaster-uninstall",
+            "{values}"
+        );
     }
 }
 
@@ -155,44 +237,91 @@ async fn its_uninstall_reads_the_lease() {
 #[tokio::test]
 async fn its_last_words_fit_what_was_installed() {
     let notes_in = async |namespace: &str, values: &str| {
-        let fixed = ["install", "quartermaster", CHART, "-n", namespace, "--dry-run=client", "--set", values];
-        let (done, said) = told(&tree_command(helm().await).args(fixed).output().await.unwrap());
+        let fixed = [
+            "install",
+            "quartermaster",
+            CHART,
+            "-n",
+            namespace,
+            "--dry-run=client",
+            "--set",
+            values,
+        ];
+        let (done, said) = told(
+            &tree_command(helm().await)
+                .args(fixed)
+                .output()
+                .await
+                .unwrap(),
+        );
         assert!(done, "{said}");
         said.split_once("\nNOTES:\n").unwrap().1.to_owned()
     };
     let notes = async |values: &str| notes_in(SYSTEM, values).await;
-    let (example, metrics) = ("kubectl apply -f example/", "--clusterrole=quartermaster-metrics-reader");
+    let (example, metrics) = (
+        "kubectl apply -f example/",
+        "--clusterrole=quartermaster-metrics-reader",
+    );
     let label = "kubectl label namespace NAMESPACE metrics=enabled";
     let plain = notes("replicas=2").await;
-    for words in [example, metrics, label, "kubectl get quartermaster -A", "quartermaster uninstall --purge"] {
+    for words in [
+        example,
+        metrics,
+        label,
+        "kubectl get quartermaster -A",
+        "quartermaster uninstall --purge",
+    ] {
         assert!(plain.contains(words), "{words}: {plain}");
     }
     // The examples are elsewhere, and others' objects are not its own.
     let some = notes("watchNamespaces={a,b}").await;
-    for words in ["kubectl get quartermaster -n b\n", "quartermaster uninstall -n a\n  quartermaster uninstall -n b\n"]
-    {
+    for words in [
+        "kubectl get quartermaster -n b\n",
+        "quartermaster uninstall -n a\n  quartermaster uninstall -n b\n",
+    ] {
         assert!(some.contains(words), "{words}: {some}");
     }
     // Its Lease is where it is, by its name, or `uninstall` would not find that it runs.
     let lease = "--operator-namespace=ops --leader-election-id=mine";
     for (values, words) in [
-        ("watchNamespaces={a}", format!("quartermaster uninstall -n a {lease}\n")),
-        ("replicas=2", format!("quartermaster uninstall --purge {lease}\n")),
+        (
+            "watchNamespaces={a}",
+            format!("quartermaster uninstall -n a {lease}\n"),
+        ),
+        (
+            "replicas=2",
+            format!("quartermaster uninstall --purge {lease}\n"),
+        ),
         // Whoever has the CRDs may have them for more than this one.
-        ("crds.install=false", format!("quartermaster uninstall {lease}\n")),
+        (
+            "crds.install=false",
+            format!("quartermaster uninstall {lease}\n"),
+        ),
     ] {
         let said = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
         assert!(said.contains(&words), "{words}: {said}");
     }
-    assert!(!some.contains(example) && !some.contains("--purge"), "{some}");
-    for open in ["metrics.secure=false", "metrics.enabled=false", "rbac.create=false"] {
+    assert!(
+        !some.contains(example) && !some.contains("--purge"),
+        "{some}"
+    );
+    for open in [
+        "metrics.secure=false",
+        "metrics.enabled=false",
+        "rbac.create=false",
+    ] {
         assert!(!notes(open).await.contains(metrics), "{open}");
     }
     assert!(!notes("networkPolicy.enabled=false").await.contains(label));
     let gone = "deletes every object of its kinds in every namespace, and then the CRDs";
     assert!(notes("crds.keep=false").await.contains(&format!("{gone}.")));
     let some = notes("crds.keep=false,watchNamespaces={a}").await;
-    assert!(some.contains(&format!("{gone}: all that\nother releases look after goes, too")), "{some}");
+    assert!(
+        some.contains(&format!(
+            "{gone}: all that\nother releases look after goes, too"
+        )),
+        "{some}"
+    );
 }
 
 #[tokio::test]
@@ -209,8 +338,17 @@ async fn its_monitor_finds_its_service() {
         ),
         (",metrics.secure=false", "http", Value::Null),
     ] {
-        let made = made(&["--set", &format!("metrics.serviceMonitor.enabled=true{values}")]).await;
-        let one = |kind: &str| made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).unwrap().1;
+        let made = made(&[
+            "--set",
+            &format!("metrics.serviceMonitor.enabled=true{values}"),
+        ])
+        .await;
+        let one = |kind: &str| {
+            made.iter()
+                .find(|(name, _)| name.contains(&format!(" {kind} ")))
+                .unwrap()
+                .1
+        };
         let service = one("Service");
         assert_eq!(service["spec"]["ports"][0]["name"], scheme);
         let monitor = &one("ServiceMonitor")["spec"];
@@ -218,7 +356,10 @@ async fn its_monitor_finds_its_service() {
             assert_eq!(&service["metadata"]["labels"][key], value, "{key}");
         }
         let endpoint = &monitor["endpoints"][0];
-        assert_eq!((endpoint["port"].as_str(), &endpoint["tlsConfig"]), (Some(scheme), &tls));
+        assert_eq!(
+            (endpoint["port"].as_str(), &endpoint["tlsConfig"]),
+            (Some(scheme), &tls)
+        );
         assert_eq!(endpoint["scheme"].as_str().unwrap_or("http"), scheme);
         assert_eq!(endpoint["bearerTokenFile"].is_string(), scheme == "https");
     }
@@ -226,42 +367,88 @@ async fn its_monitor_finds_its_service() {
 
 #[tokio::test]
 async fn its_certificate_is_mounted_where_it_is_looked_for() {
-    let deployment = &made(&["--set", "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v"])
-        .await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let deployment = &made(&[
+        "--set",
+        "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v",
+    ])
+    .await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let pod = &deployment["spec"]["template"]["spec"];
     let (volumes, container) = (pod["volumes"].as_array().unwrap(), &pod["containers"][0]);
-    assert_eq!(volumes[0], json!({ "name": "metrics-certs", "secret": { "secretName": "mine" } }));
+    assert_eq!(
+        volumes[0],
+        json!({ "name": "metrics-certs", "secret": { "secretName": "mine" } })
+    );
     let mounts = container["volumeMounts"].as_array().unwrap();
     let path = mounts[0]["mountPath"].as_str().unwrap();
-    assert!(container["args"].as_array().unwrap().contains(&format!("--metrics-cert-path={path}").into()));
-    assert_eq!((volumes.len(), mounts.len(), &mounts[0]["name"]), (2, 2, &volumes[0]["name"]));
+    assert!(
+        container["args"]
+            .as_array()
+            .unwrap()
+            .contains(&format!("--metrics-cert-path={path}").into())
+    );
+    assert_eq!(
+        (volumes.len(), mounts.len(), &mounts[0]["name"]),
+        (2, 2, &volumes[0]["name"])
+    );
 }
 
 #[tokio::test]
 async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
     let made = async |values: &str| {
-        let fixed = ["template", "other", CHART, "--namespace", "ops", "--set", values];
-        let (done, said) = told(&tree_command(helm().await).args(fixed).output().await.unwrap());
+        let fixed = [
+            "template",
+            "other",
+            CHART,
+            "--namespace",
+            "ops",
+            "--set",
+            values,
+        ];
+        let (done, said) = told(
+            &tree_command(helm().await)
+                .args(fixed)
+                .output()
+                .await
+                .unwrap(),
+        );
         assert!(done, "{said}");
         objects(&said)
     };
     let one = |made: &BTreeMap<String, Value>, kind: &str| {
-        made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).map(|(_, object)| object.clone())
+        made.iter()
+            .find(|(name, _)| name.contains(&format!(" {kind} ")))
+            .map(|(_, object)| object.clone())
     };
-    assert_eq!(one(&made("replicas=2").await, "PrometheusRule"), None, "it needs the Prometheus operator");
-    let values = "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
+    assert_eq!(
+        one(&made("replicas=2").await, "PrometheusRule"),
+        None,
+        "it needs the Prometheus operator"
+    );
+    let values =
+        "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
     let plain = made(values).await;
-    let (rules, service) = (one(&plain, "PrometheusRule").unwrap(), one(&plain, "Service").unwrap());
+    let (rules, service) = (
+        one(&plain, "PrometheusRule").unwrap(),
+        one(&plain, "Service").unwrap(),
+    );
     assert_eq!(rules["metadata"]["labels"]["release"], "prometheus");
     assert_alerts_are_of_the_job_of(&rules, &service);
-    let page = |rules: &Value| rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone();
+    let page = |rules: &Value| {
+        rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone()
+    };
     let pages = rules.to_string().matches("runbook_url").count();
     assert_eq!(pages, 0, "nobody knows where they are");
-    let elsewhere = format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
+    let elsewhere =
+        format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
     let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
-    assert_eq!(page(&rules), "https://docs.example.com/runbooks/QuartermasterDown.md");
+    assert_eq!(
+        page(&rules),
+        "https://docs.example.com/runbooks/QuartermasterDown.md"
+    );
     // What Prometheus fills in is left to it.
-    let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"].as_str().unwrap();
+    let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
+        .as_str()
+        .unwrap();
     assert!(words.contains("{{ $labels.controller }}"), "{words}");
 }
 
@@ -270,7 +457,9 @@ async fn its_dashboard_is_the_one_of_the_tree() {
     let made = made(&["--set", "metrics.dashboard.enabled=true"]).await;
     let dashboard = &made[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
-    let shown: Value = serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();
-    let ours = std::fs::read_to_string(Path::new(ROOT).join("config/grafana/quartermaster.json")).unwrap();
+    let shown: Value =
+        serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();
+    let ours =
+        std::fs::read_to_string(Path::new(ROOT).join("config/grafana/quartermaster.json")).unwrap();
     assert_eq!(shown, serde_json::from_str::<Value>(&ours).unwrap());
 }

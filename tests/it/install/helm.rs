@@ -23,9 +23,20 @@ pub struct Site {
 
 impl Site {
     pub async fn new() -> Self {
-        let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
-        let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
-        Self { bed, telegram: bot_api(), aws: Aws::start().await.unwrap(), home: Folder::new().unwrap() }
+        let plane = Plane::Own(Arc::new(
+            ControlPlane::start(Options::default()).await.unwrap(),
+        ));
+        let bed = Bed {
+            client: plane.client().await.unwrap(),
+            plane,
+            namespace: "default".into(),
+        };
+        Self {
+            bed,
+            telegram: bot_api(),
+            aws: Aws::start().await.unwrap(),
+            home: Folder::new().unwrap(),
+        }
     }
 
     pub async fn kubectl(&self, arguments: &[&str]) -> String {
@@ -45,9 +56,14 @@ impl Site {
 
     /// The values that lead to the world outside of the cluster.
     pub fn outside(&self) -> String {
-        let telegram = ("QUARTERMASTER_TELEGRAM_API_URL".to_owned(), self.telegram.url());
+        let telegram = (
+            "QUARTERMASTER_TELEGRAM_API_URL".to_owned(),
+            self.telegram.url(),
+        );
         let values = [telegram].into_iter().chain(self.aws.env()).enumerate();
-        let value = |(at, (name, value))| format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}");
+        let value = |(at, (name, value))| {
+            format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}")
+        };
         values.map(value).collect::<Vec<_>>().join(",")
     }
 }
@@ -58,7 +74,9 @@ async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bo
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, home.path());
     }
-    command.env("KUBECONFIG", plane.admin_kubeconfig()).args(arguments);
+    command
+        .env("KUBECONFIG", plane.admin_kubeconfig())
+        .args(arguments);
     told(&command.output().await.unwrap())
 }
 
@@ -78,14 +96,43 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     bed.apply(include_str!("../crds/original.yaml")).await;
     let theirs = r#"{"apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": {"name": "theirs"}, "spec":
         {"type": "Telegram", "apiToken": {"secretName": "no", "key": "no"}, "telegramSpec": {"chatId": 1}}}"#;
-    bed.plane.run_kubectl(&["apply", "-f", "-"], theirs).await.unwrap();
+    bed.plane
+        .run_kubectl(&["apply", "-f", "-"], theirs)
+        .await
+        .unwrap();
     let values = site.outside();
-    let install = ["install", "quartermaster", CHART, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
+    let install = [
+        "install",
+        "quartermaster",
+        CHART,
+        "-n",
+        SYSTEM,
+        "--create-namespace",
+        "--set-string",
+        &values,
+    ];
     let (came, said) = site.helm(&install).await;
-    assert!(!came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"), "{said}");
-    let said =
-        done(&[&install[..], &["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"]].concat()).await;
-    assert!(said.contains("STATUS: deployed") && said.contains("rollout status deployment/"), "{said}");
+    assert!(
+        !came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
+        "{said}"
+    );
+    let said = done(
+        &[
+            &install[..],
+            &[
+                "--take-ownership",
+                "--force-conflicts",
+                "--set",
+                "crds.takeOver=true",
+            ],
+        ]
+        .concat(),
+    )
+    .await;
+    assert!(
+        said.contains("STATUS: deployed") && said.contains("rollout status deployment/"),
+        "{said}"
+    );
     assert_eq!(crds().await, registry::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
@@ -95,14 +142,35 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
 
     // Up, and back.
     let installed = args().await;
-    let said =
-        done(&["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "clusterName=prod"]).await;
+    let said = done(&[
+        "upgrade",
+        "quartermaster",
+        CHART,
+        "-n",
+        SYSTEM,
+        "--reuse-values",
+        "--set",
+        "clusterName=prod",
+    ])
+    .await;
     assert!(said.contains("STATUS: deployed"), "{said}");
     assert!(args().await.contains("--cluster-name=prod"));
     // By another name it is the same release still.
-    let renamed = ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "fullnameOverride=qm"];
+    let renamed = [
+        "upgrade",
+        "quartermaster",
+        CHART,
+        "-n",
+        SYSTEM,
+        "--reuse-values",
+        "--set",
+        "fullnameOverride=qm",
+    ];
     let said = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
-    assert!(said.contains("name: qm-controller-manager\n") && !said.contains("not alone"), "{said}");
+    assert!(
+        said.contains("name: qm-controller-manager\n") && !said.contains("not alone"),
+        "{said}"
+    );
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
     assert_eq!(args().await, installed);
@@ -114,42 +182,95 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     // Away: what people made stays, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
-    assert_eq!(before.lines().count(), registry::KINDS.len() + 1, "{before}");
+    assert_eq!(
+        before.lines().count(),
+        registry::KINDS.len() + 1,
+        "{before}"
+    );
     // Its rights go while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
     drop(operators);
-    assert_eq!((crds().await, kubectl(&["get", kinds, "-A", "-o", "name"]).await), (registry::KINDS.len(), before));
+    assert_eq!(
+        (
+            crds().await,
+            kubectl(&["get", kinds, "-A", "-o", "name"]).await
+        ),
+        (registry::KINDS.len(), before)
+    );
     let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = kubectl(&["get", names, "-o", "name"]).await;
     assert!(!left.contains("quartermaster"), "{left}");
-    let (shop, myingress) =
-        (kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await, aws.balancers().await.unwrap());
+    let (shop, myingress) = (
+        kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await,
+        aws.balancers().await.unwrap(),
+    );
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
 
     // CRDs that a release left behind may be another's, though something else that it installed is there.
     kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
-    let marks = ["meta.helm.sh/release-name=quartermaster", &format!("meta.helm.sh/release-namespace={SYSTEM}")];
-    kubectl(&["-n", SYSTEM, "annotate", "deployment", "web", marks[0], marks[1]]).await;
-    let another = ["install", "another", CHART, "-n", "another", "--create-namespace", "--dry-run=server"];
+    let marks = [
+        "meta.helm.sh/release-name=quartermaster",
+        &format!("meta.helm.sh/release-namespace={SYSTEM}"),
+    ];
+    kubectl(&[
+        "-n",
+        SYSTEM,
+        "annotate",
+        "deployment",
+        "web",
+        marks[0],
+        marks[1],
+    ])
+    .await;
+    let another = [
+        "install",
+        "another",
+        CHART,
+        "-n",
+        "another",
+        "--create-namespace",
+        "--dry-run=server",
+    ];
     let (came, said) = site.helm(&another).await;
-    let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
-    assert!(!came && said.contains("release quartermaster in quartermaster-system had it"), "{said}");
+    let take = [
+        "--take-ownership",
+        "--force-conflicts",
+        "--set",
+        "crds.takeOver=true",
+    ];
+    assert!(
+        !came && said.contains("release quartermaster in quartermaster-system had it"),
+        "{said}"
+    );
     assert!(said.contains(&format!("add {}", take.join(" "))), "{said}");
     done(&[&another[..], &take].concat()).await;
 
     // And in again, to what is there, once what was installed without helm is out of the way.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
-    let elsewhere = ["install", "quartermaster", CHART, "-n", "another", "--create-namespace"];
+    let elsewhere = [
+        "install",
+        "quartermaster",
+        CHART,
+        "-n",
+        "another",
+        "--create-namespace",
+    ];
     let without_crds = [&elsewhere[..], &["--set", "crds.install=false"]].concat();
     for install in [&install[..], &elsewhere, &another, &without_crds] {
         let (came, said) = site.helm(&[install, &take].concat()).await;
-        assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{install:?}: {said}");
+        assert!(
+            !came && said.contains(&format!("(kubectl {})", delete.join(" "))),
+            "{install:?}: {said}"
+        );
     }
     kubectl(&delete).await;
     let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
-    assert!(said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"), "{said}");
+    assert!(
+        said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
+        "{said}"
+    );
     let said = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
     assert!(!said.contains("not alone"), "{said}");
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
@@ -167,49 +288,108 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
 /// Beside a release that is there, whatever is said to helm.
 async fn what_another_release_may_have(site: &Site) {
     let theirs = "release quartermaster in quartermaster-system, which is there";
-    let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
-    let install = |name| ["install", name, CHART, "-n", "another", "--create-namespace"];
+    let take = [
+        "--take-ownership",
+        "--force-conflicts",
+        "--set",
+        "crds.takeOver=true",
+    ];
+    let install = |name| {
+        [
+            "install",
+            name,
+            CHART,
+            "-n",
+            "another",
+            "--create-namespace",
+        ]
+    };
     let what = "crd,clusterroles,clusterrolebindings,validatingadmissionpolicies,deployments,serviceaccounts";
     let columns = "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid,VERSION:.metadata.resourceVersion";
     let ours = async || {
-        let all = site.kubectl(&["get", what, "-n", SYSTEM, "-o", columns]).await;
+        let all = site
+            .kubectl(&["get", what, "-n", SYSTEM, "-o", columns])
+            .await;
         // The status of a Deployment is the cluster's.
         let ours = |line: &&str| {
             line.starts_with("CustomResourceDefinition ")
                 || line.contains("quartermaster") && !line.starts_with("Deployment ")
         };
-        all.lines().filter(ours).map(str::to_owned).collect::<Vec<_>>()
+        all.lines()
+            .filter(ours)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let before = ours().await;
     assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
             let (came, said) = site.helm(&[&install(name)[..], more].concat()).await;
-            assert!(!came && said.contains(&format!("belongs to {theirs}")), "{said}");
-            assert!(said.contains("add --set crds.install=false") && !said.contains("take"), "{said}");
+            assert!(
+                !came && said.contains(&format!("belongs to {theirs}")),
+                "{said}"
+            );
+            assert!(
+                said.contains("add --set crds.install=false") && !said.contains("take"),
+                "{said}"
+            );
         }
     }
-    let none = "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
+    let none =
+        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
     for (value, namespace, what) in [
-        ("rbac.create=true", "another", "ClusterRole quartermaster-manager-role"),
-        ("rbac.people=true", "another", "ClusterRole quartermaster-contactpoint-viewer-role"),
-        ("admissionPolicies.enabled=true", "another", "ValidatingAdmissionPolicy quartermaster-operator-policy"),
-        ("replicas=2", SYSTEM, "Deployment quartermaster-controller-manager"),
+        (
+            "rbac.create=true",
+            "another",
+            "ClusterRole quartermaster-manager-role",
+        ),
+        (
+            "rbac.people=true",
+            "another",
+            "ClusterRole quartermaster-contactpoint-viewer-role",
+        ),
+        (
+            "admissionPolicies.enabled=true",
+            "another",
+            "ValidatingAdmissionPolicy quartermaster-operator-policy",
+        ),
+        (
+            "replicas=2",
+            SYSTEM,
+            "Deployment quartermaster-controller-manager",
+        ),
     ] {
         let values = format!("{none},fullnameOverride=quartermaster,{value}");
-        let install = ["install", "another", CHART, "-n", namespace, "--create-namespace", "--set", &values];
+        let install = [
+            "install",
+            "another",
+            CHART,
+            "-n",
+            namespace,
+            "--create-namespace",
+            "--set",
+            &values,
+        ];
         let (came, said) = site.helm(&[&install[..], &take].concat()).await;
         let words = format!("{what} belongs to {theirs}: give this release another name");
         assert!(!came && said.contains(&words), "{value}: {said}");
     }
     let install_there = ["install", "another", CHART, "-n", SYSTEM, "--set", none];
     let (came, said) = site.helm(&install_there).await;
-    assert!(!came && said.contains("has the Lease quartermaster, with which only one of the two would act"), "{said}");
+    assert!(
+        !came
+            && said
+                .contains("has the Lease quartermaster, with which only one of the two would act"),
+        "{said}"
+    );
     assert_eq!(ours().await, before);
 
     // One that acts everywhere: whoever comes beside it is told.
     for (values, uninstall) in [
-        ("crds.install=false", "quartermaster uninstall -n NAMESPACE --operator-namespace=another\n"),
+        (
+            "crds.install=false",
+            "quartermaster uninstall -n NAMESPACE --operator-namespace=another\n",
+        ),
         (
             "crds.install=false,watchNamespaces={another}",
             "quartermaster uninstall -n another --operator-namespace=another\n",
@@ -219,14 +399,29 @@ async fn what_another_release_may_have(site: &Site) {
         let said = site.done(&[&install("another")[..], &dry].concat()).await;
         let notes = said.split_once("\nNOTES:\n").unwrap().1;
         assert!(
-            notes.contains("It is not alone: quartermaster in quartermaster-system may act in the same"),
+            notes.contains(
+                "It is not alone: quartermaster in quartermaster-system may act in the same"
+            ),
             "{notes}"
         );
-        assert!(notes.contains("The CRDs are left to another release, or to you: "), "{notes}");
-        assert!(notes.contains(uninstall) && !notes.contains("--purge"), "{notes}");
+        assert!(
+            notes.contains("The CRDs are left to another release, or to you: "),
+            "{notes}"
+        );
+        assert!(
+            notes.contains(uninstall) && !notes.contains("--purge"),
+            "{notes}"
+        );
     }
 
-    site.done(&[&install("another")[..], &["--set", "crds.install=false,watchNamespaces={another}"]].concat()).await;
+    site.done(
+        &[
+            &install("another")[..],
+            &["--set", "crds.install=false,watchNamespaces={another}"],
+        ]
+        .concat(),
+    )
+    .await;
     site.done(&["uninstall", "another", "-n", "another"]).await;
 }
 
@@ -237,62 +432,153 @@ async fn an_install_for_some_namespaces() {
     site.kubectl(&["create", "namespace", "team"]).await;
     site.kubectl(&["create", "namespace", "others"]).await;
     let (values, name) = (site.outside(), "team-quartermaster-controller-manager");
-    let install = ["install", "team", CHART, "-n", "ops", "--create-namespace", "--set-string", &values];
+    let install = [
+        "install",
+        "team",
+        CHART,
+        "-n",
+        "ops",
+        "--create-namespace",
+        "--set-string",
+        &values,
+    ];
     let said = site
-        .done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1,leaderElection.id=team"]].concat())
+        .done(
+            &[
+                &install[..],
+                &[
+                    "--set",
+                    "watchNamespaces={team},replicas=1,leaderElection.id=team",
+                ],
+            ]
+            .concat(),
+        )
         .await;
     let alone = "It is not alone: team in ops may act in the same namespaces";
     assert!(!said.contains("not alone"), "{said}");
     for (values, told) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
         let values = format!("crds.install=false,{values}");
-        let beside = ["install", "beside", CHART, "-n", "others", "--dry-run=server", "--set", &values];
+        let beside = [
+            "install",
+            "beside",
+            CHART,
+            "-n",
+            "others",
+            "--dry-run=server",
+            "--set",
+            &values,
+        ];
         let said = site.done(&beside).await;
-        assert_eq!((said.contains(alone), said.contains("not alone")), (told, told), "{values}: {said}");
+        assert_eq!(
+            (said.contains(alone), said.contains("not alone")),
+            (told, told),
+            "{values}: {said}"
+        );
     }
     let since = site.bed.plane.audit().mark().await.unwrap();
     let operators = Operator::installed(&site.bed.plane, "ops", name).await;
     assert_eq!(operators.len(), 1);
     // In one namespace, each has a Lease.
     let values = "crds.install=false,watchNamespaces={others}";
-    let beside = ["install", "beside", CHART, "-n", "ops", "--dry-run=server", "--set", values];
-    let (came, said) = site.helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat()).await;
-    let words =
-        format!("leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one");
+    let beside = [
+        "install",
+        "beside",
+        CHART,
+        "-n",
+        "ops",
+        "--dry-run=server",
+        "--set",
+        values,
+    ];
+    let (came, said) = site
+        .helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat())
+        .await;
+    let words = format!(
+        "leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one"
+    );
     assert!(!came && said.contains(&words), "{said}");
     // One that acts without has none that would be in the way.
-    let alone = "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
-    site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone]).await;
+    let alone =
+        "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
+    site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone])
+        .await;
     site.done(&beside).await;
 
-    let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
-    bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
+    let bed = Bed {
+        plane: site.bed.plane.clone(),
+        client: site.bed.client.clone(),
+        namespace: "team".into(),
+    };
+    bed.kubectl(&[
+        "create",
+        "configmap",
+        "settings",
+        "--from-literal=colour=blue",
+    ])
+    .await;
     // One that all namespaces share.
     let (plane, client) = (bed.plane.clone(), bed.client.clone());
-    Bed { plane, client, namespace: "ops".into() }.secret("shared", TOKEN).await;
+    Bed {
+        plane,
+        client,
+        namespace: "ops".into(),
+    }
+    .secret("shared", TOKEN)
+    .await;
     let token = json!({ "secretName": "shared", "key": "token" });
-    bed.point("chat", json!({ "type": "Telegram", "telegramSpec": { "chatId": 12_345_678 }, "apiToken": token })).await;
+    bed.point(
+        "chat",
+        json!({ "type": "Telegram", "telegramSpec": { "chatId": 12_345_678 }, "apiToken": token }),
+    )
+    .await;
     bed.deployment("web", 1).await;
-    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat")
+        .await;
     let copy = json!({ "sourceNamespace": "team", "destinationNamespace": "team", "configMapName": "settings",
         "destinationName": "copied" });
-    bed.create::<ConfigMapSync>("copy", json!({ "spec": copy })).await;
-    bed.create::<MyApp>("app", json!({ "spec": { "image": "nginx:latest", "banner": "here" } })).await;
+    bed.create::<ConfigMapSync>("copy", json!({ "spec": copy }))
+        .await;
+    bed.create::<MyApp>(
+        "app",
+        json!({ "spec": { "image": "nginx:latest", "banner": "here" } }),
+    )
+    .await;
     let spec = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80, "targetPort": 80 }] });
-    bed.create::<AppService>("shop", json!({ "spec": spec })).await;
+    bed.create::<AppService>("shop", json!({ "spec": spec }))
+        .await;
     let subnets = json!({ "subnets": ["subnet-abc", "subnet-def"] });
-    bed.create::<MyIngress>("front", json!({ "spec": subnets })).await;
-    let well = ["contactpoint/chat", "configmapsync/copy", "myapp/app", "appservice/shop", "myingress/front"];
-    bed.kubectl(&[&["wait", "--for=condition=Ready", "--timeout=60s"], &well[..]].concat()).await;
+    bed.create::<MyIngress>("front", json!({ "spec": subnets }))
+        .await;
+    let well = [
+        "contactpoint/chat",
+        "configmapsync/copy",
+        "myapp/app",
+        "appservice/shop",
+        "myingress/front",
+    ];
+    bed.kubectl(
+        &[
+            &["wait", "--for=condition=Ready", "--timeout=60s"],
+            &well[..],
+        ]
+        .concat(),
+    )
+    .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
 
     let account = format!("system:serviceaccount:ops:{name}");
     let requests = site.bed.plane.audit().requests(since).await.unwrap();
-    let ours: Vec<_> = requests.into_iter().filter(|request| request.subject.user == account).collect();
+    let ours: Vec<_> = requests
+        .into_iter()
+        .filter(|request| request.subject.user == account)
+        .collect();
     let refused: Vec<_> = ours.iter().filter(|request| request.lacked_right).collect();
     assert!(ours.len() > 20 && refused.is_empty(), "{refused:?}");
     // kubectl fails where the answer is no.
     for (namespace, may) in [("team", true), ("others", false)] {
-        let asked = ["auth", "can-i", "list", "pods", "-n", namespace, "--as", &account];
+        let asked = [
+            "auth", "can-i", "list", "pods", "-n", namespace, "--as", &account,
+        ];
         let answer = site.bed.plane.run_kubectl(&asked, "").await;
         assert_eq!(answer.is_ok(), may, "{namespace}: {answer:?}");
     }
@@ -301,17 +587,41 @@ async fn an_install_for_some_namespaces() {
 /// Whoever may do all in one namespace, and nothing beside it, installs what acts there.
 #[tokio::test]
 async fn who_has_one_namespace_may_install_there() {
-    let Bed { plane, namespace, .. } = Bed::shared("tenant").await;
+    let Bed {
+        plane, namespace, ..
+    } = Bed::shared("tenant").await;
     let (home, user) = (Folder::new().unwrap(), format!("tenant.{namespace}"));
     let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
-    let admin = ["-n", &namespace, "create", "rolebinding", "tenant", "--clusterrole=admin", "--user", &user];
+    let admin = [
+        "-n",
+        &namespace,
+        "create",
+        "rolebinding",
+        "tenant",
+        "--clusterrole=admin",
+        "--user",
+        &user,
+    ];
     kubectl(&admin).await.unwrap();
     until("they may", SOON, async || {
-        kubectl(&["-n", &namespace, "auth", "can-i", "create", "deployments", "--as", &user]).await.map(Some)
+        kubectl(&[
+            "-n",
+            &namespace,
+            "auth",
+            "can-i",
+            "create",
+            "deployments",
+            "--as",
+            &user,
+        ])
+        .await
+        .map(Some)
     })
     .await
     .unwrap();
-    kubectl(&["auth", "can-i", "get", "crd", "--as", &user]).await.unwrap_err();
+    kubectl(&["auth", "can-i", "get", "crd", "--as", &user])
+        .await
+        .unwrap_err();
     let values = format!(
         "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
     );
@@ -320,7 +630,12 @@ async fn who_has_one_namespace_may_install_there() {
         &["upgrade", "team", CHART, "--set", &values],
         &["uninstall", "team"],
     ] {
-        let (done, said) = helm_on(&plane, &home, &[way, &["-n", &namespace, "--kube-as-user", &user]].concat()).await;
+        let (done, said) = helm_on(
+            &plane,
+            &home,
+            &[way, &["-n", &namespace, "--kube-as-user", &user]].concat(),
+        )
+        .await;
         assert!(done, "{way:?}: {said}");
     }
 }
@@ -331,8 +646,18 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);
     let values = site.outside();
-    let install = ["install", "quartermaster", CHART, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
-    site.done(&[&install[..], &["--set", "crds.keep=false"]].concat()).await;
+    let install = [
+        "install",
+        "quartermaster",
+        CHART,
+        "-n",
+        SYSTEM,
+        "--create-namespace",
+        "--set-string",
+        &values,
+    ];
+    site.done(&[&install[..], &["--set", "crds.keep=false"]].concat())
+        .await;
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     examples_are_well(bed).await;
     let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
@@ -341,19 +666,42 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     let balancer = aws.balancers().await.unwrap().remove(0);
     aws.protect(&balancer.arn, true).await.unwrap();
     let job = async |timeout: &str| {
-        let container = kubelet::job(&bed.plane, SYSTEM, "quartermaster-uninstall", SOON).await.unwrap();
+        let container = kubelet::job(&bed.plane, SYSTEM, "quartermaster-uninstall", SOON)
+            .await
+            .unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_quartermaster"));
-        let args = container.args.iter().map(|arg| if arg.starts_with("--timeout") { timeout } else { arg });
-        command.args(args).envs(container.env).env("KUBECONFIG", &container.kubeconfig);
+        let args = container.args.iter().map(|arg| {
+            if arg.starts_with("--timeout") {
+                timeout
+            } else {
+                arg
+            }
+        });
+        command
+            .args(args)
+            .envs(container.env)
+            .env("KUBECONFIG", &container.kubeconfig);
         let (well, said) = told(&command.output().await.unwrap());
-        kubelet::end(&bed.plane, SYSTEM, &container.pod, well).await.unwrap();
+        kubelet::end(&bed.plane, SYSTEM, &container.pod, well)
+            .await
+            .unwrap();
         said
     };
     let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
     assert!(!gone && said.contains("DeletionProtected"), "{said}");
-    let kept = ["get", "deployment,serviceaccount,crd", "-n", SYSTEM, "-o", "name"];
+    let kept = [
+        "get",
+        "deployment,serviceaccount,crd",
+        "-n",
+        SYSTEM,
+        "-o",
+        "name",
+    ];
     let kept = site.kubectl(&kept).await;
-    assert!(kept.contains(DEPLOYMENT) && kept.contains("myingresses.demo.rtfm.co.ua"), "{kept}");
+    assert!(
+        kept.contains(DEPLOYMENT) && kept.contains("myingresses.demo.rtfm.co.ua"),
+        "{kept}"
+    );
 
     // Its rights go while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
@@ -361,12 +709,32 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     let ((gone, helms), said) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
     assert!(gone, "{helms}\n{said}");
     assert_eq!(aws.balancers().await.unwrap(), []);
-    assert_eq!(site.kubectl(&["-n", "shop", "get", "configmap", "settings", "--ignore-not-found"]).await, "");
+    assert_eq!(
+        site.kubectl(&[
+            "-n",
+            "shop",
+            "get",
+            "configmap",
+            "settings",
+            "--ignore-not-found"
+        ])
+        .await,
+        ""
+    );
     let names = "crd,clusterroles,clusterrolebindings,validatingadmissionpolicies";
     let left = site.kubectl(&["get", names, "-o", "name"]).await;
     assert!(!left.contains("quartermaster"), "{left}");
     assert!(!left.contains("customresourcedefinition"), "{left}");
-    let left = site.kubectl(&["-n", SYSTEM, "get", "all,serviceaccounts,roles,rolebindings", "-o", "name"]).await;
+    let left = site
+        .kubectl(&[
+            "-n",
+            SYSTEM,
+            "get",
+            "all,serviceaccounts,roles,rolebindings",
+            "-o",
+            "name",
+        ])
+        .await;
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
@@ -374,22 +742,41 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
 /// them, it is refused.
 async fn leaving_crds_out_takes_nothing(site: &Site) {
     let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
-    let (what, uid) =
-        (format!("crd,{}", kinds.join(",")), "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid");
+    let (what, uid) = (
+        format!("crd,{}", kinds.join(",")),
+        "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",
+    );
     let there = async || site.kubectl(&["get", &what, "-A", "-o", uid]).await;
-    let upgrade = ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set"];
+    let upgrade = [
+        "upgrade",
+        "quartermaster",
+        CHART,
+        "-n",
+        SYSTEM,
+        "--reuse-values",
+        "--set",
+    ];
     let before = there().await;
     assert_eq!(
-        before.lines().filter(|line| !line.is_empty() && !line.starts_with("KIND")).count(),
+        before
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with("KIND"))
+            .count(),
         2 * kinds.len(),
         "{before}"
     );
 
     let annotate = ["annotate", "crd", "contactpoints.tg.azamaton.ru"];
-    site.kubectl(&[&annotate[..], &["helm.sh/resource-policy-"]].concat()).await;
-    let (came, said) = site.helm(&[&upgrade[..], &["crds.install=false"]].concat()).await;
+    site.kubectl(&[&annotate[..], &["helm.sh/resource-policy-"]].concat())
+        .await;
+    let (came, said) = site
+        .helm(&[&upgrade[..], &["crds.install=false"]].concat())
+        .await;
     let keep = [&annotate[..], &["helm.sh/resource-policy=keep"]].concat();
-    assert!(!came && said.contains(&format!("(kubectl {})", keep.join(" "))), "{said}");
+    assert!(
+        !came && said.contains(&format!("(kubectl {})", keep.join(" "))),
+        "{said}"
+    );
     site.kubectl(&keep).await;
     for value in ["crds.install=false", "crds.install=true"] {
         site.done(&[&upgrade[..], &[value]].concat()).await;

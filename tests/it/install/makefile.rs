@@ -13,14 +13,22 @@ async fn done(bed: &Bed, arguments: &[&str]) {
 }
 
 async fn crds(bed: &Bed) -> usize {
-    bed.plane.run_kubectl(&["get", "crd", "-o", "name"], "").await.unwrap().lines().count()
+    bed.plane
+        .run_kubectl(&["get", "crd", "-o", "name"], "")
+        .await
+        .unwrap()
+        .lines()
+        .count()
 }
 
 async fn nothing_left(bed: &Bed) {
     assert_eq!(crds(bed).await, 0);
-    let names =
-        "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,namespaces";
-    let left = bed.plane.run_kubectl(&["get", names, "-o", "name"], "").await.unwrap();
+    let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,namespaces";
+    let left = bed
+        .plane
+        .run_kubectl(&["get", names, "-o", "name"], "")
+        .await
+        .unwrap();
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
@@ -36,22 +44,36 @@ pub async fn undeploy(bed: &Bed) {
 
 /// `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
 pub async fn all_targets(bed: &Bed) {
-    let config = || [folder("config/default"), folder("config/manager"), folder("deploy")];
+    let config = || {
+        [
+            folder("config/default"),
+            folder("config/manager"),
+            folder("deploy"),
+        ]
+    };
     let before = config();
     let done = async |arguments: &[&str]| done(bed, arguments).await;
 
     done(&["install"]).await;
     assert_eq!(crds(bed).await, registry::KINDS.len());
     let (is_deployed, said) = make(&bed.plane, &["deploy"]).await;
-    assert!(!is_deployed && said.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"), "{said}");
+    assert!(
+        !is_deployed && said.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),
+        "{said}"
+    );
     let image = "registry.example.com/quartermaster:1.2.3";
     done(&["deploy", &format!("IMG={image}")]).await;
     let path = "jsonpath={.spec.template.spec.containers[0].image}";
-    let runs = bed.plane.run_kubectl(&["-n", SYSTEM, "get", "deploy", DEPLOYMENT, "-o", path], "").await.unwrap();
+    let runs = bed
+        .plane
+        .run_kubectl(&["-n", SYSTEM, "get", "deploy", DEPLOYMENT, "-o", path], "")
+        .await
+        .unwrap();
     assert_eq!(runs, image);
     // As another program has it.
     let foreign = ["crd", "myapps.demo.rtfm.co.ua"];
-    bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat()).await;
+    bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat())
+        .await;
     done(&["undeploy"]).await;
     assert_eq!(crds(bed).await, 1);
     done(&["uninstall"]).await;
@@ -68,14 +90,37 @@ pub async fn all_targets(bed: &Bed) {
 #[tokio::test]
 async fn a_placeholder_is_no_image() {
     let targets = ["deploy", "build-installer", "docker-push", "docker-buildx"];
-    for (target, image) in targets.into_iter().flat_map(|target| [(target, None), (target, Some("IMG="))]) {
+    for (target, image) in targets
+        .into_iter()
+        .flat_map(|target| [(target, None), (target, Some("IMG="))])
+    {
         // None of these programs is there: whoever asks for one before refusing says so.
-        let unused = ["KUBECTL=/no/kubectl", "CONTAINER_TOOL=/no/docker", "DIST=/no/dist"];
-        let output = tree_command("make").arg(target).args(image).args(unused).output().await.unwrap();
+        let unused = [
+            "KUBECTL=/no/kubectl",
+            "CONTAINER_TOOL=/no/docker",
+            "DIST=/no/dist",
+        ];
+        let output = tree_command("make")
+            .arg(target)
+            .args(image)
+            .args(unused)
+            .output()
+            .await
+            .unwrap();
         let (done, said) = told(&output);
         assert!(!done, "{target}: {said}");
-        assert!(said.contains(&format!("make {target}: IMG is still the placeholder quartermaster:latest")), "{said}");
-        assert!(said.contains(&format!("  make {target} IMG=YOUR.REGISTRY/quartermaster:TAG\n")), "{said}");
+        assert!(
+            said.contains(&format!(
+                "make {target}: IMG is still the placeholder quartermaster:latest"
+            )),
+            "{said}"
+        );
+        assert!(
+            said.contains(&format!(
+                "  make {target} IMG=YOUR.REGISTRY/quartermaster:TAG\n"
+            )),
+            "{said}"
+        );
         assert!(!said.contains("/no/"), "{said}");
     }
 }
@@ -84,8 +129,18 @@ async fn a_placeholder_is_no_image() {
 async fn nothing_is_undeployed_without_the_program_that_does_it() {
     // kubectl is not there: whoever asks for it says so.
     let absent = ["QUARTERMASTER=/no/quartermaster", "KUBECTL=/no/kubectl"];
-    let (done, said) = told(&tree_command("make").arg("undeploy").args(absent).output().await.unwrap());
-    assert!(!done && said.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"), "{said}");
+    let (done, said) = told(
+        &tree_command("make")
+            .arg("undeploy")
+            .args(absent)
+            .output()
+            .await
+            .unwrap(),
+    );
+    assert!(
+        !done && said.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"),
+        "{said}"
+    );
     assert!(!said.contains("/no/kubectl"), "{said}");
 }
 
@@ -94,30 +149,58 @@ async fn nothing_is_undeployed_without_the_program_that_does_it() {
 async fn what_the_container_tools_are_asked_for() {
     let folder = Folder::new().unwrap();
     let (tool, log) = (folder.path().join("tool"), folder.path().join("log"));
-    std::fs::write(&tool, format!("#!/bin/sh\necho \"$@\" >>'{}'\n", log.display())).unwrap();
+    std::fs::write(
+        &tool,
+        format!("#!/bin/sh\necho \"$@\" >>'{}'\n", log.display()),
+    )
+    .unwrap();
     std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).unwrap();
-    let tools = ["CONTAINER_TOOL", "KIND", "MINIKUBE"].map(|name| format!("{name}={}", tool.display()));
+    let tools =
+        ["CONTAINER_TOOL", "KIND", "MINIKUBE"].map(|name| format!("{name}={}", tool.display()));
     let asked = async |arguments: &[&str]| {
-        let output = tree_command("make").args(&tools).args(arguments).output().await.unwrap();
+        let output = tree_command("make")
+            .args(&tools)
+            .args(arguments)
+            .output()
+            .await
+            .unwrap();
         let (done, said) = told(&output);
         assert!(done, "{arguments:?}: {said}");
         let asked = std::fs::read_to_string(&log).unwrap();
         std::fs::remove_file(&log).unwrap();
         // The archive's folder has another name each time.
         let words = |line: &str| {
-            let masked = line.split(' ').map(|word| if word.ends_with("/image.tar") { "ARCHIVE" } else { word });
+            let masked = line.split(' ').map(|word| {
+                if word.ends_with("/image.tar") {
+                    "ARCHIVE"
+                } else {
+                    word
+                }
+            });
             masked.collect::<Vec<_>>().join(" ")
         };
         asked.lines().map(words).collect::<Vec<_>>()
     };
-    assert_eq!(asked(&["docker-build", "IMG=r/q:1"]).await, ["build --tag r/q:1 ."]);
+    assert_eq!(
+        asked(&["docker-build", "IMG=r/q:1"]).await,
+        ["build --tag r/q:1 ."]
+    );
     assert_eq!(asked(&["docker-push", "IMG=r/q:1"]).await, ["push r/q:1"]);
     let loaded = asked(&["kind-load", "IMG=q:1", "KIND_CLUSTER=two"]).await;
-    assert_eq!(loaded, ["save --output ARCHIVE q:1", "load image-archive ARCHIVE --name two"]);
+    assert_eq!(
+        loaded,
+        [
+            "save --output ARCHIVE q:1",
+            "load image-archive ARCHIVE --name two"
+        ]
+    );
     let loaded = asked(&["minikube-load", "IMG=q:1"]).await;
     assert_eq!(loaded, ["save --output ARCHIVE q:1", "image load ARCHIVE"]);
     let built = asked(&["docker-buildx", "IMG=r/q:1"]).await;
-    assert!(built[1].contains("--push --platform linux/arm64,linux/amd64 --tag r/q:1 ."), "{built:?}");
+    assert!(
+        built[1].contains("--push --platform linux/arm64,linux/amd64 --tag r/q:1 ."),
+        "{built:?}"
+    );
     let built = asked(&["docker-buildx", "IMG=r/q:1", "PLATFORMS=linux/amd64"]).await;
     assert!(built[1].contains("--platform linux/amd64 "), "{built:?}");
 }

@@ -36,7 +36,9 @@ async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     let cache = Folder::new().unwrap();
     let mut command = tree_command("make");
     command.args([&kubectl, ours]).args(arguments);
-    command.env("KUBECONFIG", plane.admin_kubeconfig()).env("KUBECACHEDIR", cache.path());
+    command
+        .env("KUBECONFIG", plane.admin_kubeconfig())
+        .env("KUBECACHEDIR", cache.path());
     told(&command.output().await.unwrap())
 }
 
@@ -51,7 +53,9 @@ fn tree_command(program: impl AsRef<OsStr>) -> Command {
 }
 
 fn told(output: &Output) -> (bool, String) {
-    let said = [&*output.stdout, &*output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
+    let said = [&*output.stdout, &*output.stderr]
+        .map(|text| String::from_utf8_lossy(text).into_owned())
+        .concat();
     (output.status.success(), said)
 }
 
@@ -66,28 +70,43 @@ fn objects(yaml: &str) -> BTreeMap<String, Value> {
 
 /// An object, by what it is and its name.
 fn named(object: Value) -> (String, Value) {
-    let [namespace, name] = ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or("-"));
+    let [namespace, name] =
+        ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or("-"));
     let [version, kind] = ["apiVersion", "kind"].map(|field| object[field].as_str().unwrap());
     (format!("{version} {kind} {namespace}/{name}"), object)
 }
 
 /// All files of a folder of the tree, in the order in which kubectl takes them.
 fn folder(name: &str) -> String {
-    let mut files: Vec<_> =
-        std::fs::read_dir(Path::new(ROOT).join(name)).unwrap().map(|file| file.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(Path::new(ROOT).join(name))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
     files.sort();
-    files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect()
+    files
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect()
 }
 
 /// Has the examples be there, of every kind.
 async fn examples_are_there(bed: &Bed) {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["create", "namespace", "shop"]).await;
-    kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
+    kubectl(&[
+        "create",
+        "configmap",
+        "settings",
+        "--from-literal=colour=blue",
+    ])
+    .await;
     let token = format!("--from-literal=token={TOKEN}");
     kubectl(&["create", "secret", "generic", "telegram-cp-token", &token]).await;
     let said = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
-    assert!(said.contains("appservice.kosmos.io/appservice-sample created"), "{said}");
+    assert!(
+        said.contains("appservice.kosmos.io/appservice-sample created"),
+        "{said}"
+    );
 }
 
 /// Waits until the examples that have a condition are well: all but the `TrackedField`.
@@ -101,13 +120,17 @@ async fn conditions_are_well(bed: &Bed) {
     ];
     assert_eq!(all_but_one.len() + 1, registry::KINDS.len());
     let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
-    bed.plane.run_kubectl(&[&wait, &all_but_one[..]].concat(), "").await.unwrap();
+    bed.plane
+        .run_kubectl(&[&wait, &all_but_one[..]].concat(), "")
+        .await
+        .unwrap();
 }
 
 /// Has the examples be there, of every kind, and waits until all of them are well.
 async fn examples_are_well(bed: &Bed) {
     examples_are_there(bed).await;
     conditions_are_well(bed).await;
-    bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))]).await;
+    bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))])
+        .await;
     bed.waiting("nginx-deployment-replicas", "").await;
 }

@@ -32,8 +32,14 @@ const OTHERS: &Rights = &[
     ("update", "appservices/finalizers.kosmos.io"),
     ("create delete get list patch watch", "deployments.apps"),
     ("create delete get list patch watch", "services."),
-    ("create delete get list patch watch", "horizontalpodautoscalers.autoscaling"),
-    ("create delete get list patch watch", "ingresses.networking.k8s.io"),
+    (
+        "create delete get list patch watch",
+        "horizontalpodautoscalers.autoscaling",
+    ),
+    (
+        "create delete get list patch watch",
+        "ingresses.networking.k8s.io",
+    ),
     ("get list watch", "myapps.demo.rtfm.co.ua"),
     ("patch", "myapps/status.demo.rtfm.co.ua"),
     ("update", "myapps/finalizers.demo.rtfm.co.ua"),
@@ -43,11 +49,17 @@ const OTHERS: &Rights = &[
 ];
 
 /// What may be tracked; it is bound where the operator acts.
-const TRACKED: &Rights =
-    &[("get list watch", "deployments.apps"), ("get list watch", "services."), ("get list watch", "statefulsets.apps")];
+const TRACKED: &Rights = &[
+    ("get list watch", "deployments.apps"),
+    ("get list watch", "services."),
+    ("get list watch", "statefulsets.apps"),
+];
 
 /// To know what may be tracked.
-const ROLE: &Rights = &[("list watch", "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role")];
+const ROLE: &Rights = &[(
+    "list watch",
+    "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role",
+)];
 
 /// To ask about those who read metrics, and to read them.
 const METRICS: &Rights = &[
@@ -59,30 +71,46 @@ const METRICS: &Rights = &[
 /// Every right that a set of values gives: `NAMESPACE VERB WHAT`, with `-` for all of them.
 async fn rights(values: &str) -> BTreeSet<String> {
     let made = made(&["--set", values]).await;
-    let of_people = |name: &str| ["-viewer-role", "-editor-role", "-admin-role"].iter().any(|end| name.ends_with(end));
-    let roles = made
-        .iter()
-        .filter(|(name, object)| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && !of_people(name));
+    let of_people = |name: &str| {
+        ["-viewer-role", "-editor-role", "-admin-role"]
+            .iter()
+            .any(|end| name.ends_with(end))
+    };
+    let roles = made.iter().filter(|(name, object)| {
+        matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && !of_people(name)
+    });
     let mut rights = BTreeSet::new();
     for (_, role) in roles {
         let namespace = role["metadata"]["namespace"].as_str().unwrap_or("-");
         for rule in role["rules"].as_array().into_iter().flatten() {
             let words = |field: &str| {
                 let words = rule[field].as_array().into_iter().flatten();
-                words.map(|word| word.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+                words
+                    .map(|word| word.as_str().unwrap().to_owned())
+                    .collect::<Vec<_>>()
             };
             let of_groups = |resource: &String| {
-                words("apiGroups").into_iter().map(move |group| format!("{resource}.{group}")).collect::<Vec<_>>()
+                words("apiGroups")
+                    .into_iter()
+                    .map(move |group| format!("{resource}.{group}"))
+                    .collect::<Vec<_>>()
             };
             let mut what: Vec<_> = words("resources").iter().flat_map(of_groups).collect();
             if rule["resourceNames"].is_array() {
                 let named = |what: &String| {
-                    words("resourceNames").into_iter().map(move |name| format!("{what} {name}")).collect::<Vec<_>>()
+                    words("resourceNames")
+                        .into_iter()
+                        .map(move |name| format!("{what} {name}"))
+                        .collect::<Vec<_>>()
                 };
                 what = what.iter().flat_map(named).collect();
             }
             for what in what.into_iter().chain(words("nonResourceURLs")) {
-                rights.extend(words("verbs").into_iter().map(|verb| format!("{namespace} {verb} {what}")));
+                rights.extend(
+                    words("verbs")
+                        .into_iter()
+                        .map(|verb| format!("{namespace} {verb} {what}")),
+                );
             }
         }
     }
@@ -92,20 +120,30 @@ async fn rights(values: &str) -> BTreeSet<String> {
 /// The same form for what is expected in a namespace.
 fn listed(namespace: &str, rights: &[&Rights]) -> BTreeSet<String> {
     let each = |(verbs, what): &(&str, &str)| {
-        verbs.split(' ').map(|verb| format!("{namespace} {verb} {what}")).collect::<Vec<_>>()
+        verbs
+            .split(' ')
+            .map(|verb| format!("{namespace} {verb} {what}"))
+            .collect::<Vec<_>>()
     };
-    rights.iter().flat_map(|rights| rights.iter()).flat_map(each).collect()
+    rights
+        .iter()
+        .flat_map(|rights| rights.iter())
+        .flat_map(each)
+        .collect()
 }
 
 /// The right to a Lease, and to no other of the namespace: releases that share one have a Lease each.
-const LEASE: &Rights =
-    &[("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io quartermaster")];
+const LEASE: &Rights = &[
+    ("create", "leases.coordination.k8s.io"),
+    ("get update", "leases.coordination.k8s.io quartermaster"),
+];
 
 /// What every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
 fn always() -> BTreeSet<String> {
     let crd = |kind: &Kind| {
         let name = kind.crd_name();
-        ["list", "watch"].map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))
+        ["list", "watch"]
+            .map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))
     };
     let policies = quartermaster::manifests::policies::names().into_iter().flat_map(|name| {
         [
@@ -119,21 +157,37 @@ fn always() -> BTreeSet<String> {
 
 #[tokio::test]
 async fn they_are_what_the_operator_needs_and_no_more() {
-    let everywhere: &Rights = &[("get list watch", "namespaces."), ("get list watch", "nodes.")];
+    let everywhere: &Rights = &[
+        ("get list watch", "namespaces."),
+        ("get list watch", "nodes."),
+    ];
     let whole = &listed("-", &[COPIES, OTHERS, TRACKED, ROLE, METRICS, everywhere]) | &always();
     assert_eq!(rights("replicas=2").await, whole);
 
     // In one namespace: Roles there, and what they share in the operator's.
     let beside: &Rights = &[("get", "nodes."), ("get", "namespaces. kube-system")];
-    let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, ROLE, METRICS, beside])) | &always();
+    let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, ROLE, METRICS, beside]))
+        | &always();
     assert_eq!(rights("watchNamespaces={a},sharedSecrets=off").await, some);
-    assert_eq!(rights("watchNamespaces={a},noCrossNamespaceRefs=true").await, some);
+    assert_eq!(
+        rights("watchNamespaces={a},noCrossNamespaceRefs=true").await,
+        some
+    );
     let shared = listed(SYSTEM, &[&[("get", "secrets.")]]);
     assert_eq!(rights("watchNamespaces={a}").await, &some | &shared);
     let made = made(&["--set", "watchNamespaces={a}"]).await;
-    assert!(made.contains_key("rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"));
-    let bound: Vec<_> = made.keys().filter(|name| name.contains(" ClusterRoleBinding ")).collect();
-    assert_eq!(bound.len(), 2, "its own, and to ask about those who read metrics: {bound:?}");
+    assert!(made.contains_key(
+        "rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"
+    ));
+    let bound: Vec<_> = made
+        .keys()
+        .filter(|name| name.contains(" ClusterRoleBinding "))
+        .collect();
+    assert_eq!(
+        bound.len(),
+        2,
+        "its own, and to ask about those who read metrics: {bound:?}"
+    );
 }
 
 #[tokio::test]
@@ -141,20 +195,41 @@ async fn they_follow_the_controllers() {
     let namespaces: &Rights = &[("list watch", "namespaces.")];
     let plain = &listed("-", &[COPIES, namespaces]) | &always();
     for value in ["metrics.secure=false", "metrics.enabled=false"] {
-        assert_eq!(rights(&format!("controllers={{configmapsync}},{value}")).await, plain);
+        assert_eq!(
+            rights(&format!("controllers={{configmapsync}},{value}")).await,
+            plain
+        );
     }
     let metrics = listed("-", &[METRICS]);
-    assert_eq!(rights("controllers={configmapsync}").await, &plain | &metrics);
+    assert_eq!(
+        rights("controllers={configmapsync}").await,
+        &plain | &metrics
+    );
     let some = &(&listed("a", &[COPIES]) | &listed("b", &[COPIES])) | &always();
-    assert_eq!(rights("controllers={configmapsync},watchNamespaces={a,b}").await, &some | &metrics);
+    assert_eq!(
+        rights("controllers={configmapsync},watchNamespaces={a,b}").await,
+        &some | &metrics
+    );
 }
 
 #[tokio::test]
 async fn that_to_the_lease_follows_its_name() {
-    let other: &Rights = &[("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io mine")];
-    let (usual, named) = (rights("replicas=2").await, rights("leaderElection.id=mine").await);
-    assert_eq!(&usual - &named, &listed(SYSTEM, &[LEASE]) - &listed(SYSTEM, &[other]));
-    assert_eq!(&named - &usual, &listed(SYSTEM, &[other]) - &listed(SYSTEM, &[LEASE]));
+    let other: &Rights = &[
+        ("create", "leases.coordination.k8s.io"),
+        ("get update", "leases.coordination.k8s.io mine"),
+    ];
+    let (usual, named) = (
+        rights("replicas=2").await,
+        rights("leaderElection.id=mine").await,
+    );
+    assert_eq!(
+        &usual - &named,
+        &listed(SYSTEM, &[LEASE]) - &listed(SYSTEM, &[other])
+    );
+    assert_eq!(
+        &named - &usual,
+        &listed(SYSTEM, &[other]) - &listed(SYSTEM, &[LEASE])
+    );
 }
 
 /// Without the policies, who may edit one namespace would reach into others.
@@ -162,13 +237,30 @@ async fn that_to_the_lease_follows_its_name() {
 async fn no_role_joins_edit_without_the_policies() {
     let joining = async |values: &[&str]| {
         let joins = |object: &Value| {
-            object["metadata"]["labels"].to_string().contains("rbac.authorization.k8s.io/aggregate-to-")
+            object["metadata"]["labels"]
+                .to_string()
+                .contains("rbac.authorization.k8s.io/aggregate-to-")
         };
-        made(values).await.values().filter(|object| joins(object)).count()
+        made(values)
+            .await
+            .values()
+            .filter(|object| joins(object))
+            .count()
     };
     let kinds = quartermaster::registry::KINDS.len();
-    assert_eq!(joining(&[]).await, 3 * kinds - 2, "all but two of MyIngress");
-    for value in ["admissionPolicies.enabled=false", "rbac.aggregateToEdit=false"] {
-        assert_eq!(joining(&["--set", value]).await, kinds, "{value}: the viewers");
+    assert_eq!(
+        joining(&[]).await,
+        3 * kinds - 2,
+        "all but two of MyIngress"
+    );
+    for value in [
+        "admissionPolicies.enabled=false",
+        "rbac.aggregateToEdit=false",
+    ] {
+        assert_eq!(
+            joining(&["--set", value]).await,
+            kinds,
+            "{value}: the viewers"
+        );
     }
 }

@@ -17,7 +17,10 @@ pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
 fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let stored = made.into_values().map(|mut object| {
         if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
-            object["metadata"].as_object_mut().unwrap().remove("namespace");
+            object["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("namespace");
         }
         named(object)
     });
@@ -26,27 +29,53 @@ fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 
 #[tokio::test]
 async fn deploy_is_config_default() {
-    let (ours, theirs) = (objects(&folder("deploy")), kustomized("config/default").await);
+    let (ours, theirs) = (
+        objects(&folder("deploy")),
+        kustomized("config/default").await,
+    );
     assert!(ours.len() > 30, "{:?}", ours.keys());
-    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    assert_eq!(
+        ours.keys().collect::<Vec<_>>(),
+        theirs.keys().collect::<Vec<_>>()
+    );
     for (name, object) in &ours {
         assert_eq!(object, &theirs[name], "{name}");
     }
     let first = folder("deploy").find("kind: Namespace").unwrap();
-    assert!(folder("deploy").find("namespace: quartermaster-system").unwrap() > first, "what is in it comes after it");
+    assert!(
+        folder("deploy")
+            .find("namespace: quartermaster-system")
+            .unwrap()
+            > first,
+        "what is in it comes after it"
+    );
 }
 
 /// Nothing may be stored before somebody checks it.
 #[tokio::test]
 async fn policies_are_installed_before_the_crds() {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, built) = told(&kubectl.args(["kustomize", "config/default"]).output().await.unwrap());
+    let (done, built) = told(
+        &kubectl
+            .args(["kustomize", "config/default"])
+            .output()
+            .await
+            .unwrap(),
+    );
     assert!(done, "{built}");
     let mut local = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, local) = told(&local.args(["kustomize", "config/local"]).output().await.unwrap());
+    let (done, local) = told(
+        &local
+            .args(["kustomize", "config/local"])
+            .output()
+            .await
+            .unwrap(),
+    );
     assert!(done, "{local}");
     for manifests in [built, local, folder("deploy")] {
-        let last_policy = manifests.rfind("\nkind: ValidatingAdmissionPolicyBinding").unwrap();
+        let last_policy = manifests
+            .rfind("\nkind: ValidatingAdmissionPolicyBinding")
+            .unwrap();
         let first_crd = manifests.find("\nkind: CustomResourceDefinition").unwrap();
         let namespace = manifests.find("kind: Namespace\n").unwrap();
         assert!(last_policy < first_crd && namespace < first_crd);
@@ -57,14 +86,23 @@ async fn policies_are_installed_before_the_crds() {
 async fn the_installer_is_config_default_with_another_image() {
     let dist = Folder::new().unwrap();
     let image = "registry.example.com:5000/team/quartermaster:1.2.3";
-    let kubectl = format!("KUBECTL={}", binaries().await.unwrap().join("kubectl").display());
-    let (dist_flag, image_flag) = (format!("DIST={}", dist.path().join("new").display()), format!("IMG={image}"));
-    let output = tree_command("make").args(["build-installer", &kubectl, &dist_flag, &image_flag]).output();
+    let kubectl = format!(
+        "KUBECTL={}",
+        binaries().await.unwrap().join("kubectl").display()
+    );
+    let (dist_flag, image_flag) = (
+        format!("DIST={}", dist.path().join("new").display()),
+        format!("IMG={image}"),
+    );
+    let output = tree_command("make")
+        .args(["build-installer", &kubectl, &dist_flag, &image_flag])
+        .output();
     let (done, said) = told(&output.await.unwrap());
     assert!(done, "{said}");
     let mut made = objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
     let deployment = format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}");
-    let container = &mut made.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
+    let container =
+        &mut made.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], image);
     container["image"] = "quartermaster:latest".into();
     assert_eq!(as_stored(made), kustomized("config/default").await);
@@ -75,15 +113,30 @@ async fn the_monitor_finds_the_service() {
     let installed = kustomized("config/default").await;
     let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
     let made = kustomized("config/prometheus").await;
-    let kinds: Vec<_> = made.values().map(|object| object["kind"].as_str().unwrap()).collect();
+    let kinds: Vec<_> = made
+        .values()
+        .map(|object| object["kind"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, ["PrometheusRule", "ServiceMonitor"]);
-    let monitor = made.values().find(|object| object["kind"] == "ServiceMonitor").unwrap();
-    for (key, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+    let monitor = made
+        .values()
+        .find(|object| object["kind"] == "ServiceMonitor")
+        .unwrap();
+    for (key, value) in monitor["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .unwrap()
+    {
         assert_eq!(&service["metadata"]["labels"][key], value, "{key}");
     }
-    assert_eq!(monitor["spec"]["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
+    assert_eq!(
+        monitor["spec"]["endpoints"][0]["port"],
+        service["spec"]["ports"][0]["name"]
+    );
     // The Prometheus operator calls the job as the Service.
-    let rules = made.values().find(|object| object["kind"] == "PrometheusRule").unwrap();
+    let rules = made
+        .values()
+        .find(|object| object["kind"] == "PrometheusRule")
+        .unwrap();
     assert_alerts_are_of_the_job_of(rules, service);
 }
 
@@ -95,7 +148,11 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     for rule in rules {
         let expression = rule["expr"].as_str().unwrap();
         assert!(expression.contains(&job), "{expression}");
-        assert_eq!(expression.matches("job=").count(), expression.matches(&job).count(), "{expression}");
+        assert_eq!(
+            expression.matches("job=").count(),
+            expression.matches(&job).count(),
+            "{expression}"
+        );
     }
 }
 
@@ -103,19 +160,36 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
 #[tokio::test]
 async fn a_certificate_is_mounted_as_the_page_has_it() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/operating.md")).unwrap();
-    let overlay = page.split("```yaml\n").find(|block| block.starts_with("apiVersion: kustomize")).unwrap();
+    let overlay = page
+        .split("```yaml\n")
+        .find(|block| block.starts_with("apiVersion: kustomize"))
+        .unwrap();
     let folder = Folder::new().unwrap();
-    let up = "../".repeat(std::fs::canonicalize(folder.path()).unwrap().components().count() - 1);
+    let up = "../".repeat(
+        std::fs::canonicalize(folder.path())
+            .unwrap()
+            .components()
+            .count()
+            - 1,
+    );
     let base = format!("- {up}{}/config/default\n", ROOT.trim_start_matches('/'));
-    let overlay = overlay.split("```").next().unwrap().replace("- ../default\n", &base);
+    let overlay = overlay
+        .split("```")
+        .next()
+        .unwrap()
+        .replace("- ../default\n", &base);
     std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
     let made = kustomized(folder.path().to_str().unwrap()).await;
-    let pod = &made[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]["spec"];
+    let pod = &made[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
+        ["spec"];
     let container = &pod["containers"][0];
     let path = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     let args = container["args"].as_array().unwrap();
     assert!(args.contains(&"--metrics-secure".into()));
     assert_eq!(args.last().unwrap(), &format!("--metrics-cert-path={path}"));
-    assert_eq!(pod["volumes"][0]["name"], container["volumeMounts"][0]["name"]);
+    assert_eq!(
+        pod["volumes"][0]["name"],
+        container["volumeMounts"][0]["name"]
+    );
     assert_eq!(made.len(), kustomized("config/default").await.len());
 }

@@ -32,13 +32,31 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     let bed = &site.bed;
     let values = site.outside();
     let image = format!("image.repository={REPOSITORY},image.tag=earlier,image.digest={DIGEST}");
-    let install = ["install", "quartermaster", EARLIER, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
-    site.done(&[&install[..], &["--set", &image]].concat()).await;
+    let install = [
+        "install",
+        "quartermaster",
+        EARLIER,
+        "-n",
+        SYSTEM,
+        "--create-namespace",
+        "--set-string",
+        &values,
+    ];
+    site.done(&[&install[..], &["--set", &image]].concat())
+        .await;
     assert_eq!(older_crds(bed).await.len(), registry::KINDS.len());
     examples_are_there(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
-        bed.kubectl(&["patch", object, "--subresource=status", "--type=merge", "-p", &status]).await;
+        bed.kubectl(&[
+            "patch",
+            object,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ])
+        .await;
     }
     let before = said_of_all(&site).await;
     assert_eq!(before.len(), registry::KINDS.len());
@@ -47,46 +65,87 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     assert_eq!(older_crds(bed).await, [""; 0]);
     assert_eq!(said_of_all(&site).await, before);
 
-    let program_of =
-        |image: &str| (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into());
+    let program_of = |image: &str| {
+        (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into())
+    };
     let operators = Operator::installed_of(&bed.plane, SYSTEM, DEPLOYMENT, program_of).await;
     conditions_are_well(bed).await;
-    bed.delivered("nginx-deployment-replicas", &[("Created", Some("3")), ("Updated", Some("1"))]).await;
+    bed.delivered(
+        "nginx-deployment-replicas",
+        &[("Created", Some("3")), ("Updated", Some("1"))],
+    )
+    .await;
     bed.waiting("nginx-deployment-replicas", "").await;
     // What waited is told once, what was told is not told again, and neither is the contact point tested.
-    let texts: Vec<_> = site.telegram.messages().iter().map(|message| message.text.clone()).collect();
-    assert!(texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"), "{texts:?}");
-    let specs = |said: Said| said.into_iter().map(|(object, said)| (object, said["spec"].clone())).collect::<Vec<_>>();
+    let texts: Vec<_> = site
+        .telegram
+        .messages()
+        .iter()
+        .map(|message| message.text.clone())
+        .collect();
+    assert!(
+        texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"),
+        "{texts:?}"
+    );
+    let specs = |said: Said| {
+        said.into_iter()
+            .map(|(object, said)| (object, said["spec"].clone()))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(specs(said_of_all(&site).await), specs(before));
 
     // Back to the earlier program, under today's CRDs.
     drop(operators);
     as_documented(&site, "crds.install=false", EARLIER, "earlier").await;
-    let pods = kubelet::deployed(&bed.plane, SYSTEM, DEPLOYMENT, SOON).await.unwrap();
-    assert!(pods.iter().all(|pod| pod.image == format!("{REPOSITORY}:earlier")), "{pods:?}");
+    let pods = kubelet::deployed(&bed.plane, SYSTEM, DEPLOYMENT, SOON)
+        .await
+        .unwrap();
+    assert!(
+        pods.iter()
+            .all(|pod| pod.image == format!("{REPOSITORY}:earlier")),
+        "{pods:?}"
+    );
     assert_eq!(older_crds(bed).await, [""; 0]);
 }
 
 /// Runs the command of the page that has this value, with a chart, a tag and no digest.
 async fn as_documented(site: &Site, value: &str, chart: &str, tag: &str) {
     let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
-    let command = page.lines().find(|line| line.starts_with("helm upgrade ") && line.contains(value)).unwrap();
-    let command = command.replace(CHART, chart).replace("TAG", tag).replace("DIGEST", "");
-    site.done(&command.split(' ').skip(1).collect::<Vec<_>>()).await;
+    let command = page
+        .lines()
+        .find(|line| line.starts_with("helm upgrade ") && line.contains(value))
+        .unwrap();
+    let command = command
+        .replace(CHART, chart)
+        .replace("TAG", tag)
+        .replace("DIGEST", "");
+    site.done(&command.split(' ').skip(1).collect::<Vec<_>>())
+        .await;
 }
 
 /// `kubectl apply -k config/default` alone names an image that nobody has published.
 #[tokio::test]
 async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
     let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
-    let command = page.lines().find(|line| line.starts_with("kubectl kustomize ")).unwrap();
+    let command = page
+        .lines()
+        .find(|line| line.starts_with("kubectl kustomize "))
+        .unwrap();
     let rendered = command.strip_suffix(" | kubectl apply -f -").unwrap();
     let binaries = testbed::shared().await.unwrap().binaries();
     let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
-    let output = tree_command("sh").args(["-c", rendered]).env("PATH", path).output().await.unwrap();
+    let output = tree_command("sh")
+        .args(["-c", rendered])
+        .env("PATH", path)
+        .output()
+        .await
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
     let manifests = String::from_utf8(output.stdout).unwrap();
-    let images: Vec<_> = manifests.lines().filter_map(|line| line.trim_start().strip_prefix("image: ")).collect();
+    let images: Vec<_> = manifests
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("image: "))
+        .collect();
     assert_eq!(images, ["YOUR.REGISTRY/quartermaster:TAG"]);
 }
 
@@ -97,7 +156,10 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
     for today in registry::crds() {
         let there = api.get(&today.name_any()).await.unwrap();
         let schema = |crd: &CustomResourceDefinition| {
-            (crd.annotations().get("quartermaster.dev/schema").cloned(), crd.spec.versions[0].schema.clone())
+            (
+                crd.annotations().get("quartermaster.dev/schema").cloned(),
+                crd.spec.versions[0].schema.clone(),
+            )
         };
         if schema(&there) != schema(&today) {
             older.push(there.name_any());
@@ -112,7 +174,12 @@ type Said = BTreeMap<String, Value>;
 /// Of all objects of our kinds.
 async fn said_of_all(site: &Site) -> Said {
     let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
-    let all: Value = serde_json::from_str(&site.kubectl(&["get", &kinds.join(","), "-A", "-o", "json"]).await).unwrap();
+    let all: Value = serde_json::from_str(
+        &site
+            .kubectl(&["get", &kinds.join(","), "-A", "-o", "json"])
+            .await,
+    )
+    .unwrap();
     let said = |object: &Value| {
         let said = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
         (named(object.clone()).0, said)
@@ -131,10 +198,25 @@ fn stopped_halfway() -> Vec<(&'static str, Value)> {
             "subject": "Deployment/default/nginx/replicas" })
     };
     vec![
-        ("cp/telegram-cp", json!({ "initialized": true, "ready": true, "conditions": conditions("True", "Ready") })),
-        ("tf/nginx-deployment-replicas", json!([entry("Created", "3", "Delivered"), entry("Updated", "1", "Pending")])),
-        ("cmsync/configmapsync-sample", json!({ "lastSyncTime": now, "copies": 0, "conditions": under_way })),
-        ("appsvc/appservice-sample", json!({ "replicas": 2, "unavailableReplicas": 2, "conditions": under_way })),
+        (
+            "cp/telegram-cp",
+            json!({ "initialized": true, "ready": true, "conditions": conditions("True", "Ready") }),
+        ),
+        (
+            "tf/nginx-deployment-replicas",
+            json!([
+                entry("Created", "3", "Delivered"),
+                entry("Updated", "1", "Pending")
+            ]),
+        ),
+        (
+            "cmsync/configmapsync-sample",
+            json!({ "lastSyncTime": now, "copies": 0, "conditions": under_way }),
+        ),
+        (
+            "appsvc/appservice-sample",
+            json!({ "replicas": 2, "unavailableReplicas": 2, "conditions": under_way }),
+        ),
         (
             "myapp/example-app",
             json!({ "podName": "example-app-pod", "phase": "Pending", "ready": false, "conditions": under_way }),

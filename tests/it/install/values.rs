@@ -13,46 +13,147 @@ use crate::support::SYSTEM;
 #[tokio::test]
 async fn every_flag_is_reached() {
     let flags = [
-        ("leader-elect", "leaderElection.enabled=true", "--leader-elect"),
-        ("leader-election-id", "leaderElection.id=mine", "--leader-election-id=mine"),
-        ("lease-duration", "leaderElection.leaseDuration=20s", "--lease-duration=20s"),
-        ("lease-renew-deadline", "leaderElection.renewDeadline=8s", "--lease-renew-deadline=8s"),
-        ("lease-retry-period", "leaderElection.retryPeriod=1s", "--lease-retry-period=1s"),
-        ("metrics-bind-address", "metrics.port=9090", "--metrics-bind-address=:9090"),
+        (
+            "leader-elect",
+            "leaderElection.enabled=true",
+            "--leader-elect",
+        ),
+        (
+            "leader-election-id",
+            "leaderElection.id=mine",
+            "--leader-election-id=mine",
+        ),
+        (
+            "lease-duration",
+            "leaderElection.leaseDuration=20s",
+            "--lease-duration=20s",
+        ),
+        (
+            "lease-renew-deadline",
+            "leaderElection.renewDeadline=8s",
+            "--lease-renew-deadline=8s",
+        ),
+        (
+            "lease-retry-period",
+            "leaderElection.retryPeriod=1s",
+            "--lease-retry-period=1s",
+        ),
+        (
+            "metrics-bind-address",
+            "metrics.port=9090",
+            "--metrics-bind-address=:9090",
+        ),
         ("metrics-secure", "metrics.secure=true", "--metrics-secure"),
         (
             "metrics-cert-path",
             "metrics.certSecret=mine",
             "--metrics-secure --metrics-cert-path=/tmp/k8s-metrics-server/metrics-certs",
         ),
-        ("health-probe-bind-address", "healthProbe.port=9091", "--health-probe-bind-address=:9091"),
-        ("watch-namespace", "watchNamespaces={shop,billing}", "--watch-namespace=shop --watch-namespace=billing"),
-        ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
-        ("cluster-name", "clusterName=prod: eu", "--cluster-name=prod: eu"),
-        ("allow-protected-destinations", "allowProtectedDestinations=true", "--allow-protected-destinations"),
-        ("admission-policy-prefix", "admissionPolicies.enabled=false", "--admission-policy-prefix="),
-        ("no-cross-namespace-refs", "noCrossNamespaceRefs=true", "--no-cross-namespace-refs"),
-        ("telegram-api-url", "telegramAPIURL=https://t.example.com", "--telegram-api-url=https://t.example.com"),
-        ("shared-secrets", "sharedSecrets=off", "--shared-secrets=off"),
-        ("webhook-allow-loopback", "webhook.allowLoopback=true", "--webhook-allow-loopback"),
-        ("webhook-deny-cidr", "webhook.denyCIDRs={10.0.0.0/8}", "--webhook-deny-cidr=10.0.0.0/8"),
-        ("webhook-allow-port", "webhook.allowPorts={443,8443}", "--webhook-allow-port=443 --webhook-allow-port=8443"),
-        ("webhook-quote-private", "webhook.quotePrivate=true", "--webhook-quote-private"),
-        ("webhook-proxy", "webhook.proxy=http://proxy:3128", "--webhook-proxy=http://proxy:3128"),
+        (
+            "health-probe-bind-address",
+            "healthProbe.port=9091",
+            "--health-probe-bind-address=:9091",
+        ),
+        (
+            "watch-namespace",
+            "watchNamespaces={shop,billing}",
+            "--watch-namespace=shop --watch-namespace=billing",
+        ),
+        (
+            "controllers",
+            "controllers={*,-myingress}",
+            "--controllers=*,-myingress",
+        ),
+        (
+            "cluster-name",
+            "clusterName=prod: eu",
+            "--cluster-name=prod: eu",
+        ),
+        (
+            "allow-protected-destinations",
+            "allowProtectedDestinations=true",
+            "--allow-protected-destinations",
+        ),
+        (
+            "admission-policy-prefix",
+            "admissionPolicies.enabled=false",
+            "--admission-policy-prefix=",
+        ),
+        (
+            "no-cross-namespace-refs",
+            "noCrossNamespaceRefs=true",
+            "--no-cross-namespace-refs",
+        ),
+        (
+            "telegram-api-url",
+            "telegramAPIURL=https://t.example.com",
+            "--telegram-api-url=https://t.example.com",
+        ),
+        (
+            "shared-secrets",
+            "sharedSecrets=off",
+            "--shared-secrets=off",
+        ),
+        (
+            "webhook-allow-loopback",
+            "webhook.allowLoopback=true",
+            "--webhook-allow-loopback",
+        ),
+        (
+            "webhook-deny-cidr",
+            "webhook.denyCIDRs={10.0.0.0/8}",
+            "--webhook-deny-cidr=10.0.0.0/8",
+        ),
+        (
+            "webhook-allow-port",
+            "webhook.allowPorts={443,8443}",
+            "--webhook-allow-port=443 --webhook-allow-port=8443",
+        ),
+        (
+            "webhook-quote-private",
+            "webhook.quotePrivate=true",
+            "--webhook-quote-private",
+        ),
+        (
+            "webhook-proxy",
+            "webhook.proxy=http://proxy:3128",
+            "--webhook-proxy=http://proxy:3128",
+        ),
         ("log-level", "log.level=debug", "--log-level=debug"),
         ("log-format", "log.format=json", "--log-format=json"),
-        ("tracker-role", "extraArgs={--tracker-role=mine}", "--tracker-role=mine"),
-        ("aws-timeout", "extraArgs={--aws-timeout=30s}", "--aws-timeout=30s"), // and so all that --help hides
+        (
+            "tracker-role",
+            "extraArgs={--tracker-role=mine}",
+            "--tracker-role=mine",
+        ),
+        (
+            "aws-timeout",
+            "extraArgs={--aws-timeout=30s}",
+            "--aws-timeout=30s",
+        ), // and so all that --help hides
     ];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
-    let shown = run.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(|flag| flag.get_long());
-    let known: BTreeSet<_> = flags.iter().map(|(flag, ..)| *flag).chain(["operator-namespace", "help"]).collect();
+    let shown = run
+        .get_arguments()
+        .filter(|flag| !flag.is_hide_set())
+        .filter_map(|flag| flag.get_long());
+    let known: BTreeSet<_> = flags
+        .iter()
+        .map(|(flag, ..)| *flag)
+        .chain(["operator-namespace", "help"])
+        .collect();
     let missing: Vec<_> = shown.filter(|flag| !known.contains(flag)).collect();
-    assert!(missing.is_empty(), "values.yaml has nothing for {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "values.yaml has nothing for {missing:?}"
+    );
     for (_, value, expected) in flags {
         let args = args(value).await;
-        assert!(format!(" {} ", args.join(" ")).contains(&format!(" {expected} ")), "{value}: {args:?}");
+        assert!(
+            format!(" {} ", args.join(" ")).contains(&format!(" {expected} ")),
+            "{value}: {args:?}"
+        );
         assert_eq!(understood(&args), Ok(()), "{args:?}");
     }
 }
@@ -63,28 +164,52 @@ async fn the_operator_knows_its_own_addresses() {
     let deployment = &made(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let env = &deployment["spec"]["template"]["spec"]["containers"][0]["env"];
     let variable = Cli::command();
-    let variable = variable.find_subcommand("run").unwrap().get_arguments().find(|it| it.get_long() == Some("pod-ip"));
-    let variable = variable.unwrap().get_env().unwrap().to_str().unwrap().to_owned();
-    let expected = json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": "status.podIPs" } } });
+    let variable = variable
+        .find_subcommand("run")
+        .unwrap()
+        .get_arguments()
+        .find(|it| it.get_long() == Some("pod-ip"));
+    let variable = variable
+        .unwrap()
+        .get_env()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .to_owned();
+    let expected =
+        json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": "status.podIPs" } } });
     assert!(env.as_array().unwrap().contains(&expected), "{env:#}");
 }
 
 /// What the operator is started with.
 async fn args(value: &str) -> Vec<String> {
-    let deployment = &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let deployment =
+        &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
-    container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
+    container["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|arg| arg.as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// Whether the operator starts with them.
 fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
-    let words = ["quartermaster"].into_iter().chain(args.iter().map(AsRef::as_ref));
-    let Subcommand::Run(args) = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command else {
+    let words = ["quartermaster"]
+        .into_iter()
+        .chain(args.iter().map(AsRef::as_ref));
+    let Subcommand::Run(args) = Cli::try_parse_from(words)
+        .map_err(|error| error.to_string())?
+        .command
+    else {
         return Err("it is not run".into());
     };
     let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
-    args.config(&kinds).map(drop).map_err(|error| error.to_string())
+    args.config(&kinds)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 /// What the operator would exit at does not get that far. Each value with helm's words, and as it would reach the operator.
@@ -93,50 +218,162 @@ async fn what_the_operator_exits_at_is_refused() {
     let long = format!("clusterName={}", "e".repeat(101));
     let long_flag = format!("--cluster-name={}", "e".repeat(101));
     for (value, words, flags) in [
-        ("leaderElection.id=Foo_", "/leaderElection/id", &["--leader-election-id=Foo_"][..]),
-        ("leaderElection.id=a..b", "/leaderElection/id", &["--leader-election-id=a..b"]),
-        ("leaderElection.leaseDuration=9", "/leaderElection/leaseDuration", &["--lease-duration=9"]),
-        ("leaderElection.leaseDuration=6s", "renewDeadline is 6s, and leaseDuration 6s", &["--lease-duration=6s"]),
+        (
+            "leaderElection.id=Foo_",
+            "/leaderElection/id",
+            &["--leader-election-id=Foo_"][..],
+        ),
+        (
+            "leaderElection.id=a..b",
+            "/leaderElection/id",
+            &["--leader-election-id=a..b"],
+        ),
+        (
+            "leaderElection.leaseDuration=9",
+            "/leaderElection/leaseDuration",
+            &["--lease-duration=9"],
+        ),
+        (
+            "leaderElection.leaseDuration=6s",
+            "renewDeadline is 6s, and leaseDuration 6s",
+            &["--lease-duration=6s"],
+        ),
         (
             "leaderElection.leaseDuration=999ms,leaderElection.renewDeadline=9ms,leaderElection.retryPeriod=1ms",
             "leaseDuration is 999ms: give it 1s or more",
-            &["--lease-duration=999ms", "--lease-renew-deadline=9ms", "--lease-retry-period=1ms"],
+            &[
+                "--lease-duration=999ms",
+                "--lease-renew-deadline=9ms",
+                "--lease-retry-period=1ms",
+            ],
         ),
         (
             "leaderElection.renewDeadline=9s",
             "renewDeadline is 9s, and leaseDuration 9s",
             &["--lease-renew-deadline=9s"],
         ),
-        ("leaderElection.renewDeadline=1100ms", "retryPeriod is 500ms, and", &["--lease-renew-deadline=1100ms"]),
-        ("leaderElection.retryPeriod=2728ms", "retryPeriod is 2728ms, and", &["--lease-retry-period=2728ms"]),
-        ("leaderElection.retryPeriod=0s", "retryPeriod is 0s: give it more", &["--lease-retry-period=0s"]),
-        ("leaderElection.retryPeriod=1s1h", "/leaderElection/retryPeriod", &["--lease-retry-period=1s1h"]),
+        (
+            "leaderElection.renewDeadline=1100ms",
+            "retryPeriod is 500ms, and",
+            &["--lease-renew-deadline=1100ms"],
+        ),
+        (
+            "leaderElection.retryPeriod=2728ms",
+            "retryPeriod is 2728ms, and",
+            &["--lease-retry-period=2728ms"],
+        ),
+        (
+            "leaderElection.retryPeriod=0s",
+            "retryPeriod is 0s: give it more",
+            &["--lease-retry-period=0s"],
+        ),
+        (
+            "leaderElection.retryPeriod=1s1h",
+            "/leaderElection/retryPeriod",
+            &["--lease-retry-period=1s1h"],
+        ),
         ("log.level=verbose", "/log/level", &["--log-level=verbose"]),
-        ("log.level=info\\,verbose", "/log/level", &["--log-level=info,verbose"]),
-        ("log.level=hyper=loud", "/log/level", &["--log-level=hyper=loud"]),
-        ("telegramAPIURL=foo", "write such as https://api.telegram.org", &["--telegram-api-url=foo"]),
-        ("telegramAPIURL=ftp://foo", "write such as https://api.telegram.org", &["--telegram-api-url=ftp://foo"]),
-        ("telegramAPIURL=https://", "write such as https://api.telegram.org", &["--telegram-api-url=https://"]),
-        ("telegramAPIURL=http://a?b", "write such as https://api.telegram.org", &["--telegram-api-url=http://a?b"]),
-        ("telegramAPIURL=http://a#b", "write such as https://api.telegram.org", &["--telegram-api-url=http://a#b"]),
+        (
+            "log.level=info\\,verbose",
+            "/log/level",
+            &["--log-level=info,verbose"],
+        ),
+        (
+            "log.level=hyper=loud",
+            "/log/level",
+            &["--log-level=hyper=loud"],
+        ),
+        (
+            "telegramAPIURL=foo",
+            "write such as https://api.telegram.org",
+            &["--telegram-api-url=foo"],
+        ),
+        (
+            "telegramAPIURL=ftp://foo",
+            "write such as https://api.telegram.org",
+            &["--telegram-api-url=ftp://foo"],
+        ),
+        (
+            "telegramAPIURL=https://",
+            "write such as https://api.telegram.org",
+            &["--telegram-api-url=https://"],
+        ),
+        (
+            "telegramAPIURL=http://a?b",
+            "write such as https://api.telegram.org",
+            &["--telegram-api-url=http://a?b"],
+        ),
+        (
+            "telegramAPIURL=http://a#b",
+            "write such as https://api.telegram.org",
+            &["--telegram-api-url=http://a#b"],
+        ),
         (
             "telegramAPIURL=http://me:sesame@foo",
             "write such as https://api.telegram.org, without credentials",
             &["--telegram-api-url=http://me:sesame@foo"],
         ),
-        ("webhook.proxy=me:sesame@foo", "webhook.proxy: write such as", &["--webhook-proxy=me:sesame@foo"]),
-        ("webhook.proxy=http://me:sesame@", "webhook.proxy: write such as", &["--webhook-proxy=http://me:sesame@"]),
-        ("webhook.denyCIDRs={10.0.0.0/33}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0.0/33"]),
-        ("webhook.denyCIDRs={10.0.0.256}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0.256"]),
-        ("webhook.denyCIDRs={10.0.0/8}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0/8"]),
-        ("webhook.denyCIDRs={fd00::/129}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=fd00::/129"]),
-        ("webhook.denyCIDRs={cluster.local}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=cluster.local"]),
-        ("clusterName=prod\neu", "/clusterName", &["--cluster-name=prod\neu"]),
+        (
+            "webhook.proxy=me:sesame@foo",
+            "webhook.proxy: write such as",
+            &["--webhook-proxy=me:sesame@foo"],
+        ),
+        (
+            "webhook.proxy=http://me:sesame@",
+            "webhook.proxy: write such as",
+            &["--webhook-proxy=http://me:sesame@"],
+        ),
+        (
+            "webhook.denyCIDRs={10.0.0.0/33}",
+            "/webhook/denyCIDRs/0",
+            &["--webhook-deny-cidr=10.0.0.0/33"],
+        ),
+        (
+            "webhook.denyCIDRs={10.0.0.256}",
+            "/webhook/denyCIDRs/0",
+            &["--webhook-deny-cidr=10.0.0.256"],
+        ),
+        (
+            "webhook.denyCIDRs={10.0.0/8}",
+            "/webhook/denyCIDRs/0",
+            &["--webhook-deny-cidr=10.0.0/8"],
+        ),
+        (
+            "webhook.denyCIDRs={fd00::/129}",
+            "/webhook/denyCIDRs/0",
+            &["--webhook-deny-cidr=fd00::/129"],
+        ),
+        (
+            "webhook.denyCIDRs={cluster.local}",
+            "/webhook/denyCIDRs/0",
+            &["--webhook-deny-cidr=cluster.local"],
+        ),
+        (
+            "clusterName=prod\neu",
+            "/clusterName",
+            &["--cluster-name=prod\neu"],
+        ),
         (&long, "/clusterName", &[&long_flag]),
-        ("watchNamespaces={a_b}", "/watchNamespaces/0", &["--watch-namespace=a_b"]),
-        ("controllers={nosuchthing}", "there is no \"nosuchthing\"", &["--controllers=nosuchthing"]),
-        ("controllers={-myingress}", "nothing is left to run", &["--controllers=-myingress"]),
-        ("sharedSecrets=some", "/sharedSecrets", &["--shared-secrets=some"]),
+        (
+            "watchNamespaces={a_b}",
+            "/watchNamespaces/0",
+            &["--watch-namespace=a_b"],
+        ),
+        (
+            "controllers={nosuchthing}",
+            "there is no \"nosuchthing\"",
+            &["--controllers=nosuchthing"],
+        ),
+        (
+            "controllers={-myingress}",
+            "nothing is left to run",
+            &["--controllers=-myingress"],
+        ),
+        (
+            "sharedSecrets=some",
+            "/sharedSecrets",
+            &["--shared-secrets=some"],
+        ),
         ("log.format=xml", "/log/format", &["--log-format=xml"]),
         (
             "extraArgs={--metrics-bind-address=:1}",
@@ -145,7 +382,10 @@ async fn what_the_operator_exits_at_is_refused() {
         ),
     ] {
         let (done, said) = template(&["--set-string", value]).await;
-        assert!(!done && said.contains(words) && !said.contains("sesame"), "{value}: {said}");
+        assert!(
+            !done && said.contains(words) && !said.contains("sesame"),
+            "{value}: {said}"
+        );
         let run = [&["run"], flags].concat();
         assert!(understood(&run).is_err(), "it would start: {flags:?}");
     }
@@ -155,34 +395,70 @@ async fn what_the_operator_exits_at_is_refused() {
 #[tokio::test]
 async fn a_proxy_password_comes_from_a_secret_alone() {
     let values = "webhook.proxySecret.name=proxy,webhook.proxySecret.key=url";
-    let deployment = &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let deployment =
+        &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
-    let flag = run.get_arguments().find(|it| it.get_long() == Some("webhook-proxy")).unwrap();
+    let flag = run
+        .get_arguments()
+        .find(|it| it.get_long() == Some("webhook-proxy"))
+        .unwrap();
     let variable = flag.get_env().unwrap().to_str().unwrap();
     let expected = json!({ "name": variable, "valueFrom": { "secretKeyRef": { "name": "proxy", "key": "url" } } });
-    assert!(container["env"].as_array().unwrap().contains(&expected), "{:#}", container["env"]);
-    assert!(!container["args"].to_string().contains("webhook-proxy"), "{:#}", container["args"]);
+    assert!(
+        container["env"].as_array().unwrap().contains(&expected),
+        "{:#}",
+        container["env"]
+    );
+    assert!(
+        !container["args"].to_string().contains("webhook-proxy"),
+        "{:#}",
+        container["args"]
+    );
 
     let instead = "name that in webhook.proxySecret: {name: NAME, key: KEY}";
     let both = "give this or webhook.proxy, not both";
     for (value, words) in [
         ("webhook.proxy=http://me:sesame@proxy:3128", instead),
         ("webhook.proxy=http://sesame@proxy", instead),
-        ("extraArgs={--webhook-proxy=http://me:sesame@proxy}", instead),
-        ("extraArgs={--webhook-proxy,http://me:sesame@proxy:3128}", "write --webhook-proxy=URL as one argument"),
-        ("extraArgs={--webhook-proxy,http://proxy:3128}", "write --webhook-proxy=URL as one argument"),
-        (&format!("extraEnv[0].name={variable},extraEnv[0].value=http://me:sesame@proxy"), instead),
+        (
+            "extraArgs={--webhook-proxy=http://me:sesame@proxy}",
+            instead,
+        ),
+        (
+            "extraArgs={--webhook-proxy,http://me:sesame@proxy:3128}",
+            "write --webhook-proxy=URL as one argument",
+        ),
+        (
+            "extraArgs={--webhook-proxy,http://proxy:3128}",
+            "write --webhook-proxy=URL as one argument",
+        ),
+        (
+            &format!("extraEnv[0].name={variable},extraEnv[0].value=http://me:sesame@proxy"),
+            instead,
+        ),
         ("webhook.proxySecret.name=proxy", "give both, name and key"),
         ("webhook.proxySecret.key=url", "give both, name and key"),
         (&format!("{values},webhook.proxy=http://proxy"), both),
-        (&format!("{values},extraArgs={{--webhook-proxy=http://proxy}}"), both),
-        (&format!("{values},extraEnv[0].name={variable},extraEnv[0].value=http://proxy"), both),
-        ("webhook.proxySecret.name=Not/One,webhook.proxySecret.key=url", "/webhook/proxySecret/name"),
+        (
+            &format!("{values},extraArgs={{--webhook-proxy=http://proxy}}"),
+            both,
+        ),
+        (
+            &format!("{values},extraEnv[0].name={variable},extraEnv[0].value=http://proxy"),
+            both,
+        ),
+        (
+            "webhook.proxySecret.name=Not/One,webhook.proxySecret.key=url",
+            "/webhook/proxySecret/name",
+        ),
     ] {
         let (done, said) = template(&["--set-string", value]).await;
-        assert!(!done && said.contains(words) && !said.contains("sesame"), "{value}: {said}");
+        assert!(
+            !done && said.contains(words) && !said.contains("sesame"),
+            "{value}: {said}"
+        );
     }
 }
 
@@ -195,9 +471,14 @@ async fn the_proxy_variable_is_shown_nowhere() {
         ("me:sesame@proxy", &["run"]),
     ] {
         let mut command = tree_command(env!("CARGO_BIN_EXE_quartermaster"));
-        command.args(arguments).env("QUARTERMASTER_WEBHOOK_PROXY", value);
+        command
+            .args(arguments)
+            .env("QUARTERMASTER_WEBHOOK_PROXY", value);
         let (_, said) = told(&command.output().await.unwrap());
-        assert!(said.contains("--") && !said.contains("sesame"), "{arguments:?}: {said}");
+        assert!(
+            said.contains("--") && !said.contains("sesame"),
+            "{arguments:?}: {said}"
+        );
     }
 }
 
@@ -239,15 +520,26 @@ async fn what_rights_follow_has_one_way() {
         ("metrics-secure", "metrics.secure"),
         ("watch-namespace", "watchNamespaces"),
     ] {
-        let variable = run.get_arguments().find(|it| it.get_long() == Some(flag)).unwrap().get_env().unwrap();
+        let variable = run
+            .get_arguments()
+            .find(|it| it.get_long() == Some(flag))
+            .unwrap()
+            .get_env()
+            .unwrap();
         let (flag, variable) = (format!("--{flag}"), variable.to_str().unwrap());
         for (said, what) in [
             (format!("extraArgs={{--aws-timeout=30s,{flag}=x}}"), &*flag),
             (format!("extraArgs={{{flag},x}}"), &flag),
-            (format!("extraEnv[0].name=A,extraEnv[1].name={variable}"), variable),
+            (
+                format!("extraEnv[0].name=A,extraEnv[1].name={variable}"),
+                variable,
+            ),
         ] {
             let (done, words) = template(&["--set", &said]).await;
-            assert!(!done && words.contains(&format!(": set {value} in place of {what}, for")), "{said}: {words}");
+            assert!(
+                !done && words.contains(&format!(": set {value} in place of {what}, for")),
+                "{said}: {words}"
+            );
         }
     }
 }
@@ -258,28 +550,64 @@ async fn what_is_no_value_is_refused() {
         ("replica=3", "replica"),
         ("replicas=two", "replicas"),
         ("image.digest=sha256:12", "digest"),
-        ("controllers={nosuchthing}", "there is no \"nosuchthing\"; write * for all, or names of: appservice, "),
-        ("controllers={-myingress}", "nothing is left to run; write *, or *,-NAME"),
-        ("serviceAccount.create=false", "write the name of the account that is there into serviceAccount.name"),
+        (
+            "controllers={nosuchthing}",
+            "there is no \"nosuchthing\"; write * for all, or names of: appservice, ",
+        ),
+        (
+            "controllers={-myingress}",
+            "nothing is left to run; write *, or *,-NAME",
+        ),
+        (
+            "serviceAccount.create=false",
+            "write the name of the account that is there into serviceAccount.name",
+        ),
         ("fullnameOverride=Foo_Bar", "fullnameOverride"),
         ("leaderElection.enabled=false", "leaderElection"),
         ("log.format=xml", "format"),
         ("metrics.certSecret=Not/One", "certSecret"),
         ("watchNamespaces={Shop}", "watchNamespaces"),
         ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
-        ("networkPolicy.egress.to[0].ipBlock.cidr=10.0.0.1/32", "additional properties 'ipBlock' not allowed"),
-        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.to is empty: DNS alone would go out"),
-        ("metrics.enabled=false,metrics.dashboard.enabled=true", "metrics.dashboard.enabled is true, and there are no"),
-        ("metrics.port=8081", "metrics.port and healthProbe.port are both 8081: give each a port of its own"),
+        (
+            "networkPolicy.egress.to[0].ipBlock.cidr=10.0.0.1/32",
+            "additional properties 'ipBlock' not allowed",
+        ),
+        (
+            "networkPolicy.egress.enabled=true",
+            "networkPolicy.egress.to is empty: DNS alone would go out",
+        ),
+        (
+            "metrics.enabled=false,metrics.dashboard.enabled=true",
+            "metrics.dashboard.enabled is true, and there are no",
+        ),
+        (
+            "metrics.port=8081",
+            "metrics.port and healthProbe.port are both 8081: give each a port of its own",
+        ),
     ] {
         let (done, said) = template(&["--set", value]).await;
         assert!(!done && said.contains(words), "{value}: {said}");
     }
-    assert!(template(&["--set", "networkPolicy.egress.enabled=true,networkPolicy.enabled=false"]).await.0);
+    assert!(
+        template(&[
+            "--set",
+            "networkPolicy.egress.enabled=true,networkPolicy.enabled=false"
+        ])
+        .await
+        .0
+    );
     // What is not served takes no port.
-    assert!(template(&["--set", "metrics.port=8081,metrics.enabled=false"]).await.0);
+    assert!(
+        template(&["--set", "metrics.port=8081,metrics.enabled=false"])
+            .await
+            .0
+    );
     // One replica needs no lease.
-    assert!(template(&["--set", "replicas=1,leaderElection.enabled=false"]).await.0);
+    assert!(
+        template(&["--set", "replicas=1,leaderElection.enabled=false"])
+            .await
+            .0
+    );
 }
 
 /// Whoever has this chart beneath one of their own switches it by a condition on such a value.
@@ -287,7 +615,10 @@ async fn what_is_no_value_is_refused() {
 async fn another_chart_may_switch_it() {
     assert!(template(&["--set", "enabled=true"]).await.0);
     let (done, said) = template(&["--set", "enabled=false"]).await;
-    assert!(!done && said.contains("/enabled"), "without a chart above it, that switches nothing: {said}");
+    assert!(
+        !done && said.contains("/enabled"),
+        "without a chart above it, that switches nothing: {said}"
+    );
 }
 
 /// No two releases come to share a name because theirs were cut.
@@ -295,21 +626,44 @@ async fn another_chart_may_switch_it() {
 async fn a_name_that_is_too_long_is_refused() {
     let template = async |release: &str, values: &str| {
         let fixed = ["template", release, CHART, "--set", values];
-        told(&tree_command(helm().await).args(fixed).output().await.unwrap())
+        told(
+            &tree_command(helm().await)
+                .args(fixed)
+                .output()
+                .await
+                .unwrap(),
+        )
     };
-    for name in ["quartermaster-of-platform-eu1", "fifteen-letters", "team.quartermaster", "1-quartermaster"] {
+    for name in [
+        "quartermaster-of-platform-eu1",
+        "fifteen-letters",
+        "team.quartermaster",
+        "1-quartermaster",
+    ] {
         let (done, said) = template(name, "replicas=2").await;
-        assert!(!done && said.contains("28 characters at most") && said.contains("fullnameOverride"), "{name}: {said}");
+        assert!(
+            !done && said.contains("28 characters at most") && said.contains("fullnameOverride"),
+            "{name}: {said}"
+        );
         let (done, said) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
-        assert!(done && said.contains("name: quartermaster-of-platform-eu-manager-role\n"), "{name}: {said}");
+        assert!(
+            done && said.contains("name: quartermaster-of-platform-eu-manager-role\n"),
+            "{name}: {said}"
+        );
     }
     for (name, begins) in [
-        ("quartermaster-of-platform-eu", "quartermaster-of-platform-eu"),
+        (
+            "quartermaster-of-platform-eu",
+            "quartermaster-of-platform-eu",
+        ),
         ("fourteen-of-it", "fourteen-of-it-quartermaster"),
         ("quartermaster", "quartermaster"),
     ] {
         let (done, said) = template(name, "replicas=2").await;
-        assert!(done && said.contains(&format!("name: {begins}-manager-role\n")), "{name}: {said}");
+        assert!(
+            done && said.contains(&format!("name: {begins}-manager-role\n")),
+            "{name}: {said}"
+        );
     }
     let (done, said) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
     assert!(!done && said.contains("/fullnameOverride"), "{said}");

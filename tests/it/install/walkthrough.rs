@@ -13,30 +13,56 @@ use crate::support::{Bed, Operator, Plane, SOON, SYSTEM, bot_api};
 
 #[tokio::test]
 async fn document_002_as_printed() {
-    let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
-    let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
+    let plane = Plane::Own(Arc::new(
+        ControlPlane::start(Options::default()).await.unwrap(),
+    ));
+    let bed = Bed {
+        client: plane.client().await.unwrap(),
+        plane,
+        namespace: "default".into(),
+    };
     let (telegram, aws) = (bot_api(), Aws::start().await.unwrap());
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let file = |name: &str| format!("{ROOT}/{name}");
 
     // The CRDs alone, then everything.
     let said = kubectl(&["apply", "-f", &file("deploy/crd.yaml")]).await;
-    assert!(said.contains("customresourcedefinition.apiextensions.k8s.io/appservices.kosmos.io created"), "{said}");
+    assert!(
+        said.contains(
+            "customresourcedefinition.apiextensions.k8s.io/appservices.kosmos.io created"
+        ),
+        "{said}"
+    );
     let said = kubectl(&["apply", "-f", &file("deploy/")]).await;
-    assert!(said.contains(&format!("deployment.apps/{DEPLOYMENT} created")), "{said}");
-    assert_eq!(said.lines().count(), objects(&folder("deploy")).len(), "{said}");
+    assert!(
+        said.contains(&format!("deployment.apps/{DEPLOYMENT} created")),
+        "{said}"
+    );
+    assert_eq!(
+        said.lines().count(),
+        objects(&folder("deploy")).len(),
+        "{said}"
+    );
     let again = kubectl(&["apply", "-k", &file("config/default")]).await;
     // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace, which the
     // apiserver drops.
-    let taken_for_a_change = ["poddisruptionbudget.policy/", "validatingadmissionpolicy.admissionregistration.k8s.io/"];
-    let same =
-        |line: &str| line.ends_with(" unchanged") || taken_for_a_change.iter().any(|what| line.starts_with(what));
+    let taken_for_a_change = [
+        "poddisruptionbudget.policy/",
+        "validatingadmissionpolicy.admissionregistration.k8s.io/",
+    ];
+    let same = |line: &str| {
+        line.ends_with(" unchanged") || taken_for_a_change.iter().any(|what| line.starts_with(what))
+    };
     assert!(again.lines().all(same), "{again}");
     assert_eq!(again.lines().count(), said.lines().count(), "{again}");
 
     // The world outside of this cluster, as a user sets it.
     let mut outside = vec![format!("QUARTERMASTER_TELEGRAM_API_URL={}", telegram.url())];
-    outside.extend(aws.env().into_iter().map(|(name, value)| format!("{name}={value}")));
+    outside.extend(
+        aws.env()
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}")),
+    );
     let deployment = format!("deployment/{DEPLOYMENT}");
     let mut set = vec!["-n", SYSTEM, "set", "env", &deployment];
     set.extend(outside.iter().map(String::as_str));
@@ -50,7 +76,10 @@ async fn document_002_as_printed() {
     examples_are_well(&bed).await;
 
     let said = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
-    assert!(said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"), "{said}");
+    assert!(
+        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{said}"
+    );
 
     // Nobody takes the CRDs away from what only the operator can clean up after.
     let (done, said) = make(&bed.plane, &["uninstall"]).await;
@@ -62,13 +91,27 @@ async fn document_002_as_printed() {
     ] {
         assert!(said.contains(words), "{said}");
     }
-    assert_eq!(kubectl(&["get", "crd", "-o", "name"]).await.lines().count(), registry::KINDS.len());
+    assert_eq!(
+        kubectl(&["get", "crd", "-o", "name"]).await.lines().count(),
+        registry::KINDS.len()
+    );
     for operator in &mut operators {
         operator.child().check_running().unwrap();
     }
     super::makefile::undeploy(&bed).await;
     assert_eq!(aws.balancers().await.unwrap(), []);
-    assert_eq!(kubectl(&["-n", "shop", "get", "configmap", "settings", "--ignore-not-found"]).await, "");
+    assert_eq!(
+        kubectl(&[
+            "-n",
+            "shop",
+            "get",
+            "configmap",
+            "settings",
+            "--ignore-not-found"
+        ])
+        .await,
+        ""
+    );
     drop(operators);
     super::makefile::all_targets(&bed).await;
 }
@@ -78,12 +121,27 @@ async fn document_002_as_printed() {
 async fn a_second_apply_of_the_same_manifests_changes_nothing() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
     let deploy = format!("{ROOT}/deploy/");
-    plane.run_kubectl(&["apply", "-f", &format!("{deploy}crd.yaml")], "").await.unwrap();
-    plane.run_kubectl(&["apply", "-f", &deploy], "").await.unwrap();
-    let again = plane.run_kubectl(&["apply", "-f", &deploy], "").await.unwrap();
-    assert_eq!(again.lines().count(), objects(&folder("deploy")).len(), "{again}");
+    plane
+        .run_kubectl(&["apply", "-f", &format!("{deploy}crd.yaml")], "")
+        .await
+        .unwrap();
+    plane
+        .run_kubectl(&["apply", "-f", &deploy], "")
+        .await
+        .unwrap();
+    let again = plane
+        .run_kubectl(&["apply", "-f", &deploy], "")
+        .await
+        .unwrap();
+    assert_eq!(
+        again.lines().count(),
+        objects(&folder("deploy")).len(),
+        "{again}"
+    );
     // kubectl replaces a budget's selector as a whole, and always takes that for a change.
-    let is_same = |line: &&str| line.ends_with(" unchanged") || line.starts_with("poddisruptionbudget.policy/");
+    let is_same = |line: &&str| {
+        line.ends_with(" unchanged") || line.starts_with("poddisruptionbudget.policy/")
+    };
     let changed: Vec<_> = again.lines().filter(|line| !is_same(line)).collect();
     assert!(changed.is_empty(), "{changed:#?}");
 }
@@ -92,7 +150,10 @@ async fn a_second_apply_of_the_same_manifests_changes_nothing() {
 async fn shaped(bed: &Bed) {
     let at = async |what: &[&str], path: &str| {
         let path = format!("jsonpath={{{path}}}");
-        bed.plane.run_kubectl(&[&["-n", SYSTEM, "get"], what, &["-o", &path]].concat(), "").await.unwrap()
+        bed.plane
+            .run_kubectl(&[&["-n", SYSTEM, "get"], what, &["-o", &path]].concat(), "")
+            .await
+            .unwrap()
     };
     // A node can be drained.
     let budget = ["pdb", DEPLOYMENT];
@@ -102,7 +163,11 @@ async fn shaped(bed: &Bed) {
     .await
     .unwrap();
     // Prometheus reaches both.
-    let slices = ["endpointslices", "-l", &format!("kubernetes.io/service-name={DEPLOYMENT}-metrics-service")];
+    let slices = [
+        "endpointslices",
+        "-l",
+        &format!("kubernetes.io/service-name={DEPLOYMENT}-metrics-service"),
+    ];
     until("both have an address for metrics", SOON, async || {
         let ready = at(&slices, ".items[*].endpoints[*].conditions.ready").await;
         let port = at(&slices, ".items[*].ports[*].port").await;
@@ -111,5 +176,12 @@ async fn shaped(bed: &Bed) {
     .await
     .unwrap();
     // Whatever else runs under the account has no token by itself.
-    assert_eq!(at(&["serviceaccount", DEPLOYMENT], ".automountServiceAccountToken").await, "false");
+    assert_eq!(
+        at(
+            &["serviceaccount", DEPLOYMENT],
+            ".automountServiceAccountToken"
+        )
+        .await,
+        "false"
+    );
 }

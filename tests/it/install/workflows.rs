@@ -8,7 +8,14 @@ use super::*;
 fn workflows() -> BTreeMap<String, String> {
     let folder = Path::new(ROOT).join(".github/workflows");
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap());
-    files.map(|it| (it.file_name().into_string().unwrap(), fs::read_to_string(it.path()).unwrap())).collect()
+    files
+        .map(|it| {
+            (
+                it.file_name().into_string().unwrap(),
+                fs::read_to_string(it.path()).unwrap(),
+            )
+        })
+        .collect()
 }
 
 /// A tag can be moved to other code, and some of these sign, or write to the registry.
@@ -16,13 +23,21 @@ fn workflows() -> BTreeMap<String, String> {
 fn every_action_is_one_commit_and_says_which_version() {
     let mut seen = 0;
     for (file, text) in workflows() {
-        let used = text.lines().filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("uses: "));
+        let used = text
+            .lines()
+            .filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("uses: "));
         for action in used.filter(|action| !action.starts_with("./")) {
-            let commit = action.split_once('@').and_then(|(_, rest)| rest.split_once(" # v"));
+            let commit = action
+                .split_once('@')
+                .and_then(|(_, rest)| rest.split_once(" # v"));
             let is_one = commit.is_some_and(|(commit, version)| {
                 commit.len() == 40
                     && commit.chars().all(|c| c.is_ascii_hexdigit())
-                    && version.split('.').filter(|part| part.parse::<u32>().is_ok()).count() == 3
+                    && version
+                        .split('.')
+                        .filter(|part| part.parse::<u32>().is_ok())
+                        .count()
+                        == 3
             });
             assert!(is_one, "{file}: {action}: write OWNER/NAME@COMMIT # vX.Y.Z");
             seen += 1;
@@ -35,13 +50,25 @@ fn every_action_is_one_commit_and_says_which_version() {
 fn what_is_released_is_built_before_and_from_the_checkout_alone() {
     let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
     let platforms = |text: &str, before: &str| {
-        let list = text.lines().find_map(|line| line.trim_start().strip_prefix(before)).unwrap().to_owned();
-        list.split(',').map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
+        let list = text
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(before))
+            .unwrap()
+            .to_owned();
+        list.split(',')
+            .map(str::to_owned)
+            .collect::<std::collections::BTreeSet<_>>()
     };
     let workflows = workflows();
     let [test, release] = ["test.yml", "release.yml"].map(|file| workflows[file].as_str());
-    assert_eq!(platforms(release, "platforms: "), platforms(&makefile, "PLATFORMS ?= "));
-    assert_eq!(platforms(release, "platforms: "), platforms(test, "platforms: "));
+    assert_eq!(
+        platforms(release, "platforms: "),
+        platforms(&makefile, "PLATFORMS ?= ")
+    );
+    assert_eq!(
+        platforms(release, "platforms: "),
+        platforms(test, "platforms: ")
+    );
     // What another run left there would be signed too.
     for cache in ["cache-from", "cache-to", "actions/cache@", "cache: true"] {
         assert!(!release.contains(cache), "{cache}");

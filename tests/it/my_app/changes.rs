@@ -12,7 +12,12 @@ use crate::support::{Bed, Operator, SOON, Settings};
 /// The values of the container's variable, and its image.
 fn made_of(pod: &Pod) -> (Value, String) {
     let container = &pod.spec.as_ref().unwrap().containers[0];
-    let values = container.env.iter().flatten().map(|variable| json!(variable.value)).collect();
+    let values = container
+        .env
+        .iter()
+        .flatten()
+        .map(|variable| json!(variable.value))
+        .collect();
     (Value::Array(values), container.image.clone().unwrap())
 }
 
@@ -20,40 +25,71 @@ fn made_of(pod: &Pod) -> (Value, String) {
 async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.app("web", json!({ "image": "nginx:1", "banner": "one" })).await;
+    bed.app("web", json!({ "image": "nginx:1", "banner": "one" }))
+        .await;
     let first = bed.app_runs("web").await;
     assert_eq!(made_of(&first), (json!(["one"]), "nginx:1".into()));
 
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     let second = bed.app_runs_anew("web", &first).await;
     assert_eq!(made_of(&second), (json!(["one"]), "nginx:2".into()));
     let words = bed.event("web", "Replaced").await;
-    assert_eq!(words, "web-pod is replaced: its image is nginx:1, and is to be nginx:2");
-    assert!(bed.events("web", "Recreated").await.is_empty(), "that is no loss");
+    assert_eq!(
+        words,
+        "web-pod is replaced: its image is nginx:1, and is to be nginx:2"
+    );
+    assert!(
+        bed.events("web", "Recreated").await.is_empty(),
+        "that is no loss"
+    );
 
     // As long as it may be, and with all that the kubelet or a shell could make something of.
-    let banner = format!("'a' \"b\" $(HOME) $$ `c` \\n\n\u{1F680}{}", "$(date) 0123456789\n".repeat(5600));
+    let banner = format!(
+        "'a' \"b\" $(HOME) $$ `c` \\n\n\u{1F680}{}",
+        "$(date) 0123456789\n".repeat(5600)
+    );
     assert!(banner.len() > 100_000);
-    bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } }))
+        .await;
     let third = bed.app_runs_anew("web", &second).await;
     assert_eq!(made_of(&third).0, json!([banner.replace('$', "$$")]));
-    bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } }))
+        .await;
     let fourth = bed.app_runs_anew("web", &third).await;
-    assert_eq!(made_of(&fourth).0, json!([null]), "the apiserver keeps no empty value");
+    assert_eq!(
+        made_of(&fourth).0,
+        json!([null]),
+        "the apiserver keeps no empty value"
+    );
 
-    bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
+        .await;
     let fifth = bed.app_runs_anew("web", &fourth).await;
-    assert!(fifth.spec.as_ref().unwrap().containers[0].security_context.is_none());
+    assert!(
+        fifth.spec.as_ref().unwrap().containers[0]
+            .security_context
+            .is_none()
+    );
 
     // Somebody gives the Pod itself another image.
-    bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"]).await;
+    bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"])
+        .await;
     let sixth = bed.app_runs_anew("web", &fifth).await;
     assert_eq!(made_of(&sixth).1, "nginx:2");
 
     // Labels, annotations, suspension and the default spelt out change nothing.
     let since = bed.plane.audit().mark().await.unwrap();
-    bed.patch::<MyApp>("web", json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "suspend": false } })).await;
-    bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } } })).await;
+    bed.patch::<MyApp>(
+        "web",
+        json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "suspend": false } }),
+    )
+    .await;
+    bed.patch::<Pod>(
+        "web-pod",
+        json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } } }),
+    )
+    .await;
     assert_eq!(bed.app_runs("web").await.uid(), sixth.uid());
     bed.marker("marker").await;
     let mut asked = bed.asked(since).await;
@@ -83,9 +119,22 @@ async fn a_pod_that_is_deleted_is_made_again() {
     pod = bed.app_runs_anew("web", &pod).await;
 
     // What is said of the Pod before is not taken for what is said of this one.
-    let ready = |pod: Pod| pod.status?.conditions?.into_iter().find(|it| it.type_ == "Ready" && it.status == "True");
-    until("the Pod is ready", SOON, async || Ok(bed.pod("web").await.and_then(ready))).await.unwrap();
-    bed.pod_is("web", waiting("Running", "CrashLoopBackOff", "back-off 10s")).await;
+    let ready = |pod: Pod| {
+        pod.status?
+            .conditions?
+            .into_iter()
+            .find(|it| it.type_ == "Ready" && it.status == "True")
+    };
+    until("the Pod is ready", SOON, async || {
+        Ok(bed.pod("web").await.and_then(ready))
+    })
+    .await
+    .unwrap();
+    bed.pod_is(
+        "web",
+        waiting("Running", "CrashLoopBackOff", "back-off 10s"),
+    )
+    .await;
     bed.app_says("web", "CrashLoopBackOff").await;
     bed.pod_is("web", running(true)).await;
     bed.app_says("web", "Ready").await;
@@ -96,7 +145,8 @@ async fn a_pod_that_is_deleted_is_made_again() {
     operator.kill();
     operator.restart();
     operator.ready().await;
-    bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" } } }))
+        .await;
     bed.marker("later").await;
     let mut asked = bed.asked(since).await;
     asked.remove("patch myapps/status later");
@@ -109,25 +159,32 @@ async fn suspended_it_is_left_alone() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
-    bed.app("never", json!({ "image": "nginx:1", "suspend": true })).await;
+    bed.app("never", json!({ "image": "nginx:1", "suspend": true }))
+        .await;
     let pod = bed.app_runs("web").await;
-    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": true } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": true } }))
+        .await;
     bed.app_says("web", "Suspended").await;
     bed.app_says("never", "Suspended").await;
     bed.event("web", "Suspended").await;
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     bed.app_says("web", "Suspended").await;
     bed.marker("marker").await;
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
     assert!(bed.pod("never").await.is_none());
     bed.delete::<Pod>("web-pod").await;
-    bed.until("web", "its Pod is gone", |app: &MyApp| app.status.as_ref().is_some_and(|it| it.pod_name.is_none()))
-        .await;
+    bed.until("web", "its Pod is gone", |app: &MyApp| {
+        app.status.as_ref().is_some_and(|it| it.pod_name.is_none())
+    })
+    .await;
     bed.marker("later").await;
     assert!(bed.pod("web").await.is_none());
 
-    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": null } })).await;
-    bed.patch::<MyApp>("never", json!({ "spec": { "suspend": false } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": null } }))
+        .await;
+    bed.patch::<MyApp>("never", json!({ "spec": { "suspend": false } }))
+        .await;
     assert_eq!(made_of(&bed.app_runs("web").await).1, "nginx:2");
     bed.app_runs("never").await;
     bed.event("web", "Ready").await;

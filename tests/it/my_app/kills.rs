@@ -15,10 +15,19 @@ async fn a_kill_at_any_write_changes_nothing() {
     let bed = by_hand("kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| run(&bed.plane, point, write).await).await;
+    let writes = at_each_write(&points, async |point, write| {
+        run(&bed.plane, point, write).await
+    })
+    .await;
     // At least: a Pod, that it is there, that it goes, another one, that it is there.
-    assert!(writes.iter().all(|writes| *writes >= 5), "{writes:?} writes");
-    tokio::join!(answers_that_are_lost(&bed.plane), a_watch_that_is_silent(&bed.plane));
+    assert!(
+        writes.iter().all(|writes| *writes >= 5),
+        "{writes:?} writes"
+    );
+    tokio::join!(
+        answers_that_are_lost(&bed.plane),
+        a_watch_that_is_silent(&bed.plane)
+    );
 }
 
 /// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
@@ -28,7 +37,8 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     let changes = async {
         bed.app("web", json!({ "image": "nginx:1" })).await;
         bed.app_says("web", "PodPending").await;
-        bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+        bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+            .await;
         bed.app_says("web", "PodPending").await;
     };
     // Events are best effort.
@@ -39,7 +49,12 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
 
 /// Without names, times and versions.
 async fn end_state(bed: &Bed) -> Value {
-    let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap().items;
+    let pods = bed
+        .api::<Pod>()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
     let app = bed.api::<MyApp>().get("web").await.unwrap();
     let specs: Vec<_> = pods.iter().map(|pod| json!(pod.spec)).collect();
     let status = app.status.as_ref().unwrap();
@@ -50,12 +65,21 @@ async fn end_state(bed: &Bed) -> Value {
 async fn answers_that_are_lost(plane: &Plane) {
     let bed = Bed::on(plane.clone(), "lost").await;
     let (proxy, file) = bed.through_proxy().await;
-    let lost = proxy.inject(Match::verb(Verb::Create).resource("pods"), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    let lost = proxy.inject(
+        Match::verb(Verb::Create).resource("pods"),
+        Times::First(1),
+        Fault::LoseAnswer(Lost::Cut),
+    );
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
     assert_eq!(lost.hits(), 1);
-    let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap().items;
+    let pods = bed
+        .api::<Pod>()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
     assert_eq!(pods.len(), 1);
 }
 
@@ -63,7 +87,11 @@ async fn answers_that_are_lost(plane: &Plane) {
 async fn a_watch_that_is_silent(plane: &Plane) {
     let bed = Bed::on(plane.clone(), "silent").await;
     let (proxy, file) = bed.through_proxy().await;
-    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--resync=1s")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().kubeconfig(file).flag("--resync=1s"),
+    )
+    .await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
     bed.app_says("web", "PodPending").await;
     let first = bed.pod("web").await.unwrap();
@@ -77,13 +105,24 @@ async fn a_watch_that_is_silent(plane: &Plane) {
     bed.app_says("web", "PodPending").await;
     proxy.freeze(Match::watch("pods"));
     bed.pod_is("web", running(true)).await;
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     let third = bed.another("web", &second).await;
-    assert_eq!(third.spec.unwrap().containers[0].image.as_deref(), Some("nginx:2"));
+    assert_eq!(
+        third.spec.unwrap().containers[0].image.as_deref(),
+        Some("nginx:2")
+    );
     bed.app_says("web", "PodPending").await;
     bed.event("web", "Replaced").await;
     bed.event("web", "Recreated").await;
     assert_eq!(bed.events("web", "Replaced").await.len(), 1);
-    let deletes = proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Delete).count();
-    assert!(deletes <= 2, "{deletes}: in the state that was shown, and in the one that is there");
+    let deletes = proxy
+        .requests()
+        .iter()
+        .filter(|seen| seen.request.verb == Verb::Delete)
+        .count();
+    assert!(
+        deletes <= 2,
+        "{deletes}: in the state that was shown, and in the one that is there"
+    );
 }

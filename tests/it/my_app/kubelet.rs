@@ -32,7 +32,10 @@ async fn where_the_namespace_is_being_deleted_none_is_made(bed: Bed) {
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
     let namespaces: Api<Namespace> = Api::all(bed.client.clone());
-    namespaces.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
+    namespaces
+        .delete(&bed.namespace, &DeleteParams::default())
+        .await
+        .unwrap();
     bed.delete::<Pod>("web-pod").await;
     bed.app_says("web", "NamespaceTerminating").await;
     let status = bed.api::<MyApp>().get("web").await.unwrap().status.unwrap();
@@ -50,25 +53,40 @@ async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
     asked.remove("patch myapps/status after");
     let two = ["create pods web-pod", "patch myapps/status web"].map(|what| (what.to_owned(), 1));
     assert_eq!(asked, two.into());
-    assert!(bed.events("web", "Created").await.is_empty() && bed.events("web", "PodPending").await.is_empty());
+    assert!(
+        bed.events("web", "Created").await.is_empty()
+            && bed.events("web", "PodPending").await.is_empty()
+    );
 }
 
 async fn the_status_follows_the_pod(bed: Bed) {
     // Nothing is looked at without a reason.
-    let settings = Settings::default().flag("--waiting-min=10m").flag("--waiting-max=10m");
+    let settings = Settings::default()
+        .flag("--waiting-min=10m")
+        .flag("--waiting-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
     let unscheduled = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" });
-    bed.pod_is("web", json!({ "phase": "Pending", "conditions": [unscheduled] })).await;
-    assert_eq!(bed.app_says("web", "Unschedulable").await, "0/3 nodes are available");
+    bed.pod_is(
+        "web",
+        json!({ "phase": "Pending", "conditions": [unscheduled] }),
+    )
+    .await;
+    assert_eq!(
+        bed.app_says("web", "Unschedulable").await,
+        "0/3 nodes are available"
+    );
     bed.node("status-node", "True", "fine").await;
     bed.bind("web", "status-node").await;
     for (reason, words) in [
         ("ContainerCreating", "container web waits"),
         ("ImagePullBackOff", "Back-off pulling image \"nginx\""),
-        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
+        (
+            "CreateContainerConfigError",
+            "container has runAsNonRoot and image will run as root",
+        ),
     ] {
         bed.pod_is("web", waiting("Pending", reason, words)).await;
         assert_eq!(bed.app_says("web", reason).await, words);
@@ -79,9 +97,24 @@ async fn the_status_follows_the_pod(bed: Bed) {
     assert_eq!(bed.app_says("web", "Ready").await, "web-pod runs");
     // A container that crashes has its reasons in turn: each is told once until all is well.
     for times in 1..=3 {
-        bed.pod_is("web", waiting("Running", "CrashLoopBackOff", &format!("back-off {times}0s"))).await;
-        assert_eq!(bed.app_says("web", "CrashLoopBackOff").await, format!("back-off {times}0s"));
-        bed.pod_is("web", waiting("Running", "RunContainerError", "no such file")).await;
+        bed.pod_is(
+            "web",
+            waiting(
+                "Running",
+                "CrashLoopBackOff",
+                &format!("back-off {times}0s"),
+            ),
+        )
+        .await;
+        assert_eq!(
+            bed.app_says("web", "CrashLoopBackOff").await,
+            format!("back-off {times}0s")
+        );
+        bed.pod_is(
+            "web",
+            waiting("Running", "RunContainerError", "no such file"),
+        )
+        .await;
         bed.app_says("web", "RunContainerError").await;
     }
     bed.pod_is("web", running(true)).await;
@@ -94,15 +127,20 @@ async fn the_status_follows_the_pod(bed: Bed) {
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
     // As long as somebody says something of the Pod its node is not asked for; but for a pass that our own status woke.
     let requests = bed.plane.audit().requests(since).await.unwrap();
-    let asked =
-        requests.iter().filter(|request| request.subject.name == "status-node" && request.subject.verb == "get");
-    let ours = asked.filter(|request| request.subject.user.ends_with(ACCOUNT)).count();
+    let asked = requests
+        .iter()
+        .filter(|request| request.subject.name == "status-node" && request.subject.verb == "get");
+    let ours = asked
+        .filter(|request| request.subject.user.ends_with(ACCOUNT))
+        .count();
     assert!(ours < 4, "asked for {ours} times");
 }
 
 async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
     let least = Duration::from_millis(100);
-    let settings = Settings::default().flag("--retry-min=100ms").flag("--retry-max=5m");
+    let settings = Settings::default()
+        .flag("--retry-min=100ms")
+        .flag("--retry-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
@@ -118,18 +156,33 @@ async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
         bed.pod_is("web", end).await;
         pod = bed.another("web", &pod).await;
         let delay = least * 2u32.pow(times);
-        assert!(failed.elapsed() >= delay, "made again after {:?}, the {times}. time", failed.elapsed());
+        assert!(
+            failed.elapsed() >= delay,
+            "made again after {:?}, the {times}. time",
+            failed.elapsed()
+        );
         bed.app_says("web", "PodPending").await;
     }
     let words = bed.event("web", "PodFailed").await;
-    assert_eq!(words, "web-pod failed: Evicted: The node was low on resource: memory.");
-    assert_eq!(bed.events("web", "PodFailed").await.len(), 1, "until it is well");
+    assert_eq!(
+        words,
+        "web-pod failed: Evicted: The node was low on resource: memory."
+    );
+    assert_eq!(
+        bed.events("web", "PodFailed").await.len(),
+        1,
+        "until it is well"
+    );
     bed.event("web", "PodSucceeded").await;
     // What is wanted meanwhile is not waited for.
     bed.pod_is("web", json!({ "phase": "Failed" })).await;
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     let pod = bed.another("web", &pod).await;
-    assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("nginx:2"));
+    assert_eq!(
+        pod.spec.unwrap().containers[0].image.as_deref(),
+        Some("nginx:2")
+    );
 }
 
 /// A `MyApp` whose Pod ran on this node, and is not ready any more.
@@ -149,12 +202,26 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "gone-node").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    Api::<Node>::all(bed.client.clone()).delete("gone-node", &DeleteParams::default()).await.unwrap();
+    Api::<Node>::all(bed.client.clone())
+        .delete("gone-node", &DeleteParams::default())
+        .await
+        .unwrap();
     let words = bed.app_says("web", "NodeGone").await;
-    assert_eq!(words, "node gone-node of web-pod is gone; the Pod is made again once it is gone too");
-    let going = bed.until("web-pod", "is being deleted", |pod: &Pod| pod.metadata.deletion_timestamp.is_some()).await;
+    assert_eq!(
+        words,
+        "node gone-node of web-pod is gone; the Pod is made again once it is gone too"
+    );
+    let going = bed
+        .until("web-pod", "is being deleted", |pod: &Pod| {
+            pod.metadata.deletion_timestamp.is_some()
+        })
+        .await;
     assert_eq!(going.uid(), pod.uid());
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(30), "with the grace that it asks for");
+    assert_eq!(
+        going.metadata.deletion_grace_period_seconds,
+        Some(30),
+        "with the grace that it asks for"
+    );
     bed.marker("marker").await;
     assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
     bed.app_says("web", "NodeGone").await;
@@ -167,9 +234,17 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
 async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "quiet-node").await;
-    bed.node("quiet-node", "Unknown", "Kubelet stopped posting node status.").await;
+    bed.node(
+        "quiet-node",
+        "Unknown",
+        "Kubelet stopped posting node status.",
+    )
+    .await;
     let words = bed.app_says("web", "NodeNotReady").await;
-    assert!(words.contains("Said: Kubelet stopped posting node status."), "{words}");
+    assert!(
+        words.contains("Said: Kubelet stopped posting node status."),
+        "{words}"
+    );
     assert!(words.contains("kubectl delete node quiet-node"), "{words}");
     bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
@@ -180,7 +255,11 @@ async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
     bed.marker("marker").await;
     let mut asked = bed.asked(since).await;
     asked.remove("patch myapps/status marker");
-    assert_eq!(asked, [].into(), "nothing is deleted, and nothing said again");
+    assert_eq!(
+        asked,
+        [].into(),
+        "nothing is deleted, and nothing said again"
+    );
     bed.node("quiet-node", "True", "fine").await;
     bed.app_says("web", "PodNotReady").await;
     bed.pod_is("web", running(true)).await;
@@ -197,18 +276,26 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
     bed.pod_is("web", running(true)).await;
     let pod = bed.app_runs("web").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     let words = bed.app_says("web", "PodTerminating").await;
-    assert_eq!(words, "web-pod is being deleted; it is made again once it is gone");
+    assert_eq!(
+        words,
+        "web-pod is being deleted; it is made again once it is gone"
+    );
     // More changes of mind delete nothing again, not even the one back.
     for image in ["nginx:3", "nginx:1"] {
-        bed.patch::<MyApp>("web", json!({ "spec": { "image": image } })).await;
+        bed.patch::<MyApp>("web", json!({ "spec": { "image": image } }))
+            .await;
         bed.app_says("web", "PodTerminating").await;
     }
     assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
     bed.pod_ends("web").await;
     let pod = bed.another("web", &pod).await;
-    assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("nginx:1"));
+    assert_eq!(
+        pod.spec.unwrap().containers[0].image.as_deref(),
+        Some("nginx:1")
+    );
     bed.app_says("web", "PodPending").await;
     assert!(bed.events("web", "PodTerminating").await.is_empty());
 

@@ -24,14 +24,26 @@ mod walkthrough;
 
 /// What a `MyApp` says of itself: its condition's reason and words.
 fn says(app: &MyApp) -> (String, String) {
-    let condition = app.status.as_ref().and_then(|status| status.conditions.first());
-    condition.map(|condition| (condition.reason.clone(), condition.message.clone())).unwrap_or_default()
+    let condition = app
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.first());
+    condition
+        .map(|condition| (condition.reason.clone(), condition.message.clone()))
+        .unwrap_or_default()
 }
 
 /// A control plane without scheduler, kubelet and garbage collector: whatever becomes of a Pod there is a test's own doing.
 async fn by_hand(name: &str) -> Bed {
     let flags = vec!["--disable-admission-plugins=ServiceAccount".to_owned()];
-    Bed::own_with(Options { apiserver_flags: flags, ..Options::apiserver_only() }, name).await
+    Bed::own_with(
+        Options {
+            apiserver_flags: flags,
+            ..Options::apiserver_only()
+        },
+        name,
+    )
+    .await
 }
 
 impl Bed {
@@ -44,14 +56,23 @@ impl Bed {
     async fn app_says(&self, name: &str, reason: &str) -> String {
         let app = self
             .until(name, reason, |app: &MyApp| {
-                let observed = app.status.as_ref().and_then(|status| status.observed_generation);
+                let observed = app
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.observed_generation);
                 observed == app.metadata.generation && says(app).0 == reason
             })
             .await;
         let status = app.status.as_ref().unwrap();
         assert_eq!(status.ready, reason == "Ready");
-        assert_eq!(status.conditions[0].observed_generation, status.observed_generation);
-        assert_eq!(status.conditions[0].status, if status.ready { "True" } else { "False" });
+        assert_eq!(
+            status.conditions[0].observed_generation,
+            status.observed_generation
+        );
+        assert_eq!(
+            status.conditions[0].status,
+            if status.ready { "True" } else { "False" }
+        );
         says(&app).1
     }
 
@@ -75,13 +96,21 @@ impl Bed {
     /// Waits until there is another Pod than this.
     async fn another(&self, app: &str, before: &Pod) -> Pod {
         let other = |pod: Pod| (pod.uid() != before.uid()).then_some(pod);
-        until(format!("another {app}-pod"), SOON, async || Ok(self.pod(app).await.and_then(other))).await.unwrap()
+        until(format!("another {app}-pod"), SOON, async || {
+            Ok(self.pod(app).await.and_then(other))
+        })
+        .await
+        .unwrap()
     }
 
     /// Waits until Pods are let in: a new namespace has no `ServiceAccount` for a moment.
     pub async fn takes_pods(&self) {
         let accounts: Api<ServiceAccount> = self.api();
-        until("its default ServiceAccount", SOON, async || Ok(accounts.get_opt("default").await?)).await.unwrap();
+        until("its default ServiceAccount", SOON, async || {
+            Ok(accounts.get_opt("default").await?)
+        })
+        .await
+        .unwrap();
     }
 
     /// The operator's requests in this namespace since then, but for Events: verb and resource, and how often.
@@ -90,8 +119,17 @@ impl Bed {
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
             let ours = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
             let watches = ["watch", "list"].contains(&subject.verb.as_str());
-            if ours && subject.namespace == self.namespace && subject.resource != "events" && !watches {
-                *counts.entry(format!("{} {} {}", subject.verb, subject.resource, subject.name)).or_default() += 1;
+            if ours
+                && subject.namespace == self.namespace
+                && subject.resource != "events"
+                && !watches
+            {
+                *counts
+                    .entry(format!(
+                        "{} {} {}",
+                        subject.verb, subject.resource, subject.name
+                    ))
+                    .or_default() += 1;
             }
         }
         counts
@@ -99,7 +137,8 @@ impl Bed {
 
     /// Has the operator do something later than all that it was told before.
     async fn marker(&self, name: &str) {
-        self.app(name, json!({ "image": "nginx", "suspend": true })).await;
+        self.app(name, json!({ "image": "nginx", "suspend": true }))
+            .await;
         self.app_says(name, "Suspended").await;
     }
 
@@ -108,32 +147,47 @@ impl Bed {
         let name = format!("{app}-pod");
         let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name }, "target": { "kind": "Node", "name": node } });
         let pods: Api<Pod> = self.api();
-        let _: Value = pods.create_subresource("binding", &name, &PostParams::default(), &binding).await.unwrap();
+        let _: Value = pods
+            .create_subresource("binding", &name, &PostParams::default(), &binding)
+            .await
+            .unwrap();
     }
 
     /// Says of a Pod how it is, as its kubelet does.
     async fn pod_is(&self, app: &str, status: Value) {
         let patch = Patch::Merge(json!({ "status": status }));
         let pods: Api<Pod> = self.api();
-        pods.patch_status(&format!("{app}-pod"), &PatchParams::default(), &patch).await.unwrap();
+        pods.patch_status(&format!("{app}-pod"), &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
 
     /// Removes a Pod that is being deleted, as its kubelet does, or who collects the Pods of nodes that are gone.
     async fn pod_ends(&self, app: &str) {
-        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.api::<Pod>().delete(&format!("{app}-pod"), &now).await.unwrap();
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        self.api::<Pod>()
+            .delete(&format!("{app}-pod"), &now)
+            .await
+            .unwrap();
     }
 
     /// A node that says this of itself.
     async fn node(&self, name: &str, ready: &str, message: &str) {
-        let condition = json!({ "type": "Ready", "status": ready, "reason": "Said", "message": message });
+        let condition =
+            json!({ "type": "Ready", "status": ready, "reason": "Said", "message": message });
         let nodes: Api<Node> = Api::all(self.client.clone());
         if nodes.get_opt(name).await.unwrap().is_none() {
             let node = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
             nodes.create(&PostParams::default(), &node).await.unwrap();
         }
         let patch = Patch::Merge(json!({ "status": { "conditions": [condition] } }));
-        nodes.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+        nodes
+            .patch_status(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
 }
 
@@ -146,8 +200,7 @@ fn running(ready: bool) -> Value {
 /// A Pod's status while its container waits.
 fn waiting(phase: &str, reason: &str, message: &str) -> Value {
     let state = json!({ "waiting": { "reason": reason, "message": message } });
-    let container =
-        json!({ "name": "web", "image": "nginx", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+    let container = json!({ "name": "web", "image": "nginx", "imageID": "", "ready": false, "restartCount": 0, "state": state });
     json!({ "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }], "containerStatuses": [container] })
 }
 
@@ -169,7 +222,11 @@ fn documents_pod(app: &str, image: &str, banner: &str) -> Value {
 
 /// The controller of a Pod, and whether it is this `MyApp`.
 fn is_owned_by(pod: &Pod, app: &MyApp) -> bool {
-    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let controller = pod
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true));
     let label = pod.labels().get("quartermaster.dev/owner-uid");
-    controller.is_some_and(|owner| Some(&owner.uid) == app.meta().uid.as_ref()) && label == app.meta().uid.as_ref()
+    controller.is_some_and(|owner| Some(&owner.uid) == app.meta().uid.as_ref())
+        && label == app.meta().uid.as_ref()
 }

@@ -16,19 +16,29 @@ const BANNER: &str = "This pod was created for $5 \u{1F680}";
 async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
-    let theirs: Pod = bed.create("web-pod", documents_pod("web", "nginx:1", BANNER)).await;
+    let theirs: Pod = bed
+        .create("web-pod", documents_pod("web", "nginx:1", BANNER))
+        .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let since = bed.plane.audit().mark().await.unwrap();
-    let app = bed.app("web", json!({ "image": "nginx:1", "banner": BANNER })).await;
+    let app = bed
+        .app("web", json!({ "image": "nginx:1", "banner": BANNER }))
+        .await;
     let words = bed.app_says("web", "Conflict").await;
     let (_, command) = words.split_once("to hand it over: kubectl ").unwrap();
     let here = &bed.namespace;
-    assert_eq!(command, format!("annotate pods web-pod -n {here} quartermaster.dev/adopt-by={here}/web"));
+    assert_eq!(
+        command,
+        format!("annotate pods web-pod -n {here} quartermaster.dev/adopt-by={here}/web")
+    );
     assert_eq!(bed.event("web", "Conflict").await, words);
     // It is asked for again and again, and nothing is written.
     let asked = until("it is asked for", SOON, async || {
         let asked = bed.asked(since).await;
-        Ok(asked.get("get pods web-pod").is_some_and(|times| *times > 3).then_some(asked))
+        Ok(asked
+            .get("get pods web-pod")
+            .is_some_and(|times| *times > 3)
+            .then_some(asked))
     });
     let mut asked = asked.await.unwrap();
     asked.remove("get pods web-pod");
@@ -37,27 +47,53 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
     let live = bed.pod("web").await.unwrap();
     assert_eq!(
         (live.labels(), live.annotations(), live.owner_references()),
-        (theirs.labels(), theirs.annotations(), theirs.owner_references())
+        (
+            theirs.labels(),
+            theirs.annotations(),
+            theirs.owner_references()
+        )
     );
 
-    bed.plane.run_kubectl(&command.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    bed.plane
+        .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
+        .await
+        .unwrap();
     let taken = bed.app_runs("web").await;
-    assert_eq!(bed.event("web", "Adopted").await, "web-pod is taken over as it is");
+    assert_eq!(
+        bed.event("web", "Adopted").await,
+        "web-pod is taken over as it is"
+    );
     assert!(is_owned_by(&taken, &app));
-    assert!(!taken.annotations().contains_key("quartermaster.dev/adopt-by"));
+    assert!(
+        !taken
+            .annotations()
+            .contains_key("quartermaster.dev/adopt-by")
+    );
     assert_eq!(taken.uid(), theirs.uid());
-    assert_eq!(taken.metadata.generation, Some(1), "nothing of its spec was changed");
+    assert_eq!(
+        taken.metadata.generation,
+        Some(1),
+        "nothing of its spec was changed"
+    );
     let env = json!([{ "name": "BANNER" }, { "name": "BANNER", "value": BANNER }]);
-    assert_eq!(serde_json::to_value(&taken.spec.as_ref().unwrap().containers[0].env).unwrap(), env);
+    assert_eq!(
+        serde_json::to_value(&taken.spec.as_ref().unwrap().containers[0].env).unwrap(),
+        env
+    );
     assert_eq!(taken.labels()["app"], "web");
 
     // Its profile is its own, until there is a reason to make it anew.
-    bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
+        .await;
     assert_eq!(bed.app_runs("web").await.uid(), theirs.uid());
-    bed.patch::<MyApp>("web", json!({ "spec": { "banner": "another" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "banner": "another" } }))
+        .await;
     let ours = bed.app_runs_anew("web", &taken).await;
     assert!(is_owned_by(&ours, &app));
-    assert_eq!(ours.spec.unwrap().containers[0].env.as_ref().unwrap().len(), 1);
+    assert_eq!(
+        ours.spec.unwrap().containers[0].env.as_ref().unwrap().len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -65,12 +101,17 @@ async fn one_that_differs_is_taken_over_and_made_anew() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
     let mut pod = documents_pod("web", "nginx:1", BANNER);
-    pod["metadata"]["annotations"] = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
+    pod["metadata"]["annotations"] =
+        json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
     let theirs: Pod = bed.create("web-pod", pod).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.app("web", json!({ "image": "nginx:2", "banner": BANNER })).await;
+    bed.app("web", json!({ "image": "nginx:2", "banner": BANNER }))
+        .await;
     let ours = bed.app_runs_anew("web", &theirs).await;
-    assert_eq!(ours.spec.unwrap().containers[0].image.as_deref(), Some("nginx:2"));
+    assert_eq!(
+        ours.spec.unwrap().containers[0].image.as_deref(),
+        Some("nginx:2")
+    );
 }
 
 #[tokio::test]
@@ -79,18 +120,22 @@ async fn what_another_controls_is_left_alone_whatever_it_says() {
     bed.takes_pods().await;
     let map: ConfigMap = bed.create("boss", json!({})).await;
     let mut pod = documents_pod("web", "nginx:1", BANNER);
-    let owner =
-        json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "boss", "uid": map.uid(), "controller": true });
+    let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "boss", "uid": map.uid(), "controller": true });
     pod["metadata"]["ownerReferences"] = json!([owner]);
-    pod["metadata"]["annotations"] = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
+    pod["metadata"]["annotations"] =
+        json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
     let theirs: Pod = bed.create("web-pod", pod).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.app("web", json!({ "image": "nginx:1", "banner": BANNER })).await;
+    bed.app("web", json!({ "image": "nginx:1", "banner": BANNER }))
+        .await;
     let words = bed.app_says("web", "Conflict").await;
     assert!(words.contains("is controlled by ConfigMap boss"), "{words}");
     bed.marker("marker").await;
     let live = bed.pod("web").await.unwrap();
-    assert_eq!((live.uid(), live.annotations()), (theirs.uid(), theirs.annotations()));
+    assert_eq!(
+        (live.uid(), live.annotations()),
+        (theirs.uid(), theirs.annotations())
+    );
 
     // Once it is gone there is room for ours.
     bed.delete::<Pod>("web-pod").await;
@@ -118,7 +163,8 @@ async fn a_mark_that_is_stripped_is_put_back_and_without_both_it_is_not_ours() {
     bed.app_says("web", "Conflict").await;
     let app = bed.api::<MyApp>().get("web").await.unwrap();
     assert_eq!(app.status.unwrap().pod_name, None);
-    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
     bed.app_says("web", "Conflict").await;
     bed.marker("marker").await;
     let mut asked = bed.asked(since).await;
@@ -135,10 +181,17 @@ async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
     bed.app("web", spec.clone()).await;
     let pod = bed.app_runs("web").await;
     let apps: Api<MyApp> = bed.api();
-    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    let orphan = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
     apps.delete("web", &orphan).await.unwrap();
     // The garbage collector, who sees to that, looks for new kinds every 30 s.
-    until("it is gone", SOON * 2, async || Ok(apps.get_opt("web").await?.is_none().then_some(()))).await.unwrap();
+    until("it is gone", SOON * 2, async || {
+        Ok(apps.get_opt("web").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
     let again = bed.app("web", spec).await;
     let taken = bed.app_runs("web").await;
     assert_eq!(taken.uid(), pod.uid());
@@ -146,5 +199,9 @@ async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
 
     // Deleted as usual, it takes its Pod along.
     bed.delete::<MyApp>("web").await;
-    until("its Pod goes", SOON * 2, async || Ok(bed.pod("web").await.is_none().then_some(()))).await.unwrap();
+    until("its Pod goes", SOON * 2, async || {
+        Ok(bed.pod("web").await.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
 }

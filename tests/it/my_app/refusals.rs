@@ -12,9 +12,17 @@ use super::says;
 use crate::support::{Bed, Operator, Settings};
 
 async fn label(bed: &Bed, profile: &str) {
-    let patch = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": profile } } });
+    let patch =
+        json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": profile } } });
     let namespaces: Api<Namespace> = Api::all(bed.client.clone());
-    namespaces.patch(&bed.namespace, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    namespaces
+        .patch(
+            &bed.namespace,
+            &PatchParams::default(),
+            &Patch::Merge(patch),
+        )
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -22,15 +30,28 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
     let bed = Bed::shared("apps").await;
     label(&bed, "restricted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.app("web", json!({ "image": "nginx:latest", "banner": "hello" })).await;
+    bed.app("web", json!({ "image": "nginx:latest", "banner": "hello" }))
+        .await;
     let pod = bed.app_runs("web").await;
-    assert_eq!(pod.spec.unwrap().automount_service_account_token, Some(false), "no token of the namespace's account");
-    bed.app("root", json!({ "image": "nginx:latest", "podSecurity": "Baseline" })).await;
+    assert_eq!(
+        pod.spec.unwrap().automount_service_account_token,
+        Some(false),
+        "no token of the namespace's account"
+    );
+    bed.app(
+        "root",
+        json!({ "image": "nginx:latest", "podSecurity": "Baseline" }),
+    )
+    .await;
     let refused = |app: &MyApp| says(app).1.contains("violates PodSecurity \"restricted");
     bed.until("root", "says so", refused).await;
     let words = bed.app_says("root", "PodRefused").await;
     assert_eq!(
-        bed.event("root", "PodRefused").await.chars().take(20).collect::<String>(),
+        bed.event("root", "PodRefused")
+            .await
+            .chars()
+            .take(20)
+            .collect::<String>(),
         words.chars().take(20).collect::<String>()
     );
     assert!(bed.pod("root").await.is_none());
@@ -43,13 +64,19 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
 async fn a_quota_is_waited_for_without_haste() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
-    let quota: ResourceQuota = bed.create("none", json!({ "spec": { "hard": { "pods": "0" } } })).await;
-    assert!(quota.spec.is_some());
-    bed.until("none", "is in force", |quota: &ResourceQuota| quota.status.as_ref().is_some_and(|s| s.hard.is_some()))
+    let quota: ResourceQuota = bed
+        .create("none", json!({ "spec": { "hard": { "pods": "0" } } }))
         .await;
+    assert!(quota.spec.is_some());
+    bed.until("none", "is in force", |quota: &ResourceQuota| {
+        quota.status.as_ref().is_some_and(|s| s.hard.is_some())
+    })
+    .await;
     let since = bed.plane.audit().mark().await.unwrap();
     // As users have them: tried again after 1 s, 2 s, 4 s ...
-    let settings = Settings::default().flag("--retry-min=1s").flag("--retry-max=5m");
+    let settings = Settings::default()
+        .flag("--retry-min=1s")
+        .flag("--retry-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;
@@ -58,11 +85,16 @@ async fn a_quota_is_waited_for_without_haste() {
     bed.marker("marker").await;
     let asked = bed.asked(since).await;
     let most = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
-    assert!(asked["create pods web-pod"] <= most && asked["patch myapps/status web"] == 1, "{asked:?}");
+    assert!(
+        asked["create pods web-pod"] <= most && asked["patch myapps/status web"] == 1,
+        "{asked:?}"
+    );
 
     // Whoever mends it need not wait for the next try.
-    bed.patch::<ResourceQuota>("none", json!({ "spec": { "hard": { "pods": "5" } } })).await;
-    let raised = |quota: &ResourceQuota| serde_json::to_value(&quota.status).unwrap()["hard"]["pods"] == "5";
+    bed.patch::<ResourceQuota>("none", json!({ "spec": { "hard": { "pods": "5" } } }))
+        .await;
+    let raised =
+        |quota: &ResourceQuota| serde_json::to_value(&quota.status).unwrap()["hard"]["pods"] == "5";
     bed.until("none", "is raised", raised).await;
     let mut asks = 0;
     testbed::wait::until("it runs", Duration::from_secs(30), async || {

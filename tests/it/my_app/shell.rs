@@ -55,7 +55,10 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
             }
             Some('(') => {
                 if let Some((name, rest)) = after[1..].split_once(')') {
-                    let value = variables.get(name).cloned().unwrap_or_else(|| format!("$({name})"));
+                    let value = variables
+                        .get(name)
+                        .cloned()
+                        .unwrap_or_else(|| format!("$({name})"));
                     expanded.push_str(&value);
                     rest
                 } else {
@@ -73,20 +76,40 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
 }
 
 /// What the kubelet starts for a container: the arguments, and the variables on top of these.
-fn started(container: &Container, given: &[(&str, &str)]) -> (Vec<String>, BTreeMap<String, String>) {
-    let mut variables: BTreeMap<_, _> = given.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+fn started(
+    container: &Container,
+    given: &[(&str, &str)],
+) -> (Vec<String>, BTreeMap<String, String>) {
+    let mut variables: BTreeMap<_, _> = given
+        .iter()
+        .map(|(name, value)| ((*name).into(), (*value).into()))
+        .collect();
     for variable in container.env.iter().flatten() {
         let value = expand(variable.value.as_deref().unwrap_or_default(), &variables);
         variables.insert(variable.name.clone(), value);
     }
-    let words = container.command.iter().flatten().chain(container.args.iter().flatten());
-    (words.map(|word| expand(word, &variables)).collect(), variables)
+    let words = container
+        .command
+        .iter()
+        .flatten()
+        .chain(container.args.iter().flatten());
+    (
+        words.map(|word| expand(word, &variables)).collect(),
+        variables,
+    )
 }
 
 /// What the banner variable holds when the kubelet has made it.
 fn held(banner: &str) -> String {
-    let given = [("HOME", "/root"), ("KUBERNETES_PORT", "tcp"), ("BANNER", "none")];
-    started(&container(banner), &given).1.remove("BANNER").unwrap()
+    let given = [
+        ("HOME", "/root"),
+        ("KUBERNETES_PORT", "tcp"),
+        ("BANNER", "none"),
+    ];
+    started(&container(banner), &given)
+        .1
+        .remove("BANNER")
+        .unwrap()
 }
 
 #[rstest]
@@ -98,9 +121,18 @@ fn held(banner: &str) -> String {
 fn the_kubelet_expands_nothing(#[case] banner: &str) {
     assert_eq!(held(banner), banner);
     // Without our doubling it would; but for what it leaves alone anyway.
-    let given = [("HOME", "/root"), ("KUBERNETES_PORT", "tcp"), ("BANNER", "none")];
-    let variables = given.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    assert_eq!(expand(banner, &variables) == banner, ["$(X", "$"].contains(&banner));
+    let given = [
+        ("HOME", "/root"),
+        ("KUBERNETES_PORT", "tcp"),
+        ("BANNER", "none"),
+    ];
+    let variables = given
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    assert_eq!(
+        expand(banner, &variables) == banner,
+        ["$(X", "$"].contains(&banner)
+    );
 }
 
 /// The rebuilt rule, on the examples of the original's own tests.
@@ -116,7 +148,10 @@ fn the_kubelet_expands_nothing(#[case] banner: &str) {
 #[case("$?_boo_$!", "$?_boo_$!")]
 #[case("$$$$$$", "$$$")]
 fn the_rule_is_the_kubelets(#[case] text: &str, #[case] expanded: &str) {
-    assert_eq!(expand(text, &[("VAR_A".to_owned(), "A".to_owned())].into()), expanded);
+    assert_eq!(
+        expand(text, &[("VAR_A".to_owned(), "A".to_owned())].into()),
+        expanded
+    );
 }
 
 proptest! {
@@ -135,14 +170,21 @@ fn the_kubelet_leaves_the_command_as_it_is() {
 /// The shells of this machine: `/bin/sh`, and what else images have there.
 fn shells() -> Vec<Vec<PathBuf>> {
     let mut shells = vec![vec![PathBuf::from("/bin/sh")]];
-    shells.extend(["dash", "bash"].iter().filter_map(|name| found(name)).map(|shell| vec![shell]));
+    shells.extend(
+        ["dash", "bash"]
+            .iter()
+            .filter_map(|name| found(name))
+            .map(|shell| vec![shell]),
+    );
     shells.extend(found("busybox").map(|busybox| vec![busybox, "sh".into()]));
     shells
 }
 
 /// Where a program of this machine is.
 fn found(name: &str) -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|file| file.exists())
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|file| file.exists())
 }
 
 /// A process of the command as process 1 of a PID namespace of its own; it ends with this value.
@@ -154,9 +196,19 @@ struct First {
 impl First {
     fn start(shell: &[PathBuf], words: &[String], variables: &BTreeMap<String, String>) -> Self {
         let mut command = Command::new(found("unshare").expect("util-linux's unshare"));
-        command.args(["--pid", "--fork", "--kill-child", "--"]).args(shell).args(&words[1..]);
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").envs(variables);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        command
+            .args(["--pid", "--fork", "--kill-child", "--"])
+            .args(shell)
+            .args(&words[1..]);
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .envs(variables);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0);
         let mut unshare = command.spawn().unwrap();
         let mut pipe = unshare.stdout.take().unwrap();
         let out = thread::spawn(move || {
@@ -164,7 +216,10 @@ impl First {
             pipe.read_to_end(&mut out).unwrap();
             out
         });
-        Self { unshare, out: Some(out) }
+        Self {
+            unshare,
+            out: Some(out),
+        }
     }
 
     /// The process that is the first in its namespace.
@@ -177,24 +232,33 @@ impl First {
     /// Waits until the first process, or a child of it, is `sleep`: the banner has been printed by then.
     fn sleeps(&self) {
         let until = Instant::now() + SOON;
-        let name = |id: &str| std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+        let name =
+            |id: &str| std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
         loop {
             let first = self.id();
-            let children =
-                |id: &str| std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+            let children = |id: &str| {
+                std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))
+                    .unwrap_or_default()
+            };
             if let Some(first) = &first {
                 let sleeps = |id: &str| ["sleep\n", "busybox\n"].contains(&name(id).as_str());
                 if name(first) == "sleep\n" || children(first).split_whitespace().any(sleeps) {
                     return;
                 }
             }
-            assert!(Instant::now() < until, "it does not sleep (is this user allowed to unshare a PID namespace?)");
+            assert!(
+                Instant::now() < until,
+                "it does not sleep (is this user allowed to unshare a PID namespace?)"
+            );
             thread::sleep(Duration::from_millis(5));
         }
     }
 
     fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.id().unwrap()]).status().unwrap();
+        let status = Command::new("kill")
+            .args(["-TERM", &self.id().unwrap()])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 
@@ -231,7 +295,9 @@ fn banners(marker: &Path) -> Vec<String> {
     let marker = marker.display();
     vec![
         "This pod was created by MyApp operator \u{1F680}".into(),
-        format!("$(touch {marker}) `touch {marker}` '; touch {marker}; ' \"; touch {marker}; \" \n touch {marker}\n"),
+        format!(
+            "$(touch {marker}) `touch {marker}` '; touch {marker}; ' \"; touch {marker}; \" \n touch {marker}\n"
+        ),
         format!("\"$(touch {marker})\" && touch {marker} || ${{IFS}} > {marker}"),
         "-n".into(),
         "-e \\n \\t \\c \\0101 \\\\ %s %d %% %n".into(),
@@ -249,7 +315,11 @@ fn a_banner_is_printed_as_it_is_and_runs_nothing() {
     let folder = Folder::new().unwrap();
     let marker = folder.path().join("ran");
     let banners = banners(&marker);
-    assert!(banners.iter().any(|banner| banner.len() > 100_000 && banner.contains("$(")));
+    assert!(
+        banners
+            .iter()
+            .any(|banner| banner.len() > 100_000 && banner.contains("$("))
+    );
     for shell in shells() {
         for banner in &banners {
             let (words, variables) = started(&container(banner), &[("HOME", "/root")]);
@@ -258,14 +328,21 @@ fn a_banner_is_printed_as_it_is_and_runs_nothing() {
             first.terminate();
             assert_eq!(first.leaves(SOON), Some(0), "{shell:?}");
             let printed = first.printed();
-            assert!(printed == format!("{banner}\n"), "{shell:?}: {banner:.80?} is printed as {printed:.80?}");
+            assert!(
+                printed == format!("{banner}\n"),
+                "{shell:?}: {banner:.80?} is printed as {printed:.80?}"
+            );
             assert!(!marker.exists(), "{shell:?}: {banner:.80?} ran something");
         }
         let (words, variables) = started(&container(""), &[]);
         let mut first = First::start(&shell, &words, &variables);
         first.sleeps();
         first.terminate();
-        assert_eq!((first.leaves(SOON), first.printed()), (Some(0), String::new()), "no banner, no line");
+        assert_eq!(
+            (first.leaves(SOON), first.printed()),
+            (Some(0), String::new()),
+            "no banner, no line"
+        );
     }
 }
 

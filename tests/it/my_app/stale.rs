@@ -18,9 +18,11 @@ async fn known(name: &str) -> (Bed, Proxy, Operator) {
 /// Waits until the operator has asked whether the app that it knows is there.
 async fn asked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("myapps").name("web");
-    until("it asks whether the app is there", SOON, async || Ok((proxy.count(&asked) > 0).then_some(())))
-        .await
-        .unwrap();
+    until("it asks whether the app is there", SOON, async || {
+        Ok((proxy.count(&asked) > 0).then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 /// Nobody has the UID that the Pod bears, as far as the cache shows.
@@ -35,7 +37,12 @@ async fn an_app_of_the_past_takes_no_pod_back() {
     theirs[0].uid = new.uid().unwrap();
     proxy.forget();
     let labels = json!({ "quartermaster.dev/owner-uid": new.uid() });
-    let pod = bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": labels, "ownerReferences": theirs } })).await;
+    let pod = bed
+        .patch::<Pod>(
+            "web-pod",
+            json!({ "metadata": { "labels": labels, "ownerReferences": theirs } }),
+        )
+        .await;
     asked(&proxy).await;
     assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
     silent.take_back();

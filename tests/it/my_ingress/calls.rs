@@ -14,7 +14,10 @@ use super::*;
 async fn every_error_of_the_api_stands_in_the_table() {
     let model = aws::api_model().await.unwrap();
     let shapes = model["shapes"].as_object().unwrap();
-    let errors: BTreeSet<_> = shapes.values().filter_map(|shape| shape["error"]["code"].as_str()).collect();
+    let errors: BTreeSet<_> = shapes
+        .values()
+        .filter_map(|shape| shape["error"]["code"].as_str())
+        .collect();
     let known: BTreeSet<_> = CODES.iter().map(|(code, ..)| *code).collect();
     assert!(errors.len() > 40, "{errors:?}");
     let missing: Vec<_> = errors.difference(&known).collect();
@@ -34,9 +37,15 @@ async fn what_is_called_is_what_the_policy_grants() {
     site.respec("web", all).await;
     site.ready("web").await;
     site.service("shop", 30_080).await;
-    site.respec("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.respec("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     site.ready("web").await;
-    assert!(site.groups().await.iter().all(|group| group.name.starts_with(GROUP_PREFIX)));
+    assert!(
+        site.groups()
+            .await
+            .iter()
+            .all(|group| group.name.starts_with(GROUP_PREFIX))
+    );
     let mut secure = http(80, "shop");
     secure["protocol"] = "HTTPS".into();
     secure["certificateArn"] = site.aws.certificate().await.unwrap().into();
@@ -45,15 +54,21 @@ async fn what_is_called_is_what_the_policy_grants() {
     site.ready("web").await;
     let calls = site.aws.calls().len();
     site.node_goes("i-2").await;
-    let deregistered = |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
-    assert!(!deregistered(&site.aws.calls()[..calls]), "one that stays is not taken away");
+    let deregistered =
+        |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
+    assert!(
+        !deregistered(&site.aws.calls()[..calls]),
+        "one that stays is not taken away"
+    );
     site.aws.wait_for(SOON, deregistered).await.unwrap();
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
-    let granted = Action::ALL.into_iter().filter(|action| *action != Action::GetCallerIdentity);
+    let granted = Action::ALL
+        .into_iter()
+        .filter(|action| *action != Action::GetCallerIdentity);
     let granted: BTreeSet<_> = granted.map(|action| action.name().to_owned()).collect();
     assert_eq!(called, granted);
 }

@@ -11,11 +11,20 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
     site.ingress("web", spec).await;
     site.ready("web").await;
     let made = site.balancer("web").await.unwrap();
-    assert_eq!((made.security_groups.as_slice(), made.tags["team"].as_str()), (&groups[..1], "shop"));
+    assert_eq!(
+        (made.security_groups.as_slice(), made.tags["team"].as_str()),
+        (&groups[..1], "shop")
+    );
 
     let arn = made.arn.as_str();
-    site.aws.set_subnets(arn, &["subnet-def", "subnet-ghi"]).await.unwrap();
-    site.aws.set_security_groups(arn, &[&*groups[1]]).await.unwrap();
+    site.aws
+        .set_subnets(arn, &["subnet-def", "subnet-ghi"])
+        .await
+        .unwrap();
+    site.aws
+        .set_security_groups(arn, &[&*groups[1]])
+        .await
+        .unwrap();
     site.aws.set_ip_address_type(arn, "ipv4").await.unwrap();
     site.aws.tag(arn, "team", "them").await.unwrap();
     // Not ours to set.
@@ -32,7 +41,12 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
     assert_eq!(mended.tags["cost-centre"], "7");
     assert!(mended.deletion_protection);
     let told = site.bed.event("web", "Updated").await;
-    assert!(told.starts_with("tags, subnets, IP address type, security groups of load balancer web-alb"), "{told}");
+    assert!(
+        told.starts_with(
+            "tags, subnets, IP address type, security groups of load balancer web-alb"
+        ),
+        "{told}"
+    );
 }
 
 /// What was never in the spec is whatever somebody made it.
@@ -44,13 +58,30 @@ async fn what_the_spec_does_not_say_is_left_alone() {
     site.ready("web").await;
     let arn = site.balancer("web").await.unwrap().arn;
     let groups = site.aws.security_groups();
-    site.aws.set_security_groups(&arn, &[&*groups[1]]).await.unwrap();
-    site.aws.set_ip_address_type(&arn, "dualstack").await.unwrap();
+    site.aws
+        .set_security_groups(&arn, &[&*groups[1]])
+        .await
+        .unwrap();
+    site.aws
+        .set_ip_address_type(&arn, "dualstack")
+        .await
+        .unwrap();
     site.aws.clear();
     site.look_again("web").await;
-    site.respec("web", json!({ "subnets": ["subnet-abc", "subnet-ghi"] })).await;
-    let moved = site.becomes("web", "has other subnets", |balancer| balancer.subnets[1] == "subnet-ghi").await;
-    assert_eq!((moved.ip_address_type.as_str(), moved.security_groups.as_slice()), ("dualstack", &groups[1..]));
+    site.respec("web", json!({ "subnets": ["subnet-abc", "subnet-ghi"] }))
+        .await;
+    let moved = site
+        .becomes("web", "has other subnets", |balancer| {
+            balancer.subnets[1] == "subnet-ghi"
+        })
+        .await;
+    assert_eq!(
+        (
+            moved.ip_address_type.as_str(),
+            moved.security_groups.as_slice()
+        ),
+        ("dualstack", &groups[1..])
+    );
     site.ready("web").await;
     assert_eq!(changing(&site.aws.calls()), ["SetSubnets"]);
 }
@@ -69,7 +100,10 @@ async fn what_aws_lets_be_is_put_right() {
     assert!(words.starts_with("AWS says SubnetNotFound: "), "{words}");
     assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
     let told = site.bed.event("web", "Updated").await;
-    assert!(told.starts_with("security groups of load balancer web-alb"), "{told}");
+    assert!(
+        told.starts_with("security groups of load balancer web-alb"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -82,36 +116,74 @@ async fn every_change_of_the_spec_and_back() {
     let made = site.balancer("web").await.unwrap();
     let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
     site.respec("web", json!({ "subnets": three })).await;
-    site.becomes("web", "has three subnets", |balancer| balancer.subnets == three).await;
+    site.becomes("web", "has three subnets", |balancer| {
+        balancer.subnets == three
+    })
+    .await;
     site.respec("web", json!({ "subnets": SUBNETS })).await;
-    site.becomes("web", "has two subnets", |balancer| balancer.subnets == SUBNETS).await;
-    site.respec("web", json!({ "ipAddressType": "dualstack" })).await;
-    site.becomes("web", "has both addresses", |balancer| balancer.ip_address_type == "dualstack").await;
+    site.becomes("web", "has two subnets", |balancer| {
+        balancer.subnets == SUBNETS
+    })
+    .await;
+    site.respec("web", json!({ "ipAddressType": "dualstack" }))
+        .await;
+    site.becomes("web", "has both addresses", |balancer| {
+        balancer.ip_address_type == "dualstack"
+    })
+    .await;
     site.respec("web", json!({ "ipAddressType": "ipv4" })).await;
-    site.becomes("web", "has one address", |balancer| balancer.ip_address_type == "ipv4").await;
-    site.respec("web", json!({ "securityGroups": groups })).await;
-    site.becomes("web", "has two groups", |balancer| balancer.security_groups.len() == 2).await;
-    site.respec("web", json!({ "securityGroups": [groups[1]] })).await;
-    site.becomes("web", "has the other group", |balancer| balancer.security_groups == groups[1..]).await;
+    site.becomes("web", "has one address", |balancer| {
+        balancer.ip_address_type == "ipv4"
+    })
+    .await;
+    site.respec("web", json!({ "securityGroups": groups }))
+        .await;
+    site.becomes("web", "has two groups", |balancer| {
+        balancer.security_groups.len() == 2
+    })
+    .await;
+    site.respec("web", json!({ "securityGroups": [groups[1]] }))
+        .await;
+    site.becomes("web", "has the other group", |balancer| {
+        balancer.security_groups == groups[1..]
+    })
+    .await;
     // Which ones it would have without is not known any more.
     site.respec("web", json!({ "securityGroups": null })).await;
     site.ready("web").await;
-    site.respec("web", json!({ "tags": { "a": "1", "b": "2" } })).await;
-    site.becomes("web", "has tags", |balancer| balancer.tags.get("b").is_some_and(|b| b == "2")).await;
+    site.respec("web", json!({ "tags": { "a": "1", "b": "2" } }))
+        .await;
+    site.becomes("web", "has tags", |balancer| {
+        balancer.tags.get("b").is_some_and(|b| b == "2")
+    })
+    .await;
     site.ready("web").await;
     site.aws.tag(&made.arn, "theirs", "x").await.unwrap();
-    site.respec("web", json!({ "tags": { "a": "3", "b": null } })).await;
-    let tagged = site.becomes("web", "has one tag", |balancer| !balancer.tags.contains_key("b")).await;
-    assert_eq!((tagged.tags["a"].as_str(), tagged.tags["theirs"].as_str()), ("3", "x"));
+    site.respec("web", json!({ "tags": { "a": "3", "b": null } }))
+        .await;
+    let tagged = site
+        .becomes("web", "has one tag", |balancer| {
+            !balancer.tags.contains_key("b")
+        })
+        .await;
+    assert_eq!(
+        (tagged.tags["a"].as_str(), tagged.tags["theirs"].as_str()),
+        ("3", "x")
+    );
     site.respec("web", json!({ "tags": null })).await;
-    let bare = site.becomes("web", "has none", |balancer| !balancer.tags.contains_key("a")).await;
+    let bare = site
+        .becomes("web", "has none", |balancer| {
+            !balancer.tags.contains_key("a")
+        })
+        .await;
     assert_eq!(bare.security_groups, groups[1..]);
     let ready = site.ready("web").await;
     assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
     // AWS refuses what is not in the balancer's VPC; the one that stands goes on.
-    site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS })).await;
+    site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
+        .await;
     let words = site.says("web", "SpecRefused").await;
     assert!(words.starts_with("AWS says "), "{words}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);

@@ -11,7 +11,8 @@ async fn what_was_never_created_does_not_hold_it_up() {
     let site = Site::new("never").await;
     let _operator = site.operator().await;
     // AWS refused it.
-    site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] })).await;
+    site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] }))
+        .await;
     let words = site.says("web", "SpecRefused").await;
     assert!(words.contains("SubnetNotFound"), "{words}");
     site.bed.delete::<MyIngress>("web").await;
@@ -28,7 +29,11 @@ async fn without_a_word_of_it_in_the_status_aws_is_asked() {
     site.ready("web").await;
     drop(operator);
     let lost = kube::api::Patch::Merge(json!({ "status": { "alb": null } }));
-    site.bed.api::<MyIngress>().patch_status("web", &Default::default(), &lost).await.unwrap();
+    site.bed
+        .api::<MyIngress>()
+        .patch_status("web", &Default::default(), &lost)
+        .await
+        .unwrap();
     site.bed.delete::<MyIngress>("web").await;
     let _operator = site.operator().await;
     site.gone("web").await;
@@ -39,7 +44,9 @@ async fn without_a_word_of_it_in_the_status_aws_is_asked() {
 #[tokio::test]
 async fn without_aws_it_goes_at_once() {
     let bed = Bed::shared("noaws").await;
-    let settings = Settings::default().env("AWS_EC2_METADATA_DISABLED", "true").env("AWS_CONFIG_FILE", "/nowhere");
+    let settings = Settings::default()
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("AWS_CONFIG_FILE", "/nowhere");
     let _operator = Operator::start(&bed, settings.env("AWS_REGION", "")).await;
     let spec = json!({ "spec": { "subnets": SUBNETS } });
     bed.create::<MyIngress>("web", spec).await;
@@ -47,7 +54,11 @@ async fn without_aws_it_goes_at_once() {
     bed.until("web", "has no region", says).await;
     bed.delete::<MyIngress>("web").await;
     let api: Api<MyIngress> = bed.api();
-    until("it is gone", SOON, async || Ok(api.get_opt("web").await?.is_none().then_some(()))).await.unwrap();
+    until("it is gone", SOON, async || {
+        Ok(api.get_opt("web").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]
@@ -68,7 +79,13 @@ async fn a_protected_balancer_is_not_deleted() {
     assert!(words.contains(&command), "{words}");
     let kept = site.balancer("web").await.unwrap();
     assert!(kept.deletion_protection, "it is not for us to switch off");
-    assert!(!site.aws.calls().iter().any(|call| call.action.starts_with("Modify")));
+    assert!(
+        !site
+            .aws
+            .calls()
+            .iter()
+            .any(|call| call.action.starts_with("Modify"))
+    );
     site.aws.protect(&made.arn, false).await.unwrap();
     site.look_again("web").await;
     site.gone("web").await;
@@ -81,7 +98,10 @@ async fn one_that_is_gone_already_and_one_that_is_suspended() {
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
-    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    site.aws
+        .delete(&site.balancer("web").await.unwrap().arn)
+        .await
+        .unwrap();
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
 
@@ -105,11 +125,18 @@ async fn while_aws_is_down_it_waits() {
     site.bed.delete::<MyIngress>("web").await;
     let words = site.says("web", "AWSUnavailable").await;
     assert!(words.contains("ServiceUnavailable"), "{words}");
-    site.aws.wait_for(SOON, |calls| calls.len() > 8).await.unwrap();
+    site.aws
+        .wait_for(SOON, |calls| calls.len() > 8)
+        .await
+        .unwrap();
     let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
     assert_eq!(ingress.finalizers(), ["quartermaster.dev/load-balancer"]);
     // It lets the balancer be deleted, and does not say so.
-    site.aws.fault(On::action("DeleteLoadBalancer"), Times::First(1), Fault::CutAfter);
+    site.aws.fault(
+        On::action("DeleteLoadBalancer"),
+        Times::First(1),
+        Fault::CutAfter,
+    );
     site.aws.down(false);
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -132,8 +159,16 @@ async fn deleted_before_aws_shows_it() {
 
     // Also when who asked for it never learned that it was made.
     site.aws.hide_new(for_now);
-    site.aws.fault(On::action("CreateLoadBalancer"), Times::First(1), Fault::CutAfter);
-    let asked = site.aws.gate(On::action("DescribeLoadBalancers"), 2, testbed::aws::Point::Before);
+    site.aws.fault(
+        On::action("CreateLoadBalancer"),
+        Times::First(1),
+        Fault::CutAfter,
+    );
+    let asked = site.aws.gate(
+        On::action("DescribeLoadBalancers"),
+        2,
+        testbed::aws::Point::Before,
+    );
     site.ingress("again", json!({})).await;
     asked.reached(SOON).await.unwrap();
     operator.kill();

@@ -27,8 +27,17 @@ pub(super) async fn killed_at<T>(
 
 /// What is left of a balancer's tags without UIDs.
 fn plain(balancer: &Balancer) -> Value {
-    let tags: BTreeMap<_, _> = balancer.tags.iter().filter(|(key, _)| !key.contains("quartermaster.dev/o")).collect();
-    json!([balancer.subnets, balancer.security_groups.len(), balancer.ip_address_type, tags])
+    let tags: BTreeMap<_, _> = balancer
+        .tags
+        .iter()
+        .filter(|(key, _)| !key.contains("quartermaster.dev/o"))
+        .collect();
+    json!([
+        balancer.subnets,
+        balancer.security_groups.len(),
+        balancer.ip_address_type,
+        tags
+    ])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,12 +46,16 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
     let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
         // One AWS for each of the two, which play side by side.
         let site = match point {
-            Point::Before => site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed").await,
+            Point::Before => {
+                site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
+                    .await
+            }
             Point::After => Site::new("killed").await,
         };
         site.aws.provisioning(std::time::Duration::ZERO);
         let scene = async {
-            site.ingress("web", json!({ "tags": { "team": "a" } })).await;
+            site.ingress("web", json!({ "tags": { "team": "a" } }))
+                .await;
             site.ready("web").await;
             let group = site.aws.security_groups().remove(0);
             let third = ["subnet-abc", "subnet-def", "subnet-ghi"];
@@ -68,27 +81,46 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
 /// The same at each write to Kubernetes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
-    let points = [testbed::proxy::Point::AfterApplied, testbed::proxy::Point::AfterAnswer];
+    let points = [
+        testbed::proxy::Point::AfterApplied,
+        testbed::proxy::Point::AfterAnswer,
+    ];
     let writes = at_each_write(&points, async |point, write| {
         let site = Site::new("killed").await;
         site.aws.provisioning(std::time::Duration::ZERO);
         let scene = async {
-            site.ingress("web", json!({ "tags": { "team": "a" } })).await;
+            site.ingress("web", json!({ "tags": { "team": "a" } }))
+                .await;
             site.ready("web").await;
-            site.respec("web", json!({ "tags": { "team": null, "stage": "test" } })).await;
+            site.respec("web", json!({ "tags": { "team": null, "stage": "test" } }))
+                .await;
             site.ready("web").await;
             let balancers = site.aws.balancers().await.unwrap();
             site.bed.delete::<MyIngress>("web").await;
             site.gone("web").await;
-            assert_eq!((balancers.len(), site.aws.balancers().await.unwrap().len()), (1, 0));
+            assert_eq!(
+                (balancers.len(), site.aws.balancers().await.unwrap().len()),
+                (1, 0)
+            );
             plain(&balancers[0])
         };
         let writes = Match::writes().except_resource("events");
-        Box::pin(crate::support::killed_at(&site.bed, site.settings(), writes, point, write, scene)).await
+        Box::pin(crate::support::killed_at(
+            &site.bed,
+            site.settings(),
+            writes,
+            point,
+            write,
+            scene,
+        ))
+        .await
     });
     let writes = Box::pin(writes).await;
     // The finalizer, what is asked for, Ready; the tags, Ready; the finalizer.
-    assert!(writes.iter().all(|writes| *writes >= 6), "{writes:?} writes");
+    assert!(
+        writes.iter().all(|writes| *writes >= 6),
+        "{writes:?} writes"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,9 +130,18 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
     for point in [Point::Before, Point::After] {
         let points = [point];
         let calls = at_each_write(&points, async |point, call| {
-            let site = site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed").await;
-            let adopt = [("ManagedBy", "kopf"), ("quartermaster.dev/adopt-by", &*site.path("web"))];
-            let arn = site.aws.create("web-alb", &SUBNETS, "internet-facing", &adopt).await.unwrap();
+            let site = site
+                .another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
+                .await;
+            let adopt = [
+                ("ManagedBy", "kopf"),
+                ("quartermaster.dev/adopt-by", &*site.path("web")),
+            ];
+            let arn = site
+                .aws
+                .create("web-alb", &SUBNETS, "internet-facing", &adopt)
+                .await
+                .unwrap();
             let scene = async {
                 site.ingress("web", json!({})).await;
                 site.ready("web").await;
@@ -114,6 +155,9 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
             came
         });
         let calls = Box::pin(calls).await;
-        assert!(calls[0] >= 4, "look, whose, mark, take the consent away: {calls:?}");
+        assert!(
+            calls[0] >= 4,
+            "look, whose, mark, take the consent away: {calls:?}"
+        );
     }
 }

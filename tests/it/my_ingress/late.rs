@@ -16,7 +16,8 @@ impl Site {
         site.ingress("web", json!({})).await;
         site.ready("web").await;
         site.aws.hide_new(FOR_NOW);
-        site.respec("web", json!({ "listeners": [http(80, "shop")] })).await;
+        site.respec("web", json!({ "listeners": [http(80, "shop")] }))
+            .await;
         let words = site.says("web", "TargetsInitial").await;
         assert!(words.contains("does not show it yet"), "{words}");
         assert_eq!(site.groups().await.len(), 1);
@@ -24,7 +25,11 @@ impl Site {
     }
 
     async fn no_group_is_left(&self) {
-        until("the group is gone", SOON, async || Ok(self.groups().await.is_empty().then_some(()))).await.unwrap();
+        until("the group is gone", SOON, async || {
+            Ok(self.groups().await.is_empty().then_some(()))
+        })
+        .await
+        .unwrap();
     }
 }
 
@@ -34,10 +39,17 @@ async fn a_listener_that_is_shown_late_is_made_once() {
     site.aws.hide_new(Duration::ZERO);
     site.arrives(80, &[("i-1", 30_080)]).await;
     site.ready("web").await;
-    assert_eq!((site.listening().await.len(), site.groups().await.len()), (1, 1));
+    assert_eq!(
+        (site.listening().await.len(), site.groups().await.len()),
+        (1, 1)
+    );
     assert_eq!(counted(&site.aws.calls())["CreateListener"], 1);
     let told = site.bed.events("web", "TargetsInitial").await;
-    assert!(told.iter().all(|event| event.type_.as_deref() == Some("Normal")), "it passes by itself");
+    assert!(
+        told.iter()
+            .all(|event| event.type_.as_deref() == Some("Normal")),
+        "it passes by itself"
+    );
 }
 
 #[tokio::test]
@@ -69,20 +81,31 @@ async fn tags_that_are_shown_late() {
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
     site.aws.late_tags(FOR_NOW);
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     site.becomes("web", "is there", |_| true).await;
     site.aws.late_tags(Duration::ZERO);
     site.arrives(80, &[("i-1", 30_080)]).await;
     site.ready("web").await;
 
     site.aws.late_tags(FOR_NOW);
-    site.respec("web", json!({ "listeners": [http(80, "shop"), http(81, "shop")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(80, "shop"), http(81, "shop")] }),
+    )
+    .await;
     site.says("web", "TargetsInitial").await;
     site.bed.delete::<MyIngress>("web").await;
     site.says("web", "Deleting").await;
     site.aws.late_tags(Duration::ZERO);
     site.gone("web").await;
-    assert_eq!((site.aws.balancers().await.unwrap().len(), site.groups().await.len()), (0, 0));
+    assert_eq!(
+        (
+            site.aws.balancers().await.unwrap().len(),
+            site.groups().await.len()
+        ),
+        (0, 0)
+    );
 
     // Deleted before it is known whose it is.
     site.aws.late_tags(FOR_NOW);

@@ -12,13 +12,15 @@ async fn traffic_follows_the_nodes() {
     let site = Site::with_nodes("nodes", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
     site.tells(&[(80, 2, 2, "")]).await;
 
     site.node("i-3").await;
-    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080), ("i-3", 30_080)]).await;
+    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080), ("i-3", 30_080)])
+        .await;
     site.tells(&[(80, 3, 3, "")]).await;
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-1", 30_080), ("i-3", 30_080)]).await;
@@ -56,7 +58,8 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     let _operator = site.reaching().await;
     let at = |port: u16| [("i-1", port), ("i-2", port)];
     site.service("shop", 30_080).await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     site.arrives(80, &at(30_080)).await;
     site.ready("web").await;
     site.bed.delete::<Service>("shop").await;
@@ -68,7 +71,8 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     site.service("shop", 30_081).await;
     site.arrives(80, &at(30_081)).await;
     site.ready("web").await;
-    let inside = json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80, "nodePort": null }] } });
+    let inside =
+        json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80, "nodePort": null }] } });
     site.bed.patch::<Service>("shop", inside).await;
     let words = site.says("web", "NoNodePort").await;
     assert!(words.contains("type: NodePort"), "{words}");
@@ -76,7 +80,8 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     site.tells(&[(80, 0, 0, "NoNodePort")]).await;
 
     // Also while no node can take traffic.
-    let outside = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
+    let outside =
+        json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
     site.bed.patch::<Service>("shop", outside).await;
     site.arrives(80, &at(30_082)).await;
     site.ready("web").await;
@@ -95,10 +100,15 @@ async fn traffic_follows_the_service_and_the_spec() {
     let site = Site::with_nodes("services", &["i-1", "i-2"]).await;
     let operator = site.reaching().await;
     let at = |port: u16| [("i-1", port), ("i-2", port)];
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     let words = site.says("web", "ServiceNotFound").await;
     assert!(words.contains("Service shop does not exist"), "{words}");
-    assert_eq!((site.listening().await.len(), site.groups().await.len()), (0, 0), "nothing that leads nowhere");
+    assert_eq!(
+        (site.listening().await.len(), site.groups().await.len()),
+        (0, 0),
+        "nothing that leads nowhere"
+    );
     site.service("shop", 30_080).await;
     site.arrives(80, &at(30_080)).await;
     site.ready("web").await;
@@ -114,7 +124,10 @@ async fn traffic_follows_the_service_and_the_spec() {
     let ports = json!({ "spec": { "ports": [{ "port": 81, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     let words = site.says("web", "ServicePortNotFound").await;
-    assert!(words.contains("has no port 80 over TCP: it has 81"), "{words}");
+    assert!(
+        words.contains("has no port 80 over TCP: it has 81"),
+        "{words}"
+    );
     site.arrives(80, &at(30_081)).await;
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_082 }] } });
     site.bed.patch::<Service>("shop", ports).await;
@@ -123,31 +136,57 @@ async fn traffic_follows_the_service_and_the_spec() {
 
     // A second one, and a change of the first one's port.
     site.service("api", 30_090).await;
-    site.respec("web", json!({ "listeners": [http(80, "shop"), http(8080, "api")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(80, "shop"), http(8080, "api")] }),
+    )
+    .await;
     site.arrives(8080, &at(30_090)).await;
     site.arrives(80, &at(30_082)).await;
     site.tells(&[(80, 2, 2, ""), (8080, 2, 2, "")]).await;
-    site.respec("web", json!({ "listeners": [http(81, "shop"), http(8080, "api")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(81, "shop"), http(8080, "api")] }),
+    )
+    .await;
     site.arrives(81, &at(30_082)).await;
     site.arrives(80, &[]).await;
     site.ready("web").await;
-    assert_eq!(site.listening().await.iter().map(|it| it.port).collect::<Vec<_>>(), [81, 8080]);
+    assert_eq!(
+        site.listening()
+            .await
+            .iter()
+            .map(|it| it.port)
+            .collect::<Vec<_>>(),
+        [81, 8080]
+    );
     assert_eq!(site.groups().await.len(), 2);
     site.tells(&[(81, 2, 2, ""), (8080, 2, 2, "")]).await;
 
     // Both lead elsewhere.
-    site.respec("web", json!({ "listeners": [http(81, "api"), http(8080, "shop")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(81, "api"), http(8080, "shop")] }),
+    )
+    .await;
     site.arrives(81, &at(30_090)).await;
     site.arrives(8080, &at(30_082)).await;
     site.ready("web").await;
 
     // While it is suspended nothing is done; then all go.
-    site.respec("web", json!({ "suspend": true, "listeners": null })).await;
+    site.respec("web", json!({ "suspend": true, "listeners": null }))
+        .await;
     site.says("web", "Suspended").await;
-    assert_eq!((site.listening().await.len(), site.groups().await.len()), (2, 2));
+    assert_eq!(
+        (site.listening().await.len(), site.groups().await.len()),
+        (2, 2)
+    );
     site.respec("web", json!({ "suspend": null })).await;
     site.ready("web").await;
-    assert_eq!((site.listening().await.len(), site.groups().await.len()), (0, 0));
+    assert_eq!(
+        (site.listening().await.len(), site.groups().await.len()),
+        (0, 0)
+    );
     assert_eq!(site.status().await, []);
     never_led_nowhere(&site.aws.calls());
 
@@ -158,8 +197,14 @@ async fn traffic_follows_the_service_and_the_spec() {
     let looked = |calls: &[Arc<Call>]| calls.len() >= 2;
     let calls = site.aws.wait_for(SOON, looked).await.unwrap();
     site.look_again("web").await;
-    site.aws.wait_for(SOON, |now| now.len() >= calls.len() + 2).await.unwrap();
-    assert_eq!(counted(&site.aws.calls()).keys().collect::<Vec<_>>(), ["DescribeLoadBalancers", "DescribeTags"]);
+    site.aws
+        .wait_for(SOON, |now| now.len() >= calls.len() + 2)
+        .await
+        .unwrap();
+    assert_eq!(
+        counted(&site.aws.calls()).keys().collect::<Vec<_>>(),
+        ["DescribeLoadBalancers", "DescribeTags"]
+    );
 }
 
 #[tokio::test]
@@ -169,18 +214,25 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     site.service("shop", 30_080).await;
     let tls = async || site.aws.certificate().await.unwrap();
     let (first, second) = (tls().await, tls().await);
-    site.ingress("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(443, "shop")] }))
+        .await;
     site.arrives(443, &[("i-1", 30_080)]).await;
     site.ready("web").await;
     let made = site.listening().await.remove(0);
     let group = site.groups().await.remove(0);
-    assert_eq!((group.health_check_path.as_str(), group.tags == made.tags), ("/", true));
+    assert_eq!(
+        (group.health_check_path.as_str(), group.tags == made.tags),
+        ("/", true)
+    );
     assert_eq!(made.tags, site.balancer("web").await.unwrap().tags);
     let arn = site.balancer("web").await.unwrap().arn;
     let becomes = async |what: &str, is: &dyn Fn(&Listener, &TargetGroup) -> bool| {
         until(what, SOON, async || {
             let (listeners, groups) = (site.listening().await, site.groups().await);
-            let listener = listeners.iter().find(|listener| listener.port == 443).unwrap();
+            let listener = listeners
+                .iter()
+                .find(|listener| listener.port == 443)
+                .unwrap();
             let group = groups.iter().find(|it| it.arn == group.arn).unwrap();
             assert_eq!(listener.arn, made.arn);
             Ok(is(listener, group).then_some(()))
@@ -195,38 +247,75 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         listener["protocol"] = "HTTPS".into();
         listener["certificateArn"] = certificate.into();
         (listener["sslPolicy"], listener["healthCheckPath"]) = (policy, path);
-        listener.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        listener
+            .as_object_mut()
+            .unwrap()
+            .retain(|_, value| !value.is_null());
         json!({ "listeners": [listener] })
     };
-    let (old, new) = ("ELBSecurityPolicy-TLS-1-2-2017-01", "ELBSecurityPolicy-TLS13-1-2-2021-06");
-    site.respec("web", secure(&first, Value::Null, Value::Null)).await;
-    becomes("HTTPS", &|it, _| it.protocol == "HTTPS" && it.certificates == [first.clone()]).await;
-    site.respec("web", secure(&first, json!(old), Value::Null)).await;
+    let (old, new) = (
+        "ELBSecurityPolicy-TLS-1-2-2017-01",
+        "ELBSecurityPolicy-TLS13-1-2-2021-06",
+    );
+    site.respec("web", secure(&first, Value::Null, Value::Null))
+        .await;
+    becomes("HTTPS", &|it, _| {
+        it.protocol == "HTTPS" && it.certificates == [first.clone()]
+    })
+    .await;
+    site.respec("web", secure(&first, json!(old), Value::Null))
+        .await;
     becomes("the policy", &|it, _| it.ssl_policy == old).await;
-    site.respec("web", secure(&second, json!(old), json!("/healthz"))).await;
-    becomes("the other certificate", &|it, _| it.certificates == [second.clone()]).await;
-    becomes("the path", &|_, group| group.health_check_path == "/healthz").await;
+    site.respec("web", secure(&second, json!(old), json!("/healthz")))
+        .await;
+    becomes("the other certificate", &|it, _| {
+        it.certificates == [second.clone()]
+    })
+    .await;
+    becomes("the path", &|_, group| {
+        group.health_check_path == "/healthz"
+    })
+    .await;
     // Not said, it stays.
-    site.respec("web", secure(&second, Value::Null, json!("/healthz"))).await;
+    site.respec("web", secure(&second, Value::Null, json!("/healthz")))
+        .await;
     site.ready("web").await;
     becomes("the policy still", &|it, _| it.ssl_policy == old).await;
     site.arrives(443, &[("i-1", 30_080)]).await;
 
     // Somebody else changes what is ours, and makes what is theirs.
     let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
-    site.respec("web", secure(&second, json!(new), json!("/healthz"))).await;
+    site.respec("web", secure(&second, json!(new), json!("/healthz")))
+        .await;
     becomes("the new policy", &|it, _| it.ssl_policy == new).await;
-    let action = [("DefaultActions.member.1.Type", "forward"), ("DefaultActions.member.1.TargetGroupArn", &*theirs)];
-    let modify = [&[("ListenerArn", &*made.arn), ("SslPolicy", old)], &action[..]].concat();
+    let action = [
+        ("DefaultActions.member.1.Type", "forward"),
+        ("DefaultActions.member.1.TargetGroupArn", &*theirs),
+    ];
+    let modify = [
+        &[("ListenerArn", &*made.arn), ("SslPolicy", old)],
+        &action[..],
+    ]
+    .concat();
     site.aws.ask("ModifyListener", &modify).await.unwrap();
-    let path = [("TargetGroupArn", &*group.arn), ("HealthCheckPath", "/theirs"), ("HealthCheckIntervalSeconds", "15")];
+    let path = [
+        ("TargetGroupArn", &*group.arn),
+        ("HealthCheckPath", "/theirs"),
+        ("HealthCheckIntervalSeconds", "15"),
+    ];
     site.aws.ask("ModifyTargetGroup", &path).await.unwrap();
-    let targets = [("TargetGroupArn", &*group.arn), ("Targets.member.1.Id", "i-1"), ("Targets.member.1.Port", "30080")];
+    let targets = [
+        ("TargetGroupArn", &*group.arn),
+        ("Targets.member.1.Id", "i-1"),
+        ("Targets.member.1.Port", "30080"),
+    ];
     site.aws.ask("DeregisterTargets", &targets).await.unwrap();
     let foreign = site.aws.create_listener(&arn, 9000, &theirs).await.unwrap();
     site.look_again("web").await;
     becomes("as it was", &|it, group| {
-        it.target_group == group.arn && it.ssl_policy == new && group.health_check_path == "/healthz"
+        it.target_group == group.arn
+            && it.ssl_policy == new
+            && group.health_check_path == "/healthz"
     })
     .await;
     site.arrives(443, &[("i-1", 30_080)]).await;
@@ -235,28 +324,58 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     assert!(told.contains("port 443"), "{told}");
 
     // Theirs is in the way: never touched, and said.
-    site.respec("web", json!({ "listeners": [http(443, "shop"), http(9000, "shop")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
+    )
+    .await;
     let words = site.says("web", "ListenerConflict").await;
     assert!(words.contains("port 9000"), "{words}");
     becomes("HTTP", &|it, _| it.protocol == "HTTP").await;
-    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")]).await;
-    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")])
+        .await;
+    site.respec("web", json!({ "listeners": [http(443, "shop")] }))
+        .await;
     site.ready("web").await;
     let left = site.listening().await;
     let left = left.iter().find(|it| it.port == 9000).unwrap();
-    assert_eq!((&left.arn, &left.target_group, left.tags.len()), (&foreign, &theirs, 0));
+    assert_eq!(
+        (&left.arn, &left.target_group, left.tags.len()),
+        (&foreign, &theirs, 0)
+    );
     // So is a group of the name that ours would have.
-    let name = site.groups().await.iter().find(|it| it.arn == group.arn).unwrap().name.replace("-443", "-81");
+    let name = site
+        .groups()
+        .await
+        .iter()
+        .find(|it| it.arn == group.arn)
+        .unwrap()
+        .name
+        .replace("-443", "-81");
     let squatter = site.aws.create_target_group(&name, 80).await.unwrap();
-    site.respec("web", json!({ "listeners": [http(443, "shop"), http(81, "shop")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(443, "shop"), http(81, "shop")] }),
+    )
+    .await;
     let words = site.says("web", "ListenerConflict").await;
     assert!(words.contains(&name), "{words}");
-    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.respec("web", json!({ "listeners": [http(443, "shop")] }))
+        .await;
     site.ready("web").await;
-    assert!(site.groups().await.iter().any(|it| it.arn == squatter && it.tags.is_empty()));
+    assert!(
+        site.groups()
+            .await
+            .iter()
+            .any(|it| it.arn == squatter && it.tags.is_empty())
+    );
 
     // Both are handed over by a tag.
-    site.respec("web", json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] })).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] }),
+    )
+    .await;
     let words = until("both are in the way", SOON, async || {
         let words = site.says("web", "ListenerConflict").await;
         Ok((words.contains(&foreign) && words.contains(&squatter)).then_some(words))
@@ -268,14 +387,27 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     for arn in [&foreign, &squatter] {
         until("it is told", SOON, async || {
             let told = site.bed.events("web", "Adopted").await;
-            Ok(told.iter().any(|event| event.note.as_ref().is_some_and(|words| words.contains(arn))).then_some(()))
+            Ok(told
+                .iter()
+                .any(|event| event.note.as_ref().is_some_and(|words| words.contains(arn)))
+                .then_some(()))
         })
         .await
         .unwrap();
     }
     let taken = site.listening().await;
-    assert!(taken.iter().all(|it| it.tags == made.tags) && taken.iter().any(|it| it.arn == foreign));
-    assert_eq!(site.groups().await.iter().find(|it| it.arn == squatter).unwrap().tags, made.tags);
+    assert!(
+        taken.iter().all(|it| it.tags == made.tags) && taken.iter().any(|it| it.arn == foreign)
+    );
+    assert_eq!(
+        site.groups()
+            .await
+            .iter()
+            .find(|it| it.arn == squatter)
+            .unwrap()
+            .tags,
+        made.tags
+    );
     // They are ours: their tags are put right, and they go when they are not wanted any more.
     for arn in [&foreign, &squatter] {
         site.aws.untag(arn, "ManagedBy").await.unwrap();
@@ -290,38 +422,69 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     })
     .await
     .unwrap();
-    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.respec("web", json!({ "listeners": [http(443, "shop")] }))
+        .await;
     site.ready("web").await;
     assert!(!site.groups().await.iter().any(|it| it.arn == squatter));
     assert!(!site.listening().await.iter().any(|it| it.arn == foreign));
 
     // AWS refuses one: the other is served.
-    let mut bad = secure("arn:aws:acm:us-east-1:123456789012:certificate/none", Value::Null, Value::Null);
-    bad["listeners"].as_array_mut().unwrap().push(http(82, "shop"));
+    let mut bad = secure(
+        "arn:aws:acm:us-east-1:123456789012:certificate/none",
+        Value::Null,
+        Value::Null,
+    );
+    bad["listeners"]
+        .as_array_mut()
+        .unwrap()
+        .push(http(82, "shop"));
     site.respec("web", bad).await;
     let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("port 443: AWS says CertificateNotFound"), "{words}");
+    assert!(
+        words.starts_with("port 443: AWS says CertificateNotFound"),
+        "{words}"
+    );
     site.arrives(82, &[("i-1", 30_080)]).await;
     let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
     assert!(ingress.status.unwrap().alb.unwrap().dns.is_some());
-    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.respec("web", json!({ "listeners": [http(443, "shop")] }))
+        .await;
     site.ready("web").await;
 
     // At rest: so many calls, and no write.
     site.tells(&[(443, 1, 1, "")]).await;
     drop(operator);
-    site.respec("web", json!({ "listeners": [http(443, "shop"), http(444, "shop")] })).await;
-    let operator = Operator::start(&site.bed, site.settings().whole_cluster().flag("--aws-resync=2s")).await;
+    site.respec(
+        "web",
+        json!({ "listeners": [http(443, "shop"), http(444, "shop")] }),
+    )
+    .await;
+    let operator = Operator::start(
+        &site.bed,
+        site.settings().whole_cluster().flag("--aws-resync=2s"),
+    )
+    .await;
     site.tells(&[(443, 1, 1, ""), (444, 1, 1, "")]).await;
     site.ready("web").await;
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.aws.clear();
-    let looked = |calls: &[Arc<Call>]| calls.iter().filter(|it| it.action == "DescribeLoadBalancers").count() >= 3;
+    let looked = |calls: &[Arc<Call>]| {
+        calls
+            .iter()
+            .filter(|it| it.action == "DescribeLoadBalancers")
+            .count()
+            >= 3
+    };
     site.aws.wait_for(SOON, looked).await.unwrap();
     drop(operator);
     let calls = site.aws.calls();
-    let starts: Vec<_> = (0..calls.len()).filter(|at| calls[*at].action == "DescribeLoadBalancers").collect();
-    let pass: Vec<_> = calls[starts[1]..starts[2]].iter().map(|call| call.action.as_str()).collect();
+    let starts: Vec<_> = (0..calls.len())
+        .filter(|at| calls[*at].action == "DescribeLoadBalancers")
+        .collect();
+    let pass: Vec<_> = calls[starts[1]..starts[2]]
+        .iter()
+        .map(|call| call.action.as_str())
+        .collect();
     let expected = [
         "DescribeLoadBalancers",
         "DescribeTags",
@@ -341,19 +504,31 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
     let _operator = site.reaching().await;
     let groups = site.aws.security_groups();
     site.service("shop", 30_080).await;
-    site.aws.target_times(std::time::Duration::from_hours(1), std::time::Duration::ZERO);
-    site.ingress("web", json!({ "listeners": [http(80, "shop")], "securityGroups": groups })).await;
+    site.aws.target_times(
+        std::time::Duration::from_hours(1),
+        std::time::Duration::ZERO,
+    );
+    site.ingress(
+        "web",
+        json!({ "listeners": [http(80, "shop")], "securityGroups": groups }),
+    )
+    .await;
     let words = site.says("web", "TargetsInitial").await;
     assert!(words.contains("port 80"), "{words}");
     let group = site.groups().await.remove(0);
     for id in ["i-1", "i-2"] {
-        site.aws.health(&group.arn, id, "unhealthy", "Target.Timeout").unwrap();
+        site.aws
+            .health(&group.arn, id, "unhealthy", "Target.Timeout")
+            .unwrap();
     }
     let words = site.says("web", "TargetsUnhealthy").await;
     let mut named = groups.clone();
     named.sort();
     assert!(words.contains("(Target.Timeout"), "{words}");
-    assert!(words.contains(&format!("lets TCP 30080 in from {}", named.join(", "))), "{words}");
+    assert!(
+        words.contains(&format!("lets TCP 30080 in from {}", named.join(", "))),
+        "{words}"
+    );
     site.tells(&[(80, 0, 2, "TargetsUnhealthy")]).await;
     // Another port on the nodes: even then no listener leads nowhere.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
@@ -368,14 +543,19 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
     site.aws.health(&group.arn, "i-1", "healthy", "").unwrap();
     site.look_again("web").await;
     site.tells(&[(80, 2, 2, "")]).await;
-    assert_eq!(site.bed.events("web", "Ready").await.len(), 1, "another count is no news");
+    assert_eq!(
+        site.bed.events("web", "Ready").await.len(),
+        1,
+        "another count is no news"
+    );
 }
 
 #[tokio::test]
 async fn an_operator_of_some_namespaces_says_that_it_cannot() {
     let site = Site::new("scoped").await;
     let _operator = site.operator().await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     let words = site.says("web", "OutOfScope").await;
     assert!(words.contains("--watch-namespace"), "{words}");
     assert_eq!(site.aws.calls().len(), 0);

@@ -17,12 +17,18 @@ impl Site {
         self.bed.delete::<MyIngress>("web").await;
         self.gone("web").await;
         self.aws.page_size(400);
-        let left: Vec<_> = self.groups().await.into_iter().map(|group| group.name).collect();
+        let left: Vec<_> = self
+            .groups()
+            .await
+            .into_iter()
+            .map(|group| group.name)
+            .collect();
         assert_eq!(left, but);
     }
 
     async fn with_listener(&self) {
-        self.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+        self.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+            .await;
         self.ready("web").await;
     }
 
@@ -30,19 +36,32 @@ impl Site {
     async fn life_of_a_listener(&self, node_port: u16) -> Value {
         self.service("shop", node_port).await;
         self.with_listener().await;
-        self.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
+        self.respec("web", json!({ "listeners": [http(81, "shop")] }))
+            .await;
         self.ready("web").await;
         let (listening, groups) = (self.listening().await, self.groups().await);
         assert_eq!((listening.len(), groups.len()), (1, 1));
         assert_eq!(listening[0].target_group, groups[0].arn);
-        let nodes = self.nodes().list(&ListParams::default()).await.unwrap().items.len();
+        let nodes = self
+            .nodes()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .len();
         let arrives = async || Ok((self.aws.route("web-alb", 81).len() == nodes).then_some(()));
         until("it leads to all nodes", SOON, arrives).await.unwrap();
         assert_eq!(self.aws.balancers().await.unwrap().len(), 1);
         let ports: Vec<_> = self.status().await.iter().map(|it| it.port).collect();
         self.bed.delete::<MyIngress>("web").await;
         self.gone("web").await;
-        assert_eq!((self.aws.balancers().await.unwrap().len(), self.groups().await.len()), (0, 0));
+        assert_eq!(
+            (
+                self.aws.balancers().await.unwrap().len(),
+                self.groups().await.len()
+            ),
+            (0, 0)
+        );
         never_led_nowhere(&self.aws.calls());
         json!([ports, listening[0].port])
     }
@@ -56,36 +75,74 @@ async fn the_groups_go_with_the_balancer() {
     let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
     // AWS is not done with the listener for a while.
     site.with_listener().await;
-    let busy = Fault::code("ResourceInUse", "Target group is currently in use by a listener or a rule");
-    let order = site.aws.fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
+    let busy = Fault::code(
+        "ResourceInUse",
+        "Target group is currently in use by a listener or a rule",
+    );
+    let order = site
+        .aws
+        .fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
     site.all_gone(&["theirs"]).await;
-    assert_eq!((order.hits(), site.aws.balancers().await.unwrap().len()), (3, 0));
+    assert_eq!(
+        (order.hits(), site.aws.balancers().await.unwrap().len()),
+        (3, 0)
+    );
     site.bed.event("web", "Gone").await;
-    assert_eq!(site.bed.events("web", "Gone").await.len(), 1, "once, however often a group is asked for");
+    assert_eq!(
+        site.bed.events("web", "Gone").await.len(),
+        1,
+        "once, however often a group is asked for"
+    );
 
     // Somebody deleted the balancer.
     site.with_listener().await;
-    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    site.aws
+        .delete(&site.balancer("web").await.unwrap().arn)
+        .await
+        .unwrap();
     site.all_gone(&["theirs"]).await;
 
     // It was made anew, and another time in another network.
     site.with_listener().await;
-    let group = site.groups().await.into_iter().find(|group| group.arn != theirs).unwrap();
-    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    let group = site
+        .groups()
+        .await
+        .into_iter()
+        .find(|group| group.arn != theirs)
+        .unwrap();
+    site.aws
+        .delete(&site.balancer("web").await.unwrap().arn)
+        .await
+        .unwrap();
     site.look_again("web").await;
     site.becomes("web", "is there", |_| true).await;
     site.ready("web").await;
-    until("it listens", SOON, async || Ok((site.listening().await.len() == 1).then_some(()))).await.unwrap();
+    until("it listens", SOON, async || {
+        Ok((site.listening().await.len() == 1).then_some(()))
+    })
+    .await
+    .unwrap();
     assert_eq!(site.listening().await[0].target_group, group.arn);
     site.respec("web", json!({ "suspend": true })).await;
     site.says("web", "Suspended").await;
-    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    site.aws
+        .delete(&site.balancer("web").await.unwrap().arn)
+        .await
+        .unwrap();
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
     // The node is not in that network.
     site.says("web", "TargetsRefused").await;
-    let moved = site.groups().await.into_iter().find(|group| group.arn != theirs).unwrap();
-    assert_eq!((&moved.name, moved.vpc), (&group.name, site.aws.other_vpc()));
+    let moved = site
+        .groups()
+        .await
+        .into_iter()
+        .find(|group| group.arn != theirs)
+        .unwrap();
+    assert_eq!(
+        (&moved.name, moved.vpc),
+        (&group.name, site.aws.other_vpc())
+    );
     site.all_gone(&["theirs"]).await;
 
     // A balancer that is not ours any more is left with what it leads to.
@@ -95,7 +152,13 @@ async fn the_groups_go_with_the_balancer() {
         site.aws.untag(&arn, tag).await.unwrap();
     }
     let kept = site.listening().await[0].target_group.clone();
-    let kept = site.groups().await.into_iter().find(|group| group.arn == kept).unwrap().name;
+    let kept = site
+        .groups()
+        .await
+        .into_iter()
+        .find(|group| group.arn == kept)
+        .unwrap()
+        .name;
     let mut left = ["theirs", &*kept];
     left.sort_unstable();
     site.all_gone(&left).await;
@@ -109,17 +172,29 @@ async fn a_protected_one_follows_the_nodes() {
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
     site.with_listener().await;
-    site.aws.protect(&site.balancer("web").await.unwrap().arn, true).await.unwrap();
+    site.aws
+        .protect(&site.balancer("web").await.unwrap().arn, true)
+        .await
+        .unwrap();
     site.bed.delete::<MyIngress>("web").await;
     site.says("web", "DeletionProtected").await;
     site.node("i-3").await;
     site.node_goes("i-1").await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
     site.says("web", "DeletionProtected").await;
-    site.aws.protect(&site.balancer("web").await.unwrap().arn, false).await.unwrap();
+    site.aws
+        .protect(&site.balancer("web").await.unwrap().arn, false)
+        .await
+        .unwrap();
     site.look_again("web").await;
     site.gone("web").await;
-    assert_eq!((site.aws.balancers().await.unwrap().len(), site.groups().await.len()), (0, 0));
+    assert_eq!(
+        (
+            site.aws.balancers().await.unwrap().len(),
+            site.groups().await.len()
+        ),
+        (0, 0)
+    );
 }
 
 /// Each call is refused, or its answer is lost, once: in the end all is as if nothing had been.
@@ -144,9 +219,16 @@ async fn each_call_fails_once(#[case] fault: Fault) {
         "DeleteListener",
         "DeleteTargetGroup",
     ];
-    let orders = calls.map(|call| site.aws.fault(On::action(call), Times::First(1), fault.clone()));
+    let orders = calls.map(|call| {
+        site.aws
+            .fault(On::action(call), Times::First(1), fault.clone())
+    });
     site.service("shop", 30_080).await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop"), http(81, "shop")] })).await;
+    site.ingress(
+        "web",
+        json!({ "listeners": [http(80, "shop"), http(81, "shop")] }),
+    )
+    .await;
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.arrives(81, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
@@ -158,7 +240,14 @@ async fn each_call_fails_once(#[case] fault: Fault) {
     site.respec("web", json!({ "listeners": [secure] })).await;
     site.ready("web").await;
     let listening = site.listening().await;
-    assert_eq!((listening.len(), &*listening[0].protocol, site.groups().await.len()), (1, "HTTPS", 1));
+    assert_eq!(
+        (
+            listening.len(),
+            &*listening[0].protocol,
+            site.groups().await.len()
+        ),
+        (1, "HTTPS", 1)
+    );
     never_led_nowhere(&site.aws.calls());
     site.all_gone(&[]).await;
     for (call, order) in calls.iter().zip(orders) {
@@ -171,13 +260,19 @@ async fn each_call_fails_once(#[case] fault: Fault) {
 async fn a_port_that_was_given_up_half_made_leaves_nothing() {
     let site = Site::with_nodes("half", &["i-1"]).await;
     site.service("shop", 30_080).await;
-    let gate = site.aws.gate(On::action("CreateListener"), 1, Point::Before);
+    let gate = site
+        .aws
+        .gate(On::action("CreateListener"), 1, Point::Before);
     let mut operator = site.reaching().await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
     gate.reached(SOON).await.unwrap();
     operator.kill();
     gate.cut();
-    assert_eq!((site.groups().await.len(), site.listening().await.len()), (1, 0));
+    assert_eq!(
+        (site.groups().await.len(), site.listening().await.len()),
+        (1, 0)
+    );
     site.respec("web", json!({ "listeners": null })).await;
     operator.restart();
     site.ready("web").await;
@@ -193,18 +288,42 @@ async fn what_was_there_before_a_restore_is_ours() {
     site.service("shop", 30_080).await;
     site.with_listener().await;
     drop(operator);
-    let (listener, group) = (site.listening().await.remove(0), site.groups().await.remove(0));
+    let (listener, group) = (
+        site.listening().await.remove(0),
+        site.groups().await.remove(0),
+    );
     let balancer = site.balancer("web").await.unwrap();
     for arn in [&balancer.arn, &listener.arn, &group.arn] {
-        site.aws.tag(arn, "quartermaster.dev/owner-uid", "00000000-0000-0000-0000-000000000000").await.unwrap();
+        site.aws
+            .tag(
+                arn,
+                "quartermaster.dev/owner-uid",
+                "00000000-0000-0000-0000-000000000000",
+            )
+            .await
+            .unwrap();
     }
     // The status is lost as well, and a port is asked for in place of the other.
-    site.bed.patch::<MyIngress>("web", json!({ "spec": { "listeners": [http(81, "shop")] } })).await;
+    site.bed
+        .patch::<MyIngress>(
+            "web",
+            json!({ "spec": { "listeners": [http(81, "shop")] } }),
+        )
+        .await;
     let lost = kube::api::Patch::Merge(json!({ "status": null }));
-    site.bed.api::<MyIngress>().patch_status("web", &kube::api::PatchParams::default(), &lost).await.unwrap();
+    site.bed
+        .api::<MyIngress>()
+        .patch_status("web", &kube::api::PatchParams::default(), &lost)
+        .await
+        .unwrap();
     let _operator = site.reaching().await;
     site.ready("web").await;
-    let ports: Vec<_> = site.listening().await.into_iter().map(|it| it.port).collect();
+    let ports: Vec<_> = site
+        .listening()
+        .await
+        .into_iter()
+        .map(|it| it.port)
+        .collect();
     assert_eq!((ports, site.groups().await.len()), (vec![81], 1));
     site.all_gone(&[]).await;
 }
@@ -213,15 +332,24 @@ async fn what_was_there_before_a_restore_is_ours() {
 async fn a_kill_at_any_call_leaves_nothing_behind() {
     let nodes = ["i-1", "i-2"];
     // One control plane for each of the two, which play side by side: the operators reach all of it.
-    let sites = [Site::with_nodes("before", &nodes).await, Site::with_nodes("after", &nodes).await];
+    let sites = [
+        Site::with_nodes("before", &nodes).await,
+        Site::with_nodes("after", &nodes).await,
+    ];
     let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
         let site = &sites[usize::from(point == Point::After)];
         let site = site.another(site.bed.plane.clone(), "killed").await;
         site.aws.clear();
         // Each Service has another port.
         let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
-        Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, site.life_of_a_listener(node_port)))
-            .await
+        Box::pin(killed_at(
+            &site,
+            site.settings().whole_cluster(),
+            point,
+            call,
+            site.life_of_a_listener(node_port),
+        ))
+        .await
     });
     let calls = Box::pin(calls).await;
     // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
@@ -242,8 +370,14 @@ async fn a_kill_at_any_write_leaves_nothing_behind() {
             site.aws.clear();
             let node_port = first + u16::try_from(write.min(99)).unwrap();
             let scene = site.life_of_a_listener(node_port);
-            let (settings, writes) = (site.settings().whole_cluster(), Match::writes().except_resource("events"));
-            Box::pin(crate::support::killed_at(&site.bed, settings, writes, point, write, scene)).await
+            let (settings, writes) = (
+                site.settings().whole_cluster(),
+                Match::writes().except_resource("events"),
+            );
+            Box::pin(crate::support::killed_at(
+                &site.bed, settings, writes, point, write, scene,
+            ))
+            .await
         });
         let writes = Box::pin(writes).await;
         // The finalizer, what is asked for, each port when it is named and when it is asked for, Ready twice, the finalizer.

@@ -39,12 +39,18 @@ struct Site {
 
 impl Site {
     async fn new(name: &str) -> Self {
-        Self { bed: Bed::shared(name).await, aws: Aws::start().await.unwrap() }
+        Self {
+            bed: Bed::shared(name).await,
+            aws: Aws::start().await.unwrap(),
+        }
     }
 
     /// Another namespace with the same AWS.
     async fn another(&self, plane: Plane, name: &str) -> Self {
-        Self { bed: Bed::on(plane, name).await, aws: self.aws.clone() }
+        Self {
+            bed: Bed::on(plane, name).await,
+            aws: self.aws.clone(),
+        }
     }
 
     /// An operator that has this AWS.
@@ -66,20 +72,24 @@ impl Site {
     }
 
     async fn respec(&self, name: &str, spec: Value) {
-        self.bed.patch::<MyIngress>(name, json!({ "spec": spec })).await;
+        self.bed
+            .patch::<MyIngress>(name, json!({ "spec": spec }))
+            .await;
     }
 
     /// Has AWS looked at again now.
     async fn look_again(&self, name: &str) {
         let now = uuid::Uuid::new_v4().to_string();
-        let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
+        let asked =
+            json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
         self.bed.patch::<MyIngress>(name, asked).await;
     }
 
     /// Waits until it gives this reason for its generation; its words.
     async fn says(&self, name: &str, reason: &str) -> String {
-        let ingress =
-            self.bed.until(name, reason, |ingress: &MyIngress| says(ingress).0 == reason && up_to_date(ingress));
+        let ingress = self.bed.until(name, reason, |ingress: &MyIngress| {
+            says(ingress).0 == reason && up_to_date(ingress)
+        });
         says(&ingress.await).1
     }
 
@@ -91,9 +101,11 @@ impl Site {
     /// Waits until the object is gone.
     async fn gone(&self, name: &str) {
         let api: Api<MyIngress> = self.bed.api();
-        until(format!("{name} is gone"), SOON, async || Ok(api.get_opt(name).await?.is_none().then_some(())))
-            .await
-            .unwrap();
+        until(format!("{name} is gone"), SOON, async || {
+            Ok(api.get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+        .unwrap();
     }
 
     /// What AWS has of that `MyIngress`.
@@ -113,7 +125,15 @@ impl Site {
     /// The operator's writes since then in this namespace, but for Events.
     async fn writes(&self, since: Mark) -> Vec<String> {
         let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-        let requests = self.bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+        let requests = self
+            .bed
+            .plane
+            .audit()
+            .requests(since)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|request| request.subject);
         requests
             .filter(|it| it.is_write() && it.user == operator && it.namespace == self.bed.namespace)
             .filter(|it| it.resource != "events")
@@ -129,12 +149,22 @@ impl Site {
 
 /// Reason and words of the condition.
 fn says(ingress: &MyIngress) -> (String, String) {
-    let conditions = ingress.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
-    conditions.first().map(|condition| (condition.reason.clone(), condition.message.clone())).unwrap_or_default()
+    let conditions = ingress
+        .status
+        .as_ref()
+        .map(|status| &*status.conditions)
+        .unwrap_or_default();
+    conditions
+        .first()
+        .map(|condition| (condition.reason.clone(), condition.message.clone()))
+        .unwrap_or_default()
 }
 
 fn up_to_date(ingress: &MyIngress) -> bool {
-    ingress.status.as_ref().is_some_and(|status| status.observed_generation == ingress.metadata.generation)
+    ingress
+        .status
+        .as_ref()
+        .is_some_and(|status| status.observed_generation == ingress.metadata.generation)
 }
 
 /// What the calls are, counted.
@@ -148,5 +178,9 @@ fn counted(calls: &[Arc<Call>]) -> BTreeMap<String, usize> {
 
 /// Those of them that may change something.
 fn changing(calls: &[Arc<Call>]) -> Vec<String> {
-    calls.iter().filter(|call| !call.is_read()).map(|call| call.action.clone()).collect()
+    calls
+        .iter()
+        .filter(|call| !call.is_read())
+        .map(|call| call.action.clone())
+        .collect()
 }

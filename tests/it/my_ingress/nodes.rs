@@ -16,7 +16,10 @@ impl Site {
     /// A control plane of its own: nodes belong to no namespace.
     pub(super) async fn with_nodes(name: &str, nodes: &[&str]) -> Self {
         let bed = Bed::own_with(testbed::Options::apiserver_only(), name).await;
-        let site = Self { bed, aws: Aws::start().await.unwrap() };
+        let site = Self {
+            bed,
+            aws: Aws::start().await.unwrap(),
+        };
         site.aws.provisioning(std::time::Duration::ZERO);
         for node in nodes {
             site.node(node).await;
@@ -37,30 +40,45 @@ impl Site {
     pub(super) async fn node(&self, id: &str) {
         self.aws.add_instance(id, 'a');
         let spec = json!({ "providerID": format!("aws:///us-east-1a/{id}") });
-        let node = serde_json::from_value(json!({ "metadata": { "name": id }, "spec": spec })).unwrap();
-        self.nodes().create(&PostParams::default(), &node).await.unwrap();
+        let node =
+            serde_json::from_value(json!({ "metadata": { "name": id }, "spec": spec })).unwrap();
+        self.nodes()
+            .create(&PostParams::default(), &node)
+            .await
+            .unwrap();
     }
 
     pub(super) async fn node_goes(&self, id: &str) {
-        self.nodes().delete(id, &DeleteParams::default()).await.unwrap();
+        self.nodes()
+            .delete(id, &DeleteParams::default())
+            .await
+            .unwrap();
     }
 
     pub(super) async fn exclude(&self, id: &str, excluded: bool) {
         let value = if excluded { json!("") } else { Value::Null };
         let patch = json!({ "metadata": { "labels": { EXCLUDED: value } } });
-        self.nodes().patch(id, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        self.nodes()
+            .patch(id, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
     }
 
     /// A Service whose port 80 is at this port of each node.
     pub(super) async fn service(&self, name: &str, node_port: u16) {
         let ports = json!([{ "port": 80, "nodePort": node_port }]);
         let spec = json!({ "type": "NodePort", "selector": { "app": name }, "ports": ports });
-        self.bed.create::<Service>(name, json!({ "spec": spec })).await;
+        self.bed
+            .create::<Service>(name, json!({ "spec": spec }))
+            .await;
     }
 
     /// Waits until requests to a port of `web` may arrive at these ports of nodes, and nowhere else.
     pub(super) async fn arrives(&self, port: u16, at: &[(&str, u16)]) {
-        let at: Vec<_> = at.iter().map(|(id, port)| ((*id).to_owned(), *port)).collect();
+        let at: Vec<_> = at
+            .iter()
+            .map(|(id, port)| ((*id).to_owned(), *port))
+            .collect();
         let mut last = Vec::new();
         let arrived = until(format!("port {port} leads to {at:?}"), SOON, async || {
             last = self.aws.route("web-alb", port);
@@ -87,7 +105,14 @@ impl Site {
     }
 
     pub(super) async fn status(&self) -> Vec<ListenerStatus> {
-        self.bed.api::<MyIngress>().get("web").await.unwrap().status.unwrap().listeners
+        self.bed
+            .api::<MyIngress>()
+            .get("web")
+            .await
+            .unwrap()
+            .status
+            .unwrap()
+            .listeners
     }
 
     /// Waits until the status says just this of the listeners: port, healthy, total, reason.
@@ -98,9 +123,17 @@ impl Site {
             .map(|(port, healthy, total, reason)| (*port, *healthy, *total, (*reason).into()))
             .collect();
         let tells = |ingress: &MyIngress| {
-            ingress.status.as_ref().is_some_and(|status| status.listeners.iter().map(told).eq(expected.iter().cloned()))
+            ingress.status.as_ref().is_some_and(|status| {
+                status
+                    .listeners
+                    .iter()
+                    .map(told)
+                    .eq(expected.iter().cloned())
+            })
         };
-        self.bed.until("web", &format!("tells {listeners:?}"), tells).await;
+        self.bed
+            .until("web", &format!("tells {listeners:?}"), tells)
+            .await;
     }
 }
 
@@ -113,7 +146,10 @@ pub(super) fn http(port: u16, service: &str) -> Value {
 pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
     let mut registered: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     let mut led = BTreeSet::new();
-    for call in calls.iter().filter(|call| call.done && call.code().is_none()) {
+    for call in calls
+        .iter()
+        .filter(|call| call.done && call.code().is_none())
+    {
         let param = |name: &str| call.params.get(name).cloned().unwrap_or_default();
         let group = param("TargetGroupArn");
         let targets = (1..).map_while(|at| {
@@ -133,10 +169,18 @@ pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
             }
             _ => {}
         }
-        let empty: Vec<_> = led.iter().filter(|group| registered.get(*group).is_none_or(BTreeSet::is_empty)).collect();
+        let empty: Vec<_> = led
+            .iter()
+            .filter(|group| registered.get(*group).is_none_or(BTreeSet::is_empty))
+            .collect();
         assert!(empty.is_empty(), "{call:?} leaves {empty:?} empty");
     }
-    assert!(!led.is_empty() || calls.iter().any(|call| call.action == "DeleteTargetGroup"), "it was led somewhere");
-    let in_use = calls.iter().filter(|call| call.action == "DeleteTargetGroup" && call.code() == Some("ResourceInUse"));
+    assert!(
+        !led.is_empty() || calls.iter().any(|call| call.action == "DeleteTargetGroup"),
+        "it was led somewhere"
+    );
+    let in_use = calls
+        .iter()
+        .filter(|call| call.action == "DeleteTargetGroup" && call.code() == Some("ResourceInUse"));
     assert_eq!(in_use.count(), 0);
 }

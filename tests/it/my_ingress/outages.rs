@@ -17,17 +17,34 @@ use super::*;
 #[case::silent(Fault::Hang, "AWSUnavailable")]
 #[case::expired(Fault::Expired, "CredentialsMissing")]
 #[case::quota(
-    Fault::code("TooManyLoadBalancers", "The maximum number of load balancers has been reached"),
+    Fault::code(
+        "TooManyLoadBalancers",
+        "The maximum number of load balancers has been reached"
+    ),
     "QuotaExceeded"
 )]
-#[case::denied(Fault::code("AccessDenied", "User is not authorized to perform"), "AccessDenied")]
-#[case::unfit(Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"), "SubnetUnfit")]
-#[case::taken(Fault::code("DuplicateLoadBalancerName", "A load balancer with that name already exists"), "NameTaken")]
+#[case::denied(
+    Fault::code("AccessDenied", "User is not authorized to perform"),
+    "AccessDenied"
+)]
+#[case::unfit(
+    Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"),
+    "SubnetUnfit"
+)]
+#[case::taken(
+    Fault::code(
+        "DuplicateLoadBalancerName",
+        "A load balancer with that name already exists"
+    ),
+    "NameTaken"
+)]
 #[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
 #[tokio::test]
 async fn at_the_creation(#[case] fault: Fault, #[case] reason: &str) {
     let site = Site::new("fault").await;
-    let order = site.aws.fault(On::action("CreateLoadBalancer"), Times::Always, fault);
+    let order = site
+        .aws
+        .fault(On::action("CreateLoadBalancer"), Times::Always, fault);
     let _operator = Operator::start(&site.bed, site.settings().flag("--aws-timeout=1s")).await;
     site.ingress("web", json!({})).await;
     // One that was made after all is well a moment later.
@@ -45,14 +62,22 @@ async fn at_the_creation(#[case] fault: Fault, #[case] reason: &str) {
 async fn what_only_the_spec_can_mend_is_not_tried_again() {
     let site = Site::new("terminal").await;
     let _operator = site.operator().await;
-    site.ingress("web", json!({ "securityGroups": ["sg-0000"] })).await;
+    site.ingress("web", json!({ "securityGroups": ["sg-0000"] }))
+        .await;
     let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("AWS says InvalidSecurityGroup: "), "{words}");
+    assert!(
+        words.starts_with("AWS says InvalidSecurityGroup: "),
+        "{words}"
+    );
     // Another one is done with meanwhile.
     site.ingress("marker", json!({})).await;
     site.ready("marker").await;
     let names = |name: &str| {
-        let of = |call: &&Arc<Call>| call.params.get("Name").is_some_and(|it| *it == format!("{name}-alb"));
+        let of = |call: &&Arc<Call>| {
+            call.params
+                .get("Name")
+                .is_some_and(|it| *it == format!("{name}-alb"))
+        };
         site.aws.calls().iter().filter(of).count()
     };
     assert_eq!((names("web"), names("marker")), (1, 1));
@@ -74,7 +99,10 @@ async fn shown_late() {
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
     assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
     let writes = site.writes(since).await;
-    assert!(writes.len() <= 5, "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}");
+    assert!(
+        writes.len() <= 5,
+        "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}"
+    );
 }
 
 /// One look that fails is not told; AWS that stays away is.
@@ -86,16 +114,24 @@ async fn a_hiccup_is_not_told() {
     site.ready("web").await;
     for fault in [Fault::Throttled, Fault::internal_failure()] {
         let since = site.bed.plane.audit().mark().await.unwrap();
-        let order = site.aws.fault(On::action("DescribeTags"), Times::First(1), fault);
+        let order = site
+            .aws
+            .fault(On::action("DescribeTags"), Times::First(1), fault);
         site.aws.clear();
         site.look_again("web").await;
         let well = |calls: &[Arc<Call>]| {
-            calls.iter().any(|call| call.action == "DescribeTags" && call.code().is_none() && call.done)
+            calls
+                .iter()
+                .any(|call| call.action == "DescribeTags" && call.code().is_none() && call.done)
         };
         site.aws.wait_for(SOON, well).await.unwrap();
         assert_eq!(order.hits(), 1);
         // Another pass, whose look is done with.
-        site.respec("web", json!({ "tags": { "marker": uuid::Uuid::new_v4().to_string() } })).await;
+        site.respec(
+            "web",
+            json!({ "tags": { "marker": uuid::Uuid::new_v4().to_string() } }),
+        )
+        .await;
         site.ready("web").await;
         let writes = site.writes(since).await;
         assert!(writes.len() <= 2, "the marker's key, Ready: {writes:?}");
@@ -117,7 +153,10 @@ async fn credentials_that_expire_and_come_back() {
     site.aws.access_key(testbed::aws::ACCESS_KEY, true);
     site.look_again("web").await;
     let words = site.says("web", "CredentialsMissing").await;
-    assert!(words.contains("ExpiredToken") && words.contains("docs/my-ingress.md"), "{words}");
+    assert!(
+        words.contains("ExpiredToken") && words.contains("docs/my-ingress.md"),
+        "{words}"
+    );
     let ill: MyIngress = site.bed.api().get("web").await.unwrap();
     assert_eq!(ill.status.unwrap().alb, ready.status.unwrap().alb);
     // Everything else works.

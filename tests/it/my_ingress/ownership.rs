@@ -18,13 +18,34 @@ pub(super) async fn hand_over(site: &Site, words: &str) {
         let commands = commands.split("; ").next().unwrap();
         let (aws, kubectl) = commands.split_once(" && ").unwrap();
         let aws: Vec<_> = aws.split(' ').collect();
-        assert_eq!(aws[..6], ["aws", "--region", REGION, "elbv2", "add-tags", "--resource-arns"]);
+        assert_eq!(
+            aws[..6],
+            [
+                "aws",
+                "--region",
+                REGION,
+                "elbv2",
+                "add-tags",
+                "--resource-arns"
+            ]
+        );
         assert_eq!(aws[7], "--tags");
-        let (key, value) = aws[8].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
+        let (key, value) = aws[8]
+            .strip_prefix("Key=")
+            .unwrap()
+            .split_once(",Value=")
+            .unwrap();
         site.aws.tag(aws[6], key, value).await.unwrap();
         let now = uuid::Uuid::new_v4().to_string();
-        let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", &now);
-        site.bed.plane.run_kubectl(&again.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+        let again = kubectl
+            .strip_prefix("kubectl ")
+            .unwrap()
+            .replace("\"$(date +%s)\"", &now);
+        site.bed
+            .plane
+            .run_kubectl(&again.split(' ').collect::<Vec<_>>(), "")
+            .await
+            .unwrap();
     }
 }
 
@@ -36,10 +57,21 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     let cases: [(&str, Tags<'_>, &str); 5] = [
         ("untagged", &[], "is not ours"),
         ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
-        ("byname", &[("ManagedBy", "quartermaster"), ("quartermaster.dev/owner", &ours)], "is not ours"),
+        (
+            "byname",
+            &[
+                ("ManagedBy", "quartermaster"),
+                ("quartermaster.dev/owner", &ours),
+            ],
+            "is not ours",
+        ),
         (
             "elsewhere",
-            &[(CLUSTER, "other"), (UID, "u"), ("quartermaster.dev/owner", "shop/elsewhere")],
+            &[
+                (CLUSTER, "other"),
+                (UID, "u"),
+                ("quartermaster.dev/owner", "shop/elsewhere"),
+            ],
             "of cluster other",
         ),
         ("promised", &[(ADOPT_BY, "shop/another")], "is not ours"),
@@ -47,28 +79,48 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     for (name, tags, whose) in cases {
         // Of other settings, so that what is handed over is also put right.
         let subnets = ["subnet-abc", "subnet-ghi"];
-        let arn = site.aws.create(&format!("{name}-alb"), &subnets, "internet-facing", tags).await.unwrap();
+        let arn = site
+            .aws
+            .create(&format!("{name}-alb"), &subnets, "internet-facing", tags)
+            .await
+            .unwrap();
         let before = site.balancer(name).await.unwrap();
         site.aws.clear();
         site.ingress(name, json!({})).await;
         let words = site.says(name, "Conflict").await;
         assert!(words.contains(whose), "{words}");
         site.look_again(name).await;
-        site.aws.wait_for(SOON, |calls| calls.len() >= 4).await.unwrap();
+        site.aws
+            .wait_for(SOON, |calls| calls.len() >= 4)
+            .await
+            .unwrap();
         // Once there is a third look, the second is over.
         site.look_again(name).await;
-        site.aws.wait_for(SOON, |calls| calls.len() >= 6).await.unwrap();
+        site.aws
+            .wait_for(SOON, |calls| calls.len() >= 6)
+            .await
+            .unwrap();
         site.says(name, "Conflict").await;
         assert_eq!(changing(&site.aws.calls()), [""; 0], "{name}");
         let ingress: MyIngress = site.bed.api().get(name).await.unwrap();
         let alb = ingress.status.unwrap().alb.unwrap();
-        assert_eq!((alb.arn, alb.dns), (None, None), "another's is not shown as ours");
+        assert_eq!(
+            (alb.arn, alb.dns),
+            (None, None),
+            "another's is not shown as ours"
+        );
 
         hand_over(&site, &words).await;
         site.ready(name).await;
         let after = site.balancer(name).await.unwrap();
-        assert_eq!((after.arn.as_str(), after.dns.as_str()), (arn.as_str(), before.dns.as_str()));
-        assert_eq!((after.tags["ManagedBy"].as_str(), after.tags.get(ADOPT_BY)), ("quartermaster", None));
+        assert_eq!(
+            (after.arn.as_str(), after.dns.as_str()),
+            (arn.as_str(), before.dns.as_str())
+        );
+        assert_eq!(
+            (after.tags["ManagedBy"].as_str(), after.tags.get(ADOPT_BY)),
+            ("quartermaster", None)
+        );
         assert_eq!(after.tags["quartermaster.dev/owner"], site.path(name));
         assert_eq!(after.subnets, SUBNETS);
         let told = site.bed.event(name, "Adopted").await;
@@ -88,7 +140,11 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
     for key in ["ManagedBy", "quartermaster.dev/owner"] {
         site.aws.untag(&made.arn, key).await.unwrap();
         site.look_again("web").await;
-        let whole = site.becomes("web", "has its tags again", |balancer| balancer.tags == made.tags).await;
+        let whole = site
+            .becomes("web", "has its tags again", |balancer| {
+                balancer.tags == made.tags
+            })
+            .await;
         assert_eq!(whole.arn, made.arn);
     }
     for key in made.tags.keys() {
@@ -106,10 +162,20 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
     let status = json!({ "alb": { "arn": made.arn, "dns": made.dns }, "create_ingress": { "alb-arn": made.arn } });
     let kopf = json!({ "kopf.zalando.org/last-handled-configuration": "{}\n" });
     let spec = json!({ "subnets": SUBNETS, "suspend": true });
-    let _: MyIngress = site.bed.create("web", json!({ "metadata": { "annotations": kopf }, "spec": spec })).await;
+    let _: MyIngress = site
+        .bed
+        .create(
+            "web",
+            json!({ "metadata": { "annotations": kopf }, "spec": spec }),
+        )
+        .await;
     site.says("web", "Suspended").await;
     let patch = kube::api::Patch::Merge(json!({ "status": status }));
-    site.bed.api::<MyIngress>().patch_status("web", &Default::default(), &patch).await.unwrap();
+    site.bed
+        .api::<MyIngress>()
+        .patch_status("web", &Default::default(), &patch)
+        .await
+        .unwrap();
     site.respec("web", json!({ "suspend": false })).await;
     assert_eq!(site.says("web", "Conflict").await, words);
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
@@ -124,7 +190,10 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
 async fn of_two_of_one_name_the_second_is_refused() {
     let site = Site::new("first").await;
     let other = site.another(site.bed.plane.clone(), "second").await;
-    let flag = format!("--watch-namespace={},{}", site.bed.namespace, other.bed.namespace);
+    let flag = format!(
+        "--watch-namespace={},{}",
+        site.bed.namespace, other.bed.namespace
+    );
     let _operator = Operator::start(&site.bed, site.settings().flag(&flag)).await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
@@ -132,12 +201,21 @@ async fn of_two_of_one_name_the_second_is_refused() {
     site.aws.clear();
     other.ingress("web", json!({})).await;
     let words = other.says("web", "NameTaken").await;
-    assert!(words.starts_with(&format!("load balancer web-alb is that of MyIngress {}", site.path("web"))), "{words}");
+    assert!(
+        words.starts_with(&format!(
+            "load balancer web-alb is that of MyIngress {}",
+            site.path("web")
+        )),
+        "{words}"
+    );
     // It goes without a trace, ...
     other.bed.delete::<MyIngress>("web").await;
     other.gone("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
-    assert_eq!(site.aws.balancers().await.unwrap(), std::slice::from_ref(&made));
+    assert_eq!(
+        site.aws.balancers().await.unwrap(),
+        std::slice::from_ref(&made)
+    );
     // ... or has its turn once the first is gone.
     other.ingress("web", json!({})).await;
     other.says("web", "NameTaken").await;
@@ -150,17 +228,26 @@ async fn of_two_of_one_name_the_second_is_refused() {
 #[tokio::test]
 async fn one_that_came_in_between_is_not_claimed() {
     let site = Site::new("between").await;
-    let gate = site.aws.gate(On::action("CreateLoadBalancer"), 1, Point::Before);
+    let gate = site
+        .aws
+        .gate(On::action("CreateLoadBalancer"), 1, Point::Before);
     let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
-    let theirs = site.aws.create("web-alb", &SUBNETS, "internet-facing", &[]).await.unwrap();
+    let theirs = site
+        .aws
+        .create("web-alb", &SUBNETS, "internet-facing", &[])
+        .await
+        .unwrap();
     gate.release();
     site.says("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     let left = site.aws.balancers().await.unwrap();
-    assert_eq!((left.len(), &left[0].arn, left[0].tags.len()), (1, &theirs, 0));
+    assert_eq!(
+        (left.len(), &left[0].arn, left[0].tags.len()),
+        (1, &theirs, 0)
+    );
     assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
 }
 
@@ -173,7 +260,10 @@ async fn ones_own_is_handed_on() {
     site.ready("web").await;
     let arn = site.balancer("web").await.unwrap().arn;
     site.aws.tag(&arn, ADOPT_BY, "another/web").await.unwrap();
-    site.aws.tag(&arn, "quartermaster.dev/owner", "somebody").await.unwrap();
+    site.aws
+        .tag(&arn, "quartermaster.dev/owner", "somebody")
+        .await
+        .unwrap();
     site.look_again("web").await;
     let whole = |balancer: &Balancer| balancer.tags["quartermaster.dev/owner"] == site.path("web");
     let looked_at = site.becomes("web", "has its tags again", whole).await;
@@ -186,7 +276,9 @@ async fn for_one_that_is_gone_nothing_is_created() {
     let site = Site::new("gone").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let api: Api<MyIngress> = site.bed.api();
-    let noted = Match::verb(Verb::Patch).resource("myingresses").subresource("status");
+    let noted = Match::verb(Verb::Patch)
+        .resource("myingresses")
+        .subresource("status");
     let reached = Arc::new(tokio::sync::Notify::new());
     let hook = {
         let (reached, api) = (Arc::clone(&reached), api.clone());
@@ -209,7 +301,14 @@ async fn for_one_that_is_gone_nothing_is_created() {
     site.ingress("marker", json!({})).await;
     site.ready("marker").await;
     assert_eq!(order.hits(), 1);
-    let made: Vec<_> = site.aws.balancers().await.unwrap().into_iter().map(|balancer| balancer.name).collect();
+    let made: Vec<_> = site
+        .aws
+        .balancers()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|balancer| balancer.name)
+        .collect();
     assert_eq!(made, ["marker-alb"]);
 }
 
@@ -239,7 +338,10 @@ async fn in_another_region_nothing_is_done() {
 async fn in_another_account_nothing_is_done() {
     let (site, other) = (Site::new("account").await, Aws::start().await.unwrap());
     let operator = site.operator().await;
-    let taken = other.create("taken-alb", &SUBNETS, "internet-facing", &[]).await.unwrap();
+    let taken = other
+        .create("taken-alb", &SUBNETS, "internet-facing", &[])
+        .await
+        .unwrap();
     let names = ["web", "taken"];
     for name in names {
         site.ingress(name, json!({})).await;
@@ -251,7 +353,10 @@ async fn in_another_account_nothing_is_done() {
         let words = site.says(name, "AccountMismatch").await;
         let account = taken.split(':').nth(4).unwrap();
         let made = site.balancer(name).await.unwrap();
-        assert!(words.starts_with(&format!("{} is not in {account}, the account", made.arn)), "{words}");
+        assert!(
+            words.starts_with(&format!("{} is not in {account}, the account", made.arn)),
+            "{words}"
+        );
         site.bed.delete::<MyIngress>(name).await;
         site.says(name, "AccountMismatch").await;
     }
@@ -274,13 +379,18 @@ async fn what_was_restored_is_taken_back() {
     let made = site.balancer("web").await.unwrap();
     drop(operator);
     site.bed.delete::<MyIngress>("web").await;
-    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.bed
+        .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
+        .await;
     site.gone("web").await;
     let restored = site.ingress("web", json!({})).await;
     let _operator = site.operator().await;
     site.ready("web").await;
     let taken = site.balancer("web").await.unwrap();
-    assert_eq!((taken.arn, &taken.tags[UID]), (made.arn, &restored.uid().unwrap()));
+    assert_eq!(
+        (taken.arn, &taken.tags[UID]),
+        (made.arn, &restored.uid().unwrap())
+    );
 }
 
 /// What nobody can change is said before anything is claimed.
@@ -289,10 +399,16 @@ async fn of_another_scheme_it_cannot_be_taken_over() {
     let site = Site::new("scheme").await;
     let _operator = site.operator().await;
     let adopt = [(ADOPT_BY, &*site.path("web"))];
-    site.aws.create("web-alb", &SUBNETS, "internal", &adopt).await.unwrap();
+    site.aws
+        .create("web-alb", &SUBNETS, "internal", &adopt)
+        .await
+        .unwrap();
     site.ingress("web", json!({})).await;
     let words = site.says("web", "NotAlike").await;
-    assert!(words.starts_with("load balancer web-alb is internal"), "{words}");
+    assert!(
+        words.starts_with("load balancer web-alb is internal"),
+        "{words}"
+    );
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;

@@ -16,7 +16,11 @@ async fn two_reads_made_together_and_no_write() {
     site.aws.provisioning(Duration::ZERO);
     let operator = site.operator().await;
     for number in 0..MANY {
-        site.ingress(&format!("web-{number}"), json!({ "tags": { "team": "shop" } })).await;
+        site.ingress(
+            &format!("web-{number}"),
+            json!({ "tags": { "team": "shop" } }),
+        )
+        .await;
     }
     for number in 0..MANY {
         site.ready(&format!("web-{number}")).await;
@@ -27,18 +31,31 @@ async fn two_reads_made_together_and_no_write() {
     // A page has not all of them.
     site.aws.page_size(150);
     // AWS is asked no faster than by those who run it. Each is looked at again, all on their own.
-    let operator = Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
+    let operator =
+        Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
     let looked_at = |calls: &[Arc<Call>]| -> Vec<String> {
         let members = calls.iter().flat_map(|call| call.params.clone());
-        members.filter(|(name, _)| name.starts_with("ResourceArns.")).map(|(_, arn)| arn).collect()
+        members
+            .filter(|(name, _)| name.starts_with("ResourceArns."))
+            .map(|(_, arn)| arn)
+            .collect()
     };
     let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(looked_at(calls)).len() == MANY;
     let calls = site.aws.wait_for(SOON * 2, all).await.unwrap();
     let counted = counted(&calls);
-    assert_eq!(counted.keys().collect::<Vec<_>>(), ["DescribeLoadBalancers", "DescribeTags"]);
+    assert_eq!(
+        counted.keys().collect::<Vec<_>>(),
+        ["DescribeLoadBalancers", "DescribeTags"]
+    );
     let passes = looked_at(&calls).len();
-    assert!(counted["DescribeTags"] < passes, "{counted:?} for {passes}: they are asked for together");
-    assert!(counted["DescribeLoadBalancers"] <= passes + UNDER_WAY, "{counted:?} for {passes}");
+    assert!(
+        counted["DescribeTags"] < passes,
+        "{counted:?} for {passes}: they are asked for together"
+    );
+    assert!(
+        counted["DescribeLoadBalancers"] <= passes + UNDER_WAY,
+        "{counted:?} for {passes}"
+    );
     assert_eq!(site.writes(since).await, [""; 0]);
 
     // Nobody asks before there is one, and nobody once there is none.
@@ -46,7 +63,15 @@ async fn two_reads_made_together_and_no_write() {
     let other = site.another(site.bed.plane.clone(), "none").await;
     let began = Instant::now();
     let operator = other.operator().await;
-    other.bed.create::<k8s_openapi::api::core::v1::ConfigMap>("any", json!({})).await;
-    let asked = site.aws.calls().iter().filter(|call| call.at > began).count();
+    other
+        .bed
+        .create::<k8s_openapi::api::core::v1::ConfigMap>("any", json!({}))
+        .await;
+    let asked = site
+        .aws
+        .calls()
+        .iter()
+        .filter(|call| call.at > began)
+        .count();
     assert_eq!((asked, operator.probe("readyz").await.unwrap().0), (0, 200));
 }

@@ -19,17 +19,30 @@ async fn a_deletion_of_the_past_deletes_nothing() {
     site.says("web", "DeletionProtected").await;
 
     let frozen = proxy.freeze(Match::watch("myingresses"));
-    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.bed
+        .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
+        .await;
     site.gone("web").await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
     let new = site.ingress("web", json!({})).await;
-    site.aws.tag(&made.arn, "quartermaster.dev/owner-uid", &new.uid().unwrap()).await.unwrap();
+    site.aws
+        .tag(
+            &made.arn,
+            "quartermaster.dev/owner-uid",
+            &new.uid().unwrap(),
+        )
+        .await
+        .unwrap();
     proxy.forget();
     site.aws.protect(&made.arn, false).await.unwrap();
     let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
-    until("it has asked whether the one that it knows is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0 || site.balancer("web").await.is_none()).then_some(()))
-    })
+    until(
+        "it has asked whether the one that it knows is there",
+        SOON,
+        async || {
+            Ok((proxy.count(&asked) > 0 || site.balancer("web").await.is_none()).then_some(()))
+        },
+    )
     .await
     .unwrap();
     frozen.take_back();
@@ -42,7 +55,11 @@ async fn a_deletion_of_the_past_deletes_nothing() {
 async fn a_resource_of_the_past_takes_nothing_back() {
     let site = Site::new("restored-past").await;
     let (proxy, file) = site.bed.through_proxy().await;
-    let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file).flag("--aws-resync=1s")).await;
+    let _operator = Operator::start(
+        &site.bed,
+        site.settings().kubeconfig(file).flag("--aws-resync=1s"),
+    )
+    .await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     let made = site.balancer("web").await.unwrap();
@@ -50,16 +67,24 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     site.respec("web", json!({ "suspend": true })).await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.bed
+        .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
+        .await;
     site.gone("web").await;
     let new = site.ingress("web", json!({})).await.uid().unwrap();
     let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
     proxy.forget();
-    site.aws.tag(&made.arn, "quartermaster.dev/owner-uid", &new).await.unwrap();
-    let bears = async || site.balancer("web").await.unwrap().tags["quartermaster.dev/owner-uid"].clone();
-    until("it has asked whether the one that it knows is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0 || bears().await != new).then_some(()))
-    })
+    site.aws
+        .tag(&made.arn, "quartermaster.dev/owner-uid", &new)
+        .await
+        .unwrap();
+    let bears =
+        async || site.balancer("web").await.unwrap().tags["quartermaster.dev/owner-uid"].clone();
+    until(
+        "it has asked whether the one that it knows is there",
+        SOON,
+        async || Ok((proxy.count(&asked) > 0 || bears().await != new).then_some(())),
+    )
     .await
     .unwrap();
     assert_eq!(bears().await, new);
@@ -72,7 +97,10 @@ async fn a_resource_of_the_past_takes_nothing_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leads_next_goes_on_where_the_other_was_stopped() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "leaders").await;
-    let site = Site { bed, aws: Aws::start().await.unwrap() };
+    let site = Site {
+        bed,
+        aws: Aws::start().await.unwrap(),
+    };
     let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
@@ -82,7 +110,9 @@ async fn who_leads_next_goes_on_where_the_other_was_stopped() {
     })
     .await
     .unwrap();
-    let note = Match::verb(Verb::Patch).resource("myingresses").subresource("status");
+    let note = Match::verb(Verb::Patch)
+        .resource("myingresses")
+        .subresource("status");
     let thawed = Arc::new(Notify::new());
     let held = {
         let thawed = Arc::clone(&thawed);
@@ -93,7 +123,11 @@ async fn who_leads_next_goes_on_where_the_other_was_stopped() {
                 Then::GoOn
             }
         };
-        proxy.inject(note, Times::First(1), Fault::hook(Point::AfterApplied, wait))
+        proxy.inject(
+            note,
+            Times::First(1),
+            Fault::hook(Point::AfterApplied, wait),
+        )
     };
     site.ingress("web", json!({})).await;
     held.wait_for_hits(1, SOON).await.unwrap();

@@ -23,20 +23,34 @@ struct Case {
 /// changes.
 async fn each_right_is_asked_for(bed: &Bed, name: &str, case: Case) {
     let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.rights).await;
-    allowed("who has all rights creates it", async || all.try_create(&case.spec).await).await;
-    allowed("who has all rights creates it", async || all.create(name, &case.spec).await).await;
+    allowed("who has all rights creates it", async || {
+        all.try_create(&case.spec).await
+    })
+    .await;
+    allowed("who has all rights creates it", async || {
+        all.create(name, &case.spec).await
+    })
+    .await;
     for (index, missing) in case.rights.iter().enumerate() {
         let mut others = case.rights.clone();
         others.remove(index);
         let user = User::new(bed, &format!("{name}-{index}"), &case.kind, &others).await;
         let words = missing.missing(&user.name);
-        let because = case.because.get(index).unwrap_or_else(|| case.because.last().unwrap());
+        let because = case
+            .because
+            .get(index)
+            .unwrap_or_else(|| case.because.last().unwrap());
         let said = refused(&words, async || user.try_create(&case.spec).await).await;
         assert!(said.ends_with(&format!("{words}{because}")), "{said}");
-        let said = refused(&words, async || user.patch(name, json!({ "spec": case.change })).await).await;
+        let said = refused(&words, async || {
+            user.patch(name, json!({ "spec": case.change })).await
+        })
+        .await;
         assert!(said.ends_with(&format!("{words}{because}")), "{said}");
     }
-    all.patch(name, json!({ "spec": case.change })).await.unwrap();
+    all.patch(name, json!({ "spec": case.change }))
+        .await
+        .unwrap();
 }
 
 /// Another namespace.
@@ -52,7 +66,8 @@ const DESTINATION: &str = "a ConfigMapSync writes only where its author may: in 
 async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_may() {
     let bed = Bed::shared("policy-sync").await;
     let (from, to) = (another(&bed, "from").await, another(&bed, "to").await);
-    let spec = json!({ "sourceNamespace": from, "configMapName": "settings", "destinationNamespace": to });
+    let spec =
+        json!({ "sourceNamespace": from, "configMapName": "settings", "destinationNamespace": to });
     let named = |copy| {
         vec![
             right("get", "configmaps", Some("settings"), &from),
@@ -70,16 +85,38 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
     let with = |more: Value| {
         let mut spec = spec.clone();
         spec.as_object_mut().unwrap().remove("destinationNamespace");
-        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         spec
     };
     let cases = [
         ("one", spec.clone(), named("settings")),
-        ("renamed", with(json!({ "destinationNamespace": to, "destinationName": "copy" })), named("copy")),
-        ("a-list-of-one", with(json!({ "destinationNamespaces": [to] })), named("settings")),
-        ("go", with(json!({ "destinationNamespace": "", "destinationNamespaces": [to] })), named("settings")),
-        ("several", with(json!({ "destinationNamespaces": [to, bed.namespace] })), selected.clone()),
-        ("selector", with(json!({ "destinationNamespaceSelector": { "matchLabels": { "no": "one" } } })), selected),
+        (
+            "renamed",
+            with(json!({ "destinationNamespace": to, "destinationName": "copy" })),
+            named("copy"),
+        ),
+        (
+            "a-list-of-one",
+            with(json!({ "destinationNamespaces": [to] })),
+            named("settings"),
+        ),
+        (
+            "go",
+            with(json!({ "destinationNamespace": "", "destinationNamespaces": [to] })),
+            named("settings"),
+        ),
+        (
+            "several",
+            with(json!({ "destinationNamespaces": [to, bed.namespace] })),
+            selected.clone(),
+        ),
+        (
+            "selector",
+            with(json!({ "destinationNamespaceSelector": { "matchLabels": { "no": "one" } } })),
+            selected,
+        ),
     ];
     for (name, spec, rights) in cases {
         let change = json!({ "copyLabels": true });
@@ -87,29 +124,53 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
         each_right_is_asked_for(
             &bed,
             name,
-            Case { kind: ConfigMapSync::api_resource(), spec, change, rights, because },
+            Case {
+                kind: ConfigMapSync::api_resource(),
+                spec,
+                change,
+                rights,
+                because,
+            },
         )
         .await;
     }
 
     // What it asks for goes by what it will be.
-    let user = User::new(&bed, "mover", &ConfigMapSync::api_resource(), &named("settings")).await;
+    let user = User::new(
+        &bed,
+        "mover",
+        &ConfigMapSync::api_resource(),
+        &named("settings"),
+    )
+    .await;
     allowed("created", async || user.create("moved", &spec).await).await;
     for (change, missing) in [
         (
             json!({ "sourceNamespace": to, "destinationNamespace": from }),
             right("get", "configmaps", Some("settings"), &to),
         ),
-        (json!({ "configMapName": "other" }), right("get", "configmaps", Some("other"), &from)),
-        (json!({ "destinationNamespace": bed.namespace }), right("create", "configmaps", None, &bed.namespace)),
-        (json!({ "destinationName": "other" }), right("patch", "configmaps", Some("other"), &to)),
+        (
+            json!({ "configMapName": "other" }),
+            right("get", "configmaps", Some("other"), &from),
+        ),
+        (
+            json!({ "destinationNamespace": bed.namespace }),
+            right("create", "configmaps", None, &bed.namespace),
+        ),
+        (
+            json!({ "destinationName": "other" }),
+            right("patch", "configmaps", Some("other"), &to),
+        ),
         (
             json!({ "destinationNamespace": null, "destinationNamespaceSelector": {} }),
             everywhere("create", "configmaps", None),
         ),
     ] {
         let words = missing.missing(&user.name);
-        refused(&words, async || user.patch("moved", json!({ "spec": change })).await).await;
+        refused(&words, async || {
+            user.patch("moved", json!({ "spec": change })).await
+        })
+        .await;
     }
 }
 
@@ -119,14 +180,39 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
     let elsewhere = another(&bed, "elsewhere").await;
     let other = |kind: &str, api_version: &str, resource: &str| json!({ "kind": kind, "apiVersion": api_version, "resource": resource });
     let cases = [
-        ("deployment", json!({ "kind": "Deployment" }), "deployments.apps", true),
-        ("statefulset", json!({ "kind": "StatefulSet" }), "statefulsets.apps", true),
+        (
+            "deployment",
+            json!({ "kind": "Deployment" }),
+            "deployments.apps",
+            true,
+        ),
+        (
+            "statefulset",
+            json!({ "kind": "StatefulSet" }),
+            "statefulsets.apps",
+            true,
+        ),
         ("service", json!({ "kind": "Service" }), "services", true),
-        ("cronjob", other("CronJob", "batch/v1", "cronjobs"), "cronjobs.batch", true),
-        ("configmap", other("ConfigMap", "v1", "configmaps"), "configmaps", true),
+        (
+            "cronjob",
+            other("CronJob", "batch/v1", "cronjobs"),
+            "cronjobs.batch",
+            true,
+        ),
+        (
+            "configmap",
+            other("ConfigMap", "v1", "configmaps"),
+            "configmaps",
+            true,
+        ),
         ("node", other("Node", "v1", "nodes"), "nodes", false),
         // What is said beside a kind goes before what is known of it.
-        ("other", other("Deployment", "example.com/v1", "deployments"), "deployments.example.com", true),
+        (
+            "other",
+            other("Deployment", "example.com/v1", "deployments"),
+            "deployments.example.com",
+            true,
+        ),
     ];
     for (name, mut target, resource, namespaced) in cases {
         target["name"] = "web".into();
@@ -156,9 +242,10 @@ async fn a_contact_point_sends_what_its_author_may_read() {
     let bed = Bed::shared("policy-point").await;
     let secret = |name| right("get", "secrets", Some(name), &bed.namespace);
     let key = |name| json!({ "secretName": name, "key": "k" });
-    let because: &[&str] =
-        &["a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for \
-        that right, or name another Secret"];
+    let because: &[&str] = &[
+        "a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for \
+        that right, or name another Secret",
+    ];
     let telegram = Case {
         kind: ContactPoint::api_resource(),
         spec: json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": key("token") }),
@@ -185,10 +272,22 @@ async fn a_contact_point_sends_what_its_author_may_read() {
     // One that names no Secret asks for nothing; where it sends then is anybody's to say.
     let user = User::new(&bed, "nobody", &ContactPoint::api_resource(), &[]).await;
     let open = json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:1/" } });
-    allowed("one without a Secret is created", async || user.create("open", &open).await).await;
-    user.patch("open", json!({ "spec": { "webhookSpec": { "url": "http://127.0.0.1:2/" } } })).await.unwrap();
-    let token = json!({ "spec": { "apiToken": key("token"), "webhookSpec": { "headerName": "X-Token" } } });
-    refused(&secret("token").missing(&user.name), async || user.patch("open", token.clone()).await).await;
+    allowed("one without a Secret is created", async || {
+        user.create("open", &open).await
+    })
+    .await;
+    user.patch(
+        "open",
+        json!({ "spec": { "webhookSpec": { "url": "http://127.0.0.1:2/" } } }),
+    )
+    .await
+    .unwrap();
+    let token =
+        json!({ "spec": { "apiToken": key("token"), "webhookSpec": { "headerName": "X-Token" } } });
+    refused(&secret("token").missing(&user.name), async || {
+        user.patch("open", token.clone()).await
+    })
+    .await;
 }
 
 const MAKES: &str = "an AppService makes only what its author may make. Ask for that right";
@@ -202,9 +301,13 @@ async fn an_app_makes_what_its_author_may_make() {
     more["autoscaling"] = json!({ "max": 3 });
     more["resources"] = json!({ "requests": { "cpu": "100m" } });
     more["ingress"] = json!({ "host": "a.example.com" });
-    let rights =
-        ["deployments.apps", "services", "horizontalpodautoscalers.autoscaling", "ingresses.networking.k8s.io"]
-            .map(make);
+    let rights = [
+        "deployments.apps",
+        "services",
+        "horizontalpodautoscalers.autoscaling",
+        "ingresses.networking.k8s.io",
+    ]
+    .map(make);
     for (name, spec, asked) in [("plain", plain, 2), ("more", more, 4)] {
         let case = Case {
             kind: AppService::api_resource(),
@@ -237,16 +340,29 @@ async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
     bed.apply(&without_rules("trackedfields")).await;
     let kind = TrackedField::api_resource();
     let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
-    let spec = |target: Value| json!({ "target": target, "contactPoint": "none", "field": "{.spec}" });
-    let half = spec(json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }));
-    allowed("the rules are gone", async || create(&admin, &kind, "half", &half).await).await;
+    let spec =
+        |target: Value| json!({ "target": target, "contactPoint": "none", "field": "{.spec}" });
+    let half = spec(
+        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
+    );
+    allowed("the rules are gone", async || {
+        create(&admin, &kind, "half", &half).await
+    })
+    .await;
 
-    let rights =
-        [right("get", "jobs.batch", None, &bed.namespace), right("get", "deployments.apps", None, &bed.namespace)];
+    let rights = [
+        right("get", "jobs.batch", None, &bed.namespace),
+        right("get", "deployments.apps", None, &bed.namespace),
+    ];
     let user = User::new(&bed, "nearly-all", &kind, &rights).await;
     // As the operator takes it: a kind that is known, whatever else is half said.
-    let known = spec(json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }));
-    allowed("a kind that is known", async || user.try_create(&known).await).await;
+    let known = spec(
+        json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }),
+    );
+    allowed("a kind that is known", async || {
+        user.try_create(&known).await
+    })
+    .await;
     for target in [
         json!({ "kind": "Job", "namespace": bed.namespace, "name": "a" }),
         json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),

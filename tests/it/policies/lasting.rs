@@ -29,32 +29,70 @@ fn objects() -> Vec<(ApiResource, Value, Value)> {
             json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": { "secretName": "s", "key": "k" } }),
             json!({ "telegramSpec": { "chatId": 2 } }),
         ),
-        (AppService::api_resource(), json!({ "size": 1, "image": "a" }), json!({ "image": "b" })),
-        (MyApp::api_resource(), json!({ "image": "a" }), json!({ "image": "b" })),
+        (
+            AppService::api_resource(),
+            json!({ "size": 1, "image": "a" }),
+            json!({ "image": "b" }),
+        ),
+        (
+            MyApp::api_resource(),
+            json!({ "image": "a" }),
+            json!({ "image": "b" }),
+        ),
     ]
 }
 
 /// Labels it, holds it, writes its status, deletes it, changes it while it is held, and lets it go.
 async fn is_not_stuck(user: &User, name: &str, change: &Value) {
-    user.patch(name, json!({ "metadata": { "labels": { "team": "shop" } } })).await.unwrap();
-    user.patch(name, json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "now" } } }))
-        .await
-        .unwrap();
-    user.patch(name, json!({ "metadata": { "finalizers": ["example.com/held"] } })).await.unwrap();
+    user.patch(
+        name,
+        json!({ "metadata": { "labels": { "team": "shop" } } }),
+    )
+    .await
+    .unwrap();
+    user.patch(
+        name,
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "now" } } }),
+    )
+    .await
+    .unwrap();
+    user.patch(
+        name,
+        json!({ "metadata": { "finalizers": ["example.com/held"] } }),
+    )
+    .await
+    .unwrap();
     let status = match user.kind.kind.as_str() {
-        "TrackedField" => json!([{ "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1" }]),
+        "TrackedField" => {
+            json!([{ "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1" }])
+        }
         "ContactPoint" => json!({ "initialized": true, "ready": false }),
         _ => json!({ "observedGeneration": 7 }),
     };
     let patch = Patch::Merge(json!({ "status": status }));
-    let written = user.api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+    let written = user
+        .api
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
     assert!(!written.data["status"].is_null(), "{written:?}");
     refusal(user.patch(name, json!({ "spec": change })).await);
 
-    let going = user.api.delete(name, &DeleteParams::default()).await.unwrap();
+    let going = user
+        .api
+        .delete(name, &DeleteParams::default())
+        .await
+        .unwrap();
     assert!(going.left().unwrap().metadata.deletion_timestamp.is_some());
-    user.patch(name, json!({ "metadata": { "labels": { "team": null } }, "spec": change })).await.unwrap();
-    user.patch(name, json!({ "metadata": { "finalizers": null } })).await.unwrap();
+    user.patch(
+        name,
+        json!({ "metadata": { "labels": { "team": null } }, "spec": change }),
+    )
+    .await
+    .unwrap();
+    user.patch(name, json!({ "metadata": { "finalizers": null } }))
+        .await
+        .unwrap();
     assert!(user.api.get_opt(name).await.unwrap().is_none());
 }
 
@@ -66,7 +104,10 @@ async fn without_any_right_an_object_can_be_labelled_reported_of_and_deleted() {
         create(&admin, &kind, "it", &spec).await.unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
         let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || user.patch("it", json!({ "spec": change })).await).await;
+        refused(&words, async || {
+            user.patch("it", json!({ "spec": change })).await
+        })
+        .await;
         // A spec that is written as it stands is no change.
         user.patch("it", json!({ "spec": spec })).await.unwrap();
         is_not_stuck(&user, "it", &change).await;
@@ -77,21 +118,28 @@ async fn without_any_right_an_object_can_be_labelled_reported_of_and_deleted() {
 async fn who_has_lost_a_right_is_not_stuck_with_what_they_made() {
     let bed = Bed::shared("policy-lost").await;
     let read = right("get", "configmaps", None, &bed.namespace);
-    let writes = ["create", "patch", "delete"].map(|verb| right(verb, "configmaps", None, &bed.namespace));
+    let writes =
+        ["create", "patch", "delete"].map(|verb| right(verb, "configmaps", None, &bed.namespace));
     let user = User::new(&bed, "jane", &ConfigMapSync::api_resource(), &writes).await;
     user.grant(&bed, "read", &read).await;
     let spec = json!({ "sourceNamespace": bed.namespace, "configMapName": "a", "destinationNamespace": bed.namespace,
         "destinationName": "b" });
     allowed("it is created", async || user.create("it", &spec).await).await;
-    user.patch("it", json!({ "spec": { "copyLabels": true } })).await.unwrap();
+    user.patch("it", json!({ "spec": { "copyLabels": true } }))
+        .await
+        .unwrap();
 
     let role = user.role("read");
     bed.kubectl(&["delete", "role", &role]).await;
-    let words = format!("user \"{}\" may not get configmaps \"a\" in namespace \"{}\"", user.name, bed.namespace);
+    let words = format!(
+        "user \"{}\" may not get configmaps \"a\" in namespace \"{}\"",
+        user.name, bed.namespace
+    );
     let mut limit = 0;
     refused(&words, async || {
         limit += 1;
-        user.patch("it", json!({ "spec": { "copyLabels": limit % 2 == 0 } })).await
+        user.patch("it", json!({ "spec": { "copyLabels": limit % 2 == 0 } }))
+            .await
     })
     .await;
     is_not_stuck(&user, "it", &json!({ "suspend": true })).await;
@@ -105,12 +153,17 @@ async fn what_is_older_than_the_policies_is_not_stuck_either() {
         bed.apply(&without_rules(&kind.plural)).await;
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         let bare = kube::api::DynamicObject::new("bare", &kind);
-        until("one without a spec is let in", SOON, async || Ok(Some(admin.create(&Default::default(), &bare).await?)))
-            .await
-            .unwrap();
+        until("one without a spec is let in", SOON, async || {
+            Ok(Some(admin.create(&Default::default(), &bare).await?))
+        })
+        .await
+        .unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
         let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || user.patch("bare", json!({ "spec": spec })).await).await;
+        refused(&words, async || {
+            user.patch("bare", json!({ "spec": spec })).await
+        })
+        .await;
         is_not_stuck(&user, "bare", &spec).await;
         // A spec that goes is a change as well. Without one a contact point names no Secret, and is free.
         create(&admin, &kind, "it", &spec).await.unwrap();

@@ -33,13 +33,28 @@ struct Right {
 }
 
 /// A right in one namespace.
-fn right(verb: &'static str, resource: &'static str, name: Option<&'static str>, namespace: &str) -> Right {
-    Right { verb, resource, name, namespace: Some(namespace.into()) }
+fn right(
+    verb: &'static str,
+    resource: &'static str,
+    name: Option<&'static str>,
+    namespace: &str,
+) -> Right {
+    Right {
+        verb,
+        resource,
+        name,
+        namespace: Some(namespace.into()),
+    }
 }
 
 /// A right everywhere.
 fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static str>) -> Right {
-    Right { verb, resource, name, namespace: None }
+    Right {
+        verb,
+        resource,
+        name,
+        namespace: None,
+    }
 }
 
 impl Right {
@@ -50,12 +65,18 @@ impl Right {
 
     /// As the policies say that it is missing.
     fn missing(&self, user: &str) -> String {
-        let name = self.name.map(|name| format!(" \"{name}\"")).unwrap_or_default();
+        let name = self
+            .name
+            .map(|name| format!(" \"{name}\""))
+            .unwrap_or_default();
         let place = match &self.namespace {
             Some(namespace) => format!("in namespace \"{namespace}\""),
             None => "in every namespace".into(),
         };
-        format!("user \"{user}\" may not {} {}{name} {place}: ", self.verb, self.resource)
+        format!(
+            "user \"{user}\" may not {} {}{name} {place}: ",
+            self.verb, self.resource
+        )
     }
 }
 
@@ -80,8 +101,12 @@ impl User {
     async fn new(bed: &Bed, name: &str, kind: &ApiResource, rights: &[Right]) -> Self {
         let user = Self::without_rights(bed, name, kind).await;
         let own = [kind.plural.clone(), format!("{}/status", kind.plural)];
-        let rules = own.iter().map(|resource| rule(&kind.group, resource, &["*"], None)).collect();
-        user.grant_rules(bed, "own", Some(&bed.namespace), rules).await;
+        let rules = own
+            .iter()
+            .map(|resource| rule(&kind.group, resource, &["*"], None))
+            .collect();
+        user.grant_rules(bed, "own", Some(&bed.namespace), rules)
+            .await;
         for (index, right) in rights.iter().enumerate() {
             user.grant(bed, &format!("right-{index}"), right).await;
         }
@@ -91,11 +116,17 @@ impl User {
     async fn without_rights(bed: &Bed, name: &str, kind: &ApiResource) -> Self {
         let name = format!("{name}.{}", bed.namespace);
         let file = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
-        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .unwrap();
         config.proxy_url = None; // the apiserver is on loopback, whatever HTTPS_PROXY says
         config.auth_info.impersonate = Some(name.clone());
         let api = Api::namespaced_with(Client::try_from(config).unwrap(), &bed.namespace, kind);
-        Self { name, api, kind: kind.clone() }
+        Self {
+            name,
+            api,
+            kind: kind.clone(),
+        }
     }
 
     /// What the role of this name of theirs is called.
@@ -104,19 +135,33 @@ impl User {
     }
 
     async fn grant(&self, bed: &Bed, role: &str, right: &Right) {
-        self.grant_rules(bed, role, right.namespace.as_deref(), vec![right.rule()]).await;
+        self.grant_rules(bed, role, right.namespace.as_deref(), vec![right.rule()])
+            .await;
     }
 
-    async fn grant_rules(&self, bed: &Bed, role: &str, namespace: Option<&str>, rules: Vec<PolicyRule>) {
+    async fn grant_rules(
+        &self,
+        bed: &Bed,
+        role: &str,
+        namespace: Option<&str>,
+        rules: Vec<PolicyRule>,
+    ) {
         let name = self.role(role);
         let metadata = json!({ "name": name });
         if let Some(namespace) = namespace {
-            make::<Role>(bed, namespace, json!({ "metadata": metadata, "rules": rules })).await;
+            make::<Role>(
+                bed,
+                namespace,
+                json!({ "metadata": metadata, "rules": rules }),
+            )
+            .await;
             return self.bind(bed, "Role", &name, namespace).await;
         }
         make_anywhere::<ClusterRole>(bed, json!({ "metadata": metadata, "rules": rules })).await;
-        let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name });
-        let binding = json!({ "metadata": metadata, "roleRef": role, "subjects": [self.subject()] });
+        let role =
+            json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name });
+        let binding =
+            json!({ "metadata": metadata, "roleRef": role, "subjects": [self.subject()] });
         make_anywhere::<ClusterRoleBinding>(bed, binding).await;
     }
 
@@ -124,7 +169,8 @@ impl User {
     async fn bind(&self, bed: &Bed, kind: &str, name: &str, namespace: &str) {
         let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name });
         let metadata = json!({ "name": self.role(name) });
-        let binding = json!({ "metadata": metadata, "roleRef": role, "subjects": [self.subject()] });
+        let binding =
+            json!({ "metadata": metadata, "roleRef": role, "subjects": [self.subject()] });
         make::<RoleBinding>(bed, namespace, binding).await;
     }
 
@@ -139,40 +185,78 @@ impl User {
     /// Would they be let in? Nothing is kept.
     async fn try_create(&self, spec: &Value) -> kube::Result<DynamicObject> {
         let object = DynamicObject::new("tried", &self.kind).data(json!({ "spec": spec }));
-        self.api.create(&PostParams { dry_run: true, ..PostParams::default() }, &object).await
+        self.api
+            .create(
+                &PostParams {
+                    dry_run: true,
+                    ..PostParams::default()
+                },
+                &object,
+            )
+            .await
     }
 
     async fn patch(&self, name: &str, patch: Value) -> kube::Result<DynamicObject> {
-        self.api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await
+        self.api
+            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
     }
 }
 
-async fn create(api: &Api<DynamicObject>, kind: &ApiResource, name: &str, spec: &Value) -> kube::Result<DynamicObject> {
+async fn create(
+    api: &Api<DynamicObject>,
+    kind: &ApiResource,
+    name: &str,
+    spec: &Value,
+) -> kube::Result<DynamicObject> {
     let object = DynamicObject::new(name, kind).data(json!({ "spec": spec }));
     api.create(&PostParams::default(), &object).await
 }
 
 async fn make<K>(bed: &Bed, namespace: &str, object: Value)
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize,
 {
     let api = Api::<K>::namespaced(bed.client.clone(), namespace);
-    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    api.create(
+        &PostParams::default(),
+        &serde_json::from_value(object).unwrap(),
+    )
+    .await
+    .unwrap();
 }
 
 async fn make_anywhere<K>(bed: &Bed, object: Value)
 where
-    K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize,
 {
     let api = Api::<K>::all(bed.client.clone());
-    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    api.create(
+        &PostParams::default(),
+        &serde_json::from_value(object).unwrap(),
+    )
+    .await
+    .unwrap();
 }
 
 /// The words of a refusal by a policy: 403, as for any other right that is missing.
 fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
     match answer {
         Err(kube::Error::Api(said)) if said.message.contains("ValidatingAdmissionPolicy") => {
-            assert_eq!((said.code, &*said.reason), (403, "Forbidden"), "{}", said.message);
+            assert_eq!(
+                (said.code, &*said.reason),
+                (403, "Forbidden"),
+                "{}",
+                said.message
+            );
             said.message
         }
         other => panic!("no policy refused it: {other:?}"),
@@ -180,18 +264,25 @@ fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
 }
 
 /// Waits until a request is refused with these words: roles take a moment to count.
-async fn refused<T: Debug>(words: &str, mut request: impl AsyncFnMut() -> kube::Result<T>) -> String {
-    let found = until(format!("refused: {words}"), SOON, async || match request().await {
-        Err(kube::Error::Api(said)) if said.message.contains(words) => Ok(Some(said)),
-        Err(kube::Error::Api(said)) => anyhow::bail!("{}", said.message),
-        other => anyhow::bail!("not refused: {other:?}"),
+async fn refused<T: Debug>(
+    words: &str,
+    mut request: impl AsyncFnMut() -> kube::Result<T>,
+) -> String {
+    let found = until(format!("refused: {words}"), SOON, async || {
+        match request().await {
+            Err(kube::Error::Api(said)) if said.message.contains(words) => Ok(Some(said)),
+            Err(kube::Error::Api(said)) => anyhow::bail!("{}", said.message),
+            other => anyhow::bail!("not refused: {other:?}"),
+        }
     });
     refusal::<T>(Err(kube::Error::Api(found.await.unwrap())))
 }
 
 /// Waits until a request is let through: roles take a moment to count.
 async fn allowed<T>(what: &str, mut request: impl AsyncFnMut() -> kube::Result<T>) -> T {
-    until(what, SOON, async || Ok(Some(request().await?))).await.unwrap()
+    until(what, SOON, async || Ok(Some(request().await?)))
+        .await
+        .unwrap()
 }
 
 /// The CRD of this plural, without its rules and with nothing that must be given: as older objects were let in.
@@ -206,7 +297,10 @@ fn without_rules(plural: &str) -> String {
             _ => {}
         }
     }
-    let crd = registry::crds().into_iter().find(|crd| crd.spec.names.plural == plural).unwrap();
+    let crd = registry::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.plural == plural)
+        .unwrap();
     let mut crd = serde_json::to_value(crd).unwrap();
     let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     strip(schema);

@@ -11,12 +11,21 @@ use testbed::wait::until;
 use super::{allowed, refusal, refused};
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
-const DRY: PostParams = PostParams { dry_run: true, field_manager: None };
+const DRY: PostParams = PostParams {
+    dry_run: true,
+    field_manager: None,
+};
 
 pub(super) async fn operator(bed: &Bed) -> Client {
-    let path = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let path = bed
+        .plane
+        .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+        .await
+        .unwrap();
     let file = Kubeconfig::read_from(path).unwrap();
-    let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+    let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .unwrap();
     config.proxy_url = None;
     Client::try_from(config).unwrap()
 }
@@ -28,24 +37,46 @@ fn made() -> Vec<(ApiResource, Value, bool)> {
     };
     let container = json!({ "name": "a", "image": "a" });
     let labels = json!({ "app": "a" });
-    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
     let target = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "a" });
     let service = json!({ "service": { "name": "a", "port": { "number": 80 } } });
     vec![
-        (of("", "ConfigMap", "configmaps", "v1"), json!({ "data": { "a": "b" } }), false),
-        (of("", "Pod", "pods", "v1"), json!({ "spec": { "containers": [container] } }), true),
-        (of("", "Service", "services", "v1"), json!({ "spec": { "ports": [{ "port": 80 }] } }), true),
+        (
+            of("", "ConfigMap", "configmaps", "v1"),
+            json!({ "data": { "a": "b" } }),
+            false,
+        ),
+        (
+            of("", "Pod", "pods", "v1"),
+            json!({ "spec": { "containers": [container] } }),
+            true,
+        ),
+        (
+            of("", "Service", "services", "v1"),
+            json!({ "spec": { "ports": [{ "port": 80 }] } }),
+            true,
+        ),
         (
             of("apps", "Deployment", "deployments", "v1"),
             json!({ "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } }),
             true,
         ),
         (
-            of("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", "v2"),
+            of(
+                "autoscaling",
+                "HorizontalPodAutoscaler",
+                "horizontalpodautoscalers",
+                "v2",
+            ),
             json!({ "spec": { "maxReplicas": 2, "scaleTargetRef": target } }),
             true,
         ),
-        (of("networking.k8s.io", "Ingress", "ingresses", "v1"), json!({ "spec": { "defaultBackend": service } }), true),
+        (
+            of("networking.k8s.io", "Ingress", "ingresses", "v1"),
+            json!({ "spec": { "defaultBackend": service } }),
+            true,
+        ),
     ]
 }
 
@@ -63,16 +94,48 @@ fn controller(api_version: &str, kind: &str, controls: bool) -> Value {
 fn whose() -> Vec<(&'static str, Value, bool)> {
     vec![
         ("marked", marked(), true),
-        ("handed-over", json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }), true),
-        ("of-a-sync", controller("apps.bixbite.io/v1", "ConfigMapSync", true), true),
-        ("of-an-app", controller("kosmos.io/v1", "AppService", true), true),
+        (
+            "handed-over",
+            json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }),
+            true,
+        ),
+        (
+            "of-a-sync",
+            controller("apps.bixbite.io/v1", "ConfigMapSync", true),
+            true,
+        ),
+        (
+            "of-an-app",
+            controller("kosmos.io/v1", "AppService", true),
+            true,
+        ),
         ("nobodys", json!({}), false),
-        ("said-to-be-ours", json!({ "annotations": { "quartermaster.dev/owner": "a/b" } }), false),
-        ("of-another", controller("apps/v1", "AppService", true), false),
+        (
+            "said-to-be-ours",
+            json!({ "annotations": { "quartermaster.dev/owner": "a/b" } }),
+            false,
+        ),
+        (
+            "of-another",
+            controller("apps/v1", "AppService", true),
+            false,
+        ),
         ("of-the-core", controller("v1", "MyApp", true), false),
-        ("not-controlled", controller("kosmos.io/v1", "AppService", false), false),
-        ("otherwise-marked", json!({ "annotations": { "quartermaster.dev/owner-uid": "6c1a" } }), false),
-        ("otherwise-handed-over", json!({ "labels": { "quartermaster.dev/adopt-by": "a" } }), false),
+        (
+            "not-controlled",
+            controller("kosmos.io/v1", "AppService", false),
+            false,
+        ),
+        (
+            "otherwise-marked",
+            json!({ "annotations": { "quartermaster.dev/owner-uid": "6c1a" } }),
+            false,
+        ),
+        (
+            "otherwise-handed-over",
+            json!({ "labels": { "quartermaster.dev/adopt-by": "a" } }),
+            false,
+        ),
     ]
 }
 
@@ -83,7 +146,8 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
     for (kind, rest, patches) in made() {
-        let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+        let theirs =
+            Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         let ours = Api::<DynamicObject>::namespaced_with(operator.clone(), &bed.namespace, &kind);
         for (name, metadata, is_ours) in whose() {
             let mut object = DynamicObject::new(name, &kind).data(rest.clone());
@@ -97,15 +161,25 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
             );
             // What is made is marked from the beginning.
             if name == "marked" {
-                allowed("what is marked is made", async || ours.create(&DRY, &object).await).await;
+                allowed("what is marked is made", async || {
+                    ours.create(&DRY, &object).await
+                })
+                .await;
             } else {
                 let said = refused(&words, async || ours.create(&DRY, &object).await).await;
                 assert!(said.ends_with(&words), "{said}");
             }
-            let live = theirs.create(&PostParams::default(), &object).await.unwrap();
-            let patch = json!({ "metadata": { "labels": marked()["labels"], "uid": live.metadata.uid } });
+            let live = theirs
+                .create(&PostParams::default(), &object)
+                .await
+                .unwrap();
+            let patch =
+                json!({ "metadata": { "labels": marked()["labels"], "uid": live.metadata.uid } });
             let changed = if patches {
-                let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
+                let parameters = PatchParams {
+                    dry_run: true,
+                    ..PatchParams::default()
+                };
                 ours.patch(name, &parameters, &Patch::Merge(&patch)).await
             } else {
                 let mut live = live.clone();
@@ -113,8 +187,14 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
                 live.metadata.managed_fields = None;
                 ours.replace(name, &DRY, &live).await
             };
-            let preconditions = Preconditions { uid: live.metadata.uid.clone(), resource_version: None };
-            let parameters = DeleteParams { dry_run: true, ..DeleteParams::default().preconditions(preconditions) };
+            let preconditions = Preconditions {
+                uid: live.metadata.uid.clone(),
+                resource_version: None,
+            };
+            let parameters = DeleteParams {
+                dry_run: true,
+                ..DeleteParams::default().preconditions(preconditions)
+            };
             let deleted = ours.delete(name, &parameters).await;
             if is_ours {
                 changed.unwrap_or_else(|error| panic!("{} {name}: {error}", kind.plural));
@@ -136,15 +216,27 @@ async fn the_mark_can_be_taken_away_and_then_it_is_nobodys() {
     let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let mut object = DynamicObject::new("copy", kind).data(json!({ "data": { "a": "b" } }));
     object.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
-    let mut copy = allowed("a copy is made", async || ours.create(&PostParams::default(), &object).await).await;
+    let mut copy = allowed("a copy is made", async || {
+        ours.create(&PostParams::default(), &object).await
+    })
+    .await;
     copy.metadata.labels = None;
     copy.metadata.managed_fields = None;
-    let mut copy = ours.replace("copy", &PostParams::default(), &copy).await.unwrap();
+    let mut copy = ours
+        .replace("copy", &PostParams::default(), &copy)
+        .await
+        .unwrap();
     copy.data["data"]["a"] = "c".into();
     copy.metadata.managed_fields = None;
     refusal(ours.replace("copy", &PostParams::default(), &copy).await);
     refusal(ours.delete("copy", &DeleteParams::default()).await);
-    bed.kubectl(&["annotate", "configmap", "copy", "quartermaster.dev/adopt-by=a/b"]).await;
+    bed.kubectl(&[
+        "annotate",
+        "configmap",
+        "copy",
+        "quartermaster.dev/adopt-by=a/b",
+    ])
+    .await;
     ours.delete("copy", &DeleteParams::default()).await.unwrap();
 }
 
@@ -155,15 +247,26 @@ async fn without_its_account_everybody_else_goes_on() {
     let kind = &made()[0].0;
     let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let object = DynamicObject::new("nobodys", kind).data(json!({}));
-    refused("the operator may not touch configmaps", async || ours.create(&DRY, &object).await).await;
+    refused("the operator may not touch configmaps", async || {
+        ours.create(&DRY, &object).await
+    })
+    .await;
     let accounts = Api::<ServiceAccount>::namespaced(bed.client.clone(), SYSTEM);
-    accounts.delete(ACCOUNT, &DeleteParams::default()).await.unwrap();
+    accounts
+        .delete(ACCOUNT, &DeleteParams::default())
+        .await
+        .unwrap();
     let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
-    theirs.create(&PostParams::default(), &object).await.unwrap();
+    theirs
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
     // Nor is its token worth anything any more.
-    until("the token is refused", SOON, async || match ours.create(&DRY, &object).await {
-        Err(kube::Error::Api(said)) if said.code == 401 => Ok(Some(())),
-        other => anyhow::bail!("{other:?}"),
+    until("the token is refused", SOON, async || {
+        match ours.create(&DRY, &object).await {
+            Err(kube::Error::Api(said)) if said.code == 401 => Ok(Some(())),
+            other => anyhow::bail!("{other:?}"),
+        }
     })
     .await
     .unwrap();

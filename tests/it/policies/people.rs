@@ -18,7 +18,10 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
     let target = json!({ "kind": "Service", "namespace": bed.namespace, "name": "web" });
     let inside = [
         (ConfigMapSync::api_resource(), copy.clone()),
-        (TrackedField::api_resource(), json!({ "target": target, "contactPoint": "none", "field": "targetPort" })),
+        (
+            TrackedField::api_resource(),
+            json!({ "target": target, "contactPoint": "none", "field": "targetPort" }),
+        ),
         (
             ContactPoint::api_resource(),
             json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": secret }),
@@ -34,7 +37,10 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
         for (kind, spec) in &inside {
             let user = User::without_rights(&bed, &format!("{role}-{}", kind.plural), kind).await;
             user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-            allowed("who edits a namespace", async || user.try_create(spec).await).await;
+            allowed("who edits a namespace", async || {
+                user.try_create(spec).await
+            })
+            .await;
         }
     }
     // As for a Deployment, the number of Pods is theirs to say.
@@ -44,7 +50,11 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
     let app = json!({ "size": 1, "image": "a" });
     allowed("an app is made", async || user.create("web", &app).await).await;
     let three = Patch::Merge(json!({ "spec": { "replicas": 3 } }));
-    let scaled = user.api.patch_scale("web", &PatchParams::default(), &three).await.unwrap();
+    let scaled = user
+        .api
+        .patch_scale("web", &PatchParams::default(), &three)
+        .await
+        .unwrap();
     assert_eq!(scaled.spec.unwrap().replicas, Some(3));
 
     let user = User::without_rights(&bed, "jane", &ConfigMapSync::api_resource()).await;
@@ -53,11 +63,17 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
     let mut from_elsewhere = copy.clone();
     from_elsewhere["sourceNamespace"] = elsewhere.clone().into();
     let said = refusal(user.try_create(&from_elsewhere).await);
-    assert!(said.contains(&right("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)), "{said}");
+    assert!(
+        said.contains(&right("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)),
+        "{said}"
+    );
     let mut to_elsewhere = copy;
     to_elsewhere["destinationNamespace"] = elsewhere.clone().into();
     let said = refusal(user.try_create(&to_elsewhere).await);
-    assert!(said.contains(&right("create", "configmaps", None, &elsewhere).missing(&user.name)), "{said}");
+    assert!(
+        said.contains(&right("create", "configmaps", None, &elsewhere).missing(&user.name)),
+        "{said}"
+    );
 
     // Nothing in Kubernetes compares with a balancer: who may make one is said apart. To look at it is another thing.
     let kind = MyIngress::api_resource();
@@ -65,13 +81,28 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
     for role in ["edit", "admin"] {
         let user = User::without_rights(&bed, &format!("{role}-alb"), &kind).await;
         user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-        allowed("who edits looks at balancers", async || user.api.list(&Default::default()).await).await;
+        allowed("who edits looks at balancers", async || {
+            user.api.list(&Default::default()).await
+        })
+        .await;
         match user.try_create(&balancer).await {
-            Err(kube::Error::Api(said)) => assert!(said.code == 403 && !said.message.contains("Policy"), "{said:?}"),
+            Err(kube::Error::Api(said)) => assert!(
+                said.code == 403 && !said.message.contains("Policy"),
+                "{said:?}"
+            ),
             other => panic!("{:?}", other.map(|it| it.name_any())),
         }
     }
     let user = User::without_rights(&bed, "owner", &kind).await;
-    user.bind(&bed, "ClusterRole", "quartermaster-myingress-editor-role", &bed.namespace).await;
-    allowed("who has its own role makes one", async || user.try_create(&balancer).await).await;
+    user.bind(
+        &bed,
+        "ClusterRole",
+        "quartermaster-myingress-editor-role",
+        &bed.namespace,
+    )
+    .await;
+    allowed("who has its own role makes one", async || {
+        user.try_create(&balancer).await
+    })
+    .await;
 }

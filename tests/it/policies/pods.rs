@@ -8,7 +8,10 @@ use super::operator::operator;
 use super::{allowed, refusal, refused};
 use crate::support::{Bed, SYSTEM};
 
-const DRY: PostParams = PostParams { dry_run: true, field_manager: None };
+const DRY: PostParams = PostParams {
+    dry_run: true,
+    field_manager: None,
+};
 
 fn kind(group: &str, kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural)
@@ -32,7 +35,8 @@ fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
         json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template })
     };
     let mut object = DynamicObject::new(name, kind).data(json!({ "spec": spec }));
-    object.metadata.labels = Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
+    object.metadata.labels =
+        Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
     object
 }
 
@@ -57,13 +61,34 @@ fn forbidden() -> Vec<(Value, &'static str)> {
     let privileged = container(json!({ "securityContext": { "privileged": true } }));
     let host_port = container(json!({ "ports": [{ "containerPort": 80, "hostPort": 80 }] }));
     vec![
-        (json!({ "hostNetwork": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
-        (json!({ "hostPID": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
-        (json!({ "hostIPC": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
-        (json!({ "volumes": [{ "name": "root", "hostPath": { "path": "/" } }] }), "no Pod with a hostPath volume"),
-        (json!({ "containers": [host_port] }), "no Pod with a hostPort"),
-        (json!({ "containers": [privileged] }), "no privileged container"),
-        (json!({ "initContainers": [privileged] }), "no privileged container"),
+        (
+            json!({ "hostNetwork": true }),
+            "no Pod with hostNetwork, hostPID or hostIPC",
+        ),
+        (
+            json!({ "hostPID": true }),
+            "no Pod with hostNetwork, hostPID or hostIPC",
+        ),
+        (
+            json!({ "hostIPC": true }),
+            "no Pod with hostNetwork, hostPID or hostIPC",
+        ),
+        (
+            json!({ "volumes": [{ "name": "root", "hostPath": { "path": "/" } }] }),
+            "no Pod with a hostPath volume",
+        ),
+        (
+            json!({ "containers": [host_port] }),
+            "no Pod with a hostPort",
+        ),
+        (
+            json!({ "containers": [privileged] }),
+            "no privileged container",
+        ),
+        (
+            json!({ "initContainers": [privileged] }),
+            "no privileged container",
+        ),
     ]
 }
 
@@ -92,14 +117,27 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             refused(words, async || api.create(&DRY, &object).await).await;
         }
         let object = running(&kind, "a", &pod(&harmless()));
-        allowed("what a service mesh adds passes", async || api.create(&DRY, &object).await).await;
+        allowed("what a service mesh adds passes", async || {
+            api.create(&DRY, &object).await
+        })
+        .await;
         // An AppService's author names the account of its Deployment; no MyApp names one.
-        let object = running(&kind, "a", &pod(&json!({ "serviceAccountName": "builder" })));
+        let object = running(
+            &kind,
+            "a",
+            &pod(&json!({ "serviceAccountName": "builder" })),
+        );
         if kind.plural == "pods" {
-            refused("a Pod with the ServiceAccount default only", async || api.create(&DRY, &object).await).await;
+            refused("a Pod with the ServiceAccount default only", async || {
+                api.create(&DRY, &object).await
+            })
+            .await;
         } else {
-            allowed("a Deployment has the account of its author's choice", async || api.create(&DRY, &object).await)
-                .await;
+            allowed(
+                "a Deployment has the account of its author's choice",
+                async || api.create(&DRY, &object).await,
+            )
+            .await;
         }
     }
 }
@@ -117,7 +155,13 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     });
     for namespace in ["kube-system", "kube-public", "kube-node-lease", SYSTEM] {
         // Without a controller-manager nobody makes it.
-        bed.plane.run_kubectl(&["-n", namespace, "create", "serviceaccount", "default"], "").await.unwrap();
+        bed.plane
+            .run_kubectl(
+                &["-n", namespace, "create", "serviceaccount", "default"],
+                "",
+            )
+            .await
+            .unwrap();
         for kind in [pods(), deployments()] {
             let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
             let object = running(&kind, "a", &restricted);
@@ -128,11 +172,19 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
             refused(&words, async || api.create(&DRY, &object).await).await;
         }
         // Copies have a setting of their own.
-        let maps =
-            Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind("", "ConfigMap", "configmaps"));
-        let mut map = DynamicObject::new("a", &kind("", "ConfigMap", "configmaps")).data(json!({ "data": {} }));
-        map.metadata.labels = Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
-        allowed("a ConfigMap is written there", async || maps.create(&DRY, &map).await).await;
+        let maps = Api::<DynamicObject>::namespaced_with(
+            client.clone(),
+            namespace,
+            &kind("", "ConfigMap", "configmaps"),
+        );
+        let mut map = DynamicObject::new("a", &kind("", "ConfigMap", "configmaps"))
+            .data(json!({ "data": {} }));
+        map.metadata.labels =
+            Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
+        allowed("a ConfigMap is written there", async || {
+            maps.create(&DRY, &map).await
+        })
+        .await;
     }
 }
 
@@ -146,7 +198,10 @@ async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() 
     let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
     let host = running(&kind, "host", &pod(&json!({ "hostNetwork": true })));
     theirs.create(&PostParams::default(), &host).await.unwrap();
-    let patch = async |patch: Value| ours.patch("host", &PatchParams::default(), &Patch::Merge(&patch)).await;
+    let patch = async |patch: Value| {
+        ours.patch("host", &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+    };
     allowed("it is scaled and labelled", async || {
         patch(json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "replicas": 1 } })).await
     })
@@ -156,6 +211,12 @@ async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() 
     let plain = running(&kind, "plain", &pod(&json!({})));
     ours.create(&PostParams::default(), &plain).await.unwrap();
     let host = json!({ "spec": { "template": { "spec": { "hostPID": true } } } });
-    let said = refusal(ours.patch("plain", &PatchParams::default(), &Patch::Merge(&host)).await);
-    assert!(said.contains("no Pod with hostNetwork, hostPID or hostIPC"), "{said}");
+    let said = refusal(
+        ours.patch("plain", &PatchParams::default(), &Patch::Merge(&host))
+            .await,
+    );
+    assert!(
+        said.contains("no Pod with hostNetwork, hostPID or hostIPC"),
+        "{said}"
+    );
 }

@@ -12,7 +12,10 @@ use super::{Bed, Operator, Settings};
 /// Has `run` be killed at one write after the other, at each of these points side by side, until there is no such write any
 /// more: all must end as it does undisturbed. `run` says whether it came to the kill, and how all of it ends. How many writes
 /// there were, for each point.
-pub async fn at_each_write<P: Copy + Debug>(points: &[P], run: impl AsyncFn(P, u64) -> (bool, Value)) -> Vec<u64> {
+pub async fn at_each_write<P: Copy + Debug>(
+    points: &[P],
+    run: impl AsyncFn(P, u64) -> (bool, Value),
+) -> Vec<u64> {
     let (_, undisturbed) = run(points[0], u64::MAX).await;
     let (run, undisturbed) = (&run, &undisturbed);
     let kills = points.iter().map(|point| async move {
@@ -51,7 +54,11 @@ impl Trap {
                 }
             })
         };
-        Self { order: proxy.inject(requests, Times::Nth(number), hook), reached, dead }
+        Self {
+            order: proxy.inject(requests, Times::Nth(number), hook),
+            reached,
+            dead,
+        }
     }
 
     /// Kills the operator once it comes to that request.
@@ -75,7 +82,12 @@ pub async fn killed_at<T>(
     let (proxy, file) = bed.through_proxy().await;
     let trap = Trap::set(&proxy, writes, point, write);
     let operator = Operator::launch(bed, settings.kubeconfig(file)).await;
-    let given = struck(operator, async |operator| trap.spring(operator).await, scene).await;
+    let given = struck(
+        operator,
+        async |operator| trap.spring(operator).await,
+        scene,
+    )
+    .await;
     (trap.order.hits() > 0, given)
 }
 

@@ -27,9 +27,21 @@ pub fn bot_api() -> BotApi {
 impl Bed {
     /// The Events about an object of this name that have this reason.
     pub async fn events(&self, name: &str, reason: &str) -> Vec<Event> {
-        let all = self.api::<Event>().list(&kube::api::ListParams::default()).await.unwrap().items;
-        let about = |event: &Event| event.regarding.as_ref().is_some_and(|it| it.name.as_deref() == Some(name));
-        all.into_iter().filter(|event| about(event) && event.reason.as_deref() == Some(reason)).collect()
+        let all = self
+            .api::<Event>()
+            .list(&kube::api::ListParams::default())
+            .await
+            .unwrap()
+            .items;
+        let about = |event: &Event| {
+            event
+                .regarding
+                .as_ref()
+                .is_some_and(|it| it.name.as_deref() == Some(name))
+        };
+        all.into_iter()
+            .filter(|event| about(event) && event.reason.as_deref() == Some(reason))
+            .collect()
     }
 
     /// Waits until there is such an Event; gives its words.
@@ -42,20 +54,32 @@ impl Bed {
 
     /// What kubectl prints for these arguments in the test's namespace.
     pub async fn kubectl(&self, arguments: &[&str]) -> String {
-        self.plane.run_kubectl(&[&["-n", &self.namespace], arguments].concat(), "").await.unwrap()
+        self.plane
+            .run_kubectl(&[&["-n", &self.namespace], arguments].concat(), "")
+            .await
+            .unwrap()
     }
 
     /// Applies manifests in the test's namespace.
     pub async fn apply(&self, manifests: &str) {
         let arguments = ["-n", &self.namespace, "apply", "--server-side", "-f", "-"];
-        until("the manifests apply", SOON, async || self.plane.run_kubectl(&arguments, manifests).await.map(Some))
-            .await
-            .unwrap();
+        until("the manifests apply", SOON, async || {
+            self.plane
+                .run_kubectl(&arguments, manifests)
+                .await
+                .map(Some)
+        })
+        .await
+        .unwrap();
     }
 
     /// A Service with these ports, as JSON of the API.
     pub async fn service(&self, name: &str, ports: Value) -> Service {
-        self.create(name, json!({ "spec": { "selector": { "app": name }, "ports": ports } })).await
+        self.create(
+            name,
+            json!({ "spec": { "selector": { "app": name }, "ports": ports } }),
+        )
+        .await
     }
 }
 
@@ -73,7 +97,9 @@ pub fn taken(receiver: &Receiver) -> Vec<Arc<Request>> {
 
 /// The changes that the receiver took as `CloudEvents`, in order, those of digests one by one.
 pub fn changes(receiver: &Receiver) -> Vec<Value> {
-    let data = taken(receiver).into_iter().filter(|request| request.header("ce-type") != Some(READY));
+    let data = taken(receiver)
+        .into_iter()
+        .filter(|request| request.header("ce-type") != Some(READY));
     data.flat_map(|request| {
         let data = request.json().unwrap();
         match data.get("entries") {

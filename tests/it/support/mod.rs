@@ -54,7 +54,13 @@ pub async fn install(plane: &ControlPlane) {
     let apply = async |folder: &str| {
         let folder = format!("{}/config/{folder}", env!("CARGO_MANIFEST_DIR"));
         until("our manifests apply", SOON, async || {
-            plane.run_kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &folder], "").await.map(Some)
+            plane
+                .run_kubectl(
+                    &["apply", "--server-side", "--force-conflicts", "-k", &folder],
+                    "",
+                )
+                .await
+                .map(Some)
         })
         .await
         .unwrap();
@@ -64,14 +70,26 @@ pub async fn install(plane: &ControlPlane) {
     apply("crd").await;
     let client = plane.client().await.unwrap();
     for kind in registry::KINDS {
-        let established = ["wait", "--for=condition=Established", &format!("crd/{}", kind.crd_name())];
+        let established = [
+            "wait",
+            "--for=condition=Established",
+            &format!("crd/{}", kind.crd_name()),
+        ];
         plane.run_kubectl(&established, "").await.unwrap();
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
-        until("our kinds are served", SOON, async || Ok(Some(api.list(&ListParams::default()).await?))).await.unwrap();
+        until("our kinds are served", SOON, async || {
+            Ok(Some(api.list(&ListParams::default()).await?))
+        })
+        .await
+        .unwrap();
         let (version, plural) = (kind.resource().api_version, kind.resource().plural);
         until(format!("discovery has {plural}"), SOON, async || {
             let served = client.list_api_group_resources(&version).await?;
-            Ok(served.resources.iter().any(|it| it.name == plural).then_some(()))
+            Ok(served
+                .resources
+                .iter()
+                .any(|it| it.name == plural)
+                .then_some(()))
         })
         .await
         .unwrap();
@@ -93,26 +111,47 @@ async fn policies_are_in_force(plane: &ControlPlane) {
         { "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": PROBE },
           "spec": { "policyName": PROBE, "validationActions": ["Deny"] } },
     ] });
-    plane.run_kubectl(&["apply", "-f", "-"], &objects.to_string()).await.unwrap();
+    plane
+        .run_kubectl(&["apply", "-f", "-"], &objects.to_string())
+        .await
+        .unwrap();
     until("the policies are in force", SOON, async || {
-        let create = ["create", "configmap", PROBE, "-n", "default", "--dry-run=server"];
+        let create = [
+            "create",
+            "configmap",
+            PROBE,
+            "-n",
+            "default",
+            "--dry-run=server",
+        ];
         let refused = plane.run_kubectl(&create, "").await.err();
         Ok(refused.filter(|error| format!("{error:#}").contains("ValidatingAdmissionPolicy")))
     })
     .await
     .unwrap();
     let kinds = "validatingadmissionpolicybinding,validatingadmissionpolicy";
-    plane.run_kubectl(&["delete", kinds, PROBE], "").await.unwrap();
+    plane
+        .run_kubectl(&["delete", kinds, PROBE], "")
+        .await
+        .unwrap();
 }
 
 /// Grants what the shipped roles allow to track, and `more` (groups and plurals), as the controller-manager does where one runs.
 pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
-    let shipped = registry::TARGET_RIGHTS.iter().flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
-    let rule =
-        |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
+    let shipped = registry::TARGET_RIGHTS
+        .iter()
+        .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
+    let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
     let rules: Vec<_> = shipped.chain(more.iter().copied()).map(rule).collect();
     let patch = json!({ "rules": rules }).to_string();
-    let role = ["patch", "clusterrole", "quartermaster-tracker-role", "--type=merge", "-p", &patch];
+    let role = [
+        "patch",
+        "clusterrole",
+        "quartermaster-tracker-role",
+        "--type=merge",
+        "-p",
+        &patch,
+    ];
     plane.run_kubectl(&role, "").await.unwrap();
 }
 
@@ -171,14 +210,26 @@ impl Bed {
     pub async fn on(plane: Plane, name: &str) -> Self {
         let client = plane.client().await.unwrap();
         let namespace = format!("{name}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-        let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } })).unwrap();
-        Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
-        Self { plane, client, namespace }
+        let object: Namespace =
+            serde_json::from_value(json!({ "metadata": { "name": namespace } })).unwrap();
+        Api::all(client.clone())
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+        Self {
+            plane,
+            client,
+            namespace,
+        }
     }
 
     /// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
     pub async fn through_proxy(&self) -> (Proxy, PathBuf) {
-        let direct = self.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+        let direct = self
+            .plane
+            .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+            .await
+            .unwrap();
         let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
         let file = direct.with_extension("proxied");
         proxy.write_kubeconfig(&direct, &file).unwrap();
@@ -196,7 +247,11 @@ impl Bed {
     /// Creates an object from what it is beside its name.
     pub async fn create<K>(&self, name: &str, rest: Value) -> K
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Serialize,
     {
         if K::kind(&()) == Secret::KIND {
             searched::remember(&rest);
@@ -204,31 +259,47 @@ impl Bed {
         let mut object = rest;
         object["metadata"]["name"] = name.into();
         let object: K = serde_json::from_value(object).unwrap();
-        self.api().create(&PostParams::default(), &object).await.unwrap()
+        self.api()
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap()
     }
 
     /// Merges `patch` into an object.
     pub async fn patch<K>(&self, name: &str, patch: Value) -> K
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         if K::kind(&()) == Secret::KIND {
             searched::remember(&patch);
         }
-        self.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
+        self.api()
+            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap()
     }
 
     /// Deletes an object.
     pub async fn delete<K>(&self, name: &str)
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
-        self.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
+        self.api::<K>()
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
     }
 
     /// A Secret with one key, `token`.
     pub async fn secret(&self, name: &str, token: &str) -> Secret {
-        self.create(name, json!({ "stringData": { "token": token } })).await
+        self.create(name, json!({ "stringData": { "token": token } }))
+            .await
     }
 
     /// A contact point with this spec.
@@ -238,7 +309,11 @@ impl Bed {
 
     /// A Webhook contact point without a token.
     pub async fn webhook(&self, name: &str, url: &str) -> ContactPoint {
-        self.point(name, json!({ "type": "Webhook", "webhookSpec": { "url": url } })).await
+        self.point(
+            name,
+            json!({ "type": "Webhook", "webhookSpec": { "url": url } }),
+        )
+        .await
     }
 
     /// A Telegram contact point whose token is in the Secret `NAME-token`, which is made too.
@@ -257,55 +332,86 @@ impl Bed {
     pub async fn deployment(&self, name: &str, replicas: i32) -> Deployment {
         let labels = json!({ "app": name });
         let container = json!({ "name": "nginx", "image": "nginx:latest" });
-        let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+        let template =
+            json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
         let spec = json!({ "replicas": replicas, "selector": { "matchLabels": labels }, "template": template });
         self.create(name, json!({ "spec": spec })).await
     }
 
     /// Sets a Deployment's replicas.
     pub async fn scale(&self, name: &str, replicas: i32) {
-        self.patch::<Deployment>(name, json!({ "spec": { "replicas": replicas } })).await;
+        self.patch::<Deployment>(name, json!({ "spec": { "replicas": replicas } }))
+            .await;
     }
 
     /// Tracks a field of a resource of the same namespace.
-    pub async fn track(&self, name: &str, kind: &str, target: &str, field: &str, point: &str) -> TrackedField {
+    pub async fn track(
+        &self,
+        name: &str,
+        kind: &str,
+        target: &str,
+        field: &str,
+        point: &str,
+    ) -> TrackedField {
         let target = json!({ "kind": kind, "namespace": self.namespace, "name": target });
-        self.create(name, json!({ "spec": { "target": target, "contactPoint": point, "field": field } })).await
+        self.create(
+            name,
+            json!({ "spec": { "target": target, "contactPoint": point, "field": field } }),
+        )
+        .await
     }
 
     /// The history of a `TrackedField`.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
-        self.api::<TrackedField>().get(name).await.unwrap().history().unwrap()
+        self.api::<TrackedField>()
+            .get(name)
+            .await
+            .unwrap()
+            .history()
+            .unwrap()
     }
 
     /// Waits until the object is as `look` wants it.
     pub async fn until<K>(&self, name: &str, what: &str, mut look: impl FnMut(&K) -> bool) -> K
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         let api = self.api::<K>();
         let mut last = None;
-        let found = until(format!("{}/{name}: {what}", self.namespace), SOON, async || {
-            let object = api.get(name).await?;
-            let found = look(&object).then(|| object.clone());
-            last = Some(object);
-            Ok(found)
-        })
+        let found = until(
+            format!("{}/{name}: {what}", self.namespace),
+            SOON,
+            async || {
+                let object = api.get(name).await?;
+                let found = look(&object).then(|| object.clone());
+                last = Some(object);
+                Ok(found)
+            },
+        )
         .await;
         found.unwrap_or_else(|error| panic!("{error:#}; it is {last:#?}"))
     }
 
     /// Waits until the contact point is ready.
     pub async fn ready(&self, name: &str) -> ContactPoint {
-        self.until(name, "is ready", |point: &ContactPoint| point.status.as_ref().is_some_and(|status| status.ready))
-            .await
+        self.until(name, "is ready", |point: &ContactPoint| {
+            point.status.as_ref().is_some_and(|status| status.ready)
+        })
+        .await
     }
 
     /// Waits until a contact point is not ready, for this reason.
     pub async fn not_ready(&self, name: &str, reason: &str) -> ContactPoint {
         self.until(name, reason, |point: &ContactPoint| {
             point.status.as_ref().is_some_and(|status| {
-                !status.ready && status.conditions.iter().any(|condition| condition.reason == reason)
+                !status.ready
+                    && status
+                        .conditions
+                        .iter()
+                        .any(|condition| condition.reason == reason)
             })
         })
         .await
@@ -317,7 +423,10 @@ impl Bed {
         let field = self
             .until(name, &what, |field: &TrackedField| {
                 let entries = field.history().unwrap();
-                self::told(&entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+                self::told(&entries) == told
+                    && entries
+                        .iter()
+                        .all(|entry| entry.delivery == Some(Delivery::Delivered))
             })
             .await;
         field.history().unwrap()
@@ -326,16 +435,31 @@ impl Bed {
     /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.
     pub async fn waiting(&self, name: &str, reason: &str) -> String {
         let field = self
-            .until(name, &format!("waits: {reason:?}"), |field: &TrackedField| {
-                let waiting = field.annotations().get("quartermaster.dev/waiting");
-                if reason.is_empty() { waiting.is_none() } else { waiting.is_some_and(|text| text.starts_with(reason)) }
-            })
+            .until(
+                name,
+                &format!("waits: {reason:?}"),
+                |field: &TrackedField| {
+                    let waiting = field.annotations().get("quartermaster.dev/waiting");
+                    if reason.is_empty() {
+                        waiting.is_none()
+                    } else {
+                        waiting.is_some_and(|text| text.starts_with(reason))
+                    }
+                },
+            )
             .await;
-        field.annotations().get("quartermaster.dev/waiting").cloned().unwrap_or_default()
+        field
+            .annotations()
+            .get("quartermaster.dev/waiting")
+            .cloned()
+            .unwrap_or_default()
     }
 }
 
 /// Actions and values of a history.
 pub fn told(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
-    entries.iter().map(|entry| (entry.action.as_str(), entry.value.as_deref())).collect()
+    entries
+        .iter()
+        .map(|entry| (entry.action.as_str(), entry.value.as_deref()))
+        .collect()
 }

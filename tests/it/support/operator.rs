@@ -108,9 +108,16 @@ impl Operator {
     pub async fn launch(bed: &Bed, settings: Settings) -> Self {
         let kubeconfig = match settings.kubeconfig {
             Some(file) => file,
-            None => bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap(),
+            None => bed
+                .plane
+                .kubeconfig_for_service_account(SYSTEM, ACCOUNT)
+                .await
+                .unwrap(),
         };
-        let lease = settings.flags.iter().find_map(|flag| flag.strip_prefix("--leader-election-id="));
+        let lease = settings
+            .flags
+            .iter()
+            .find_map(|flag| flag.strip_prefix("--leader-election-id="));
         if let Some(lease) = lease {
             grant_lease(bed, lease).await;
         }
@@ -136,14 +143,27 @@ impl Operator {
         flags.retain(|flag| !settings.flags.iter().any(|given| name(given) == name(flag)));
         flags.extend(settings.flags);
         let folder = Folder::new().unwrap();
-        let program = settings.as_shipped.unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
+        let program = settings
+            .as_shipped
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
         let child = spawn(&program, &kubeconfig, &flags, &settings.env, &folder, 1);
-        Self { child, program, kubeconfig, flags, env: settings.env, starts: 1, folder }
+        Self {
+            child,
+            program,
+            kubeconfig,
+            flags,
+            env: settings.env,
+            starts: 1,
+            folder,
+        }
     }
 
     /// Starts what a kubelet would start for this Deployment, a process for each Pod, and waits until all are ready.
     pub async fn installed(plane: &ControlPlane, namespace: &str, deployment: &str) -> Vec<Self> {
-        Self::installed_of(plane, namespace, deployment, |_| Some(env!("CARGO_BIN_EXE_quartermaster").into())).await
+        Self::installed_of(plane, namespace, deployment, |_| {
+            Some(env!("CARGO_BIN_EXE_quartermaster").into())
+        })
+        .await
     }
 
     /// The same with the program that is in each Pod's image, as `program_of` says.
@@ -154,13 +174,29 @@ impl Operator {
         program_of: impl Fn(&str) -> Option<PathBuf>,
     ) -> Vec<Self> {
         let mut operators = Vec::new();
-        for Container { image, args, env, kubeconfig, .. } in
-            kubelet::deployed(plane, namespace, deployment, SOON).await.unwrap()
+        for Container {
+            image,
+            args,
+            env,
+            kubeconfig,
+            ..
+        } in kubelet::deployed(plane, namespace, deployment, SOON)
+            .await
+            .unwrap()
         {
-            let program = program_of(&image).unwrap_or_else(|| panic!("nobody has published {image}"));
+            let program =
+                program_of(&image).unwrap_or_else(|| panic!("nobody has published {image}"));
             let folder = Folder::new().unwrap();
             let child = spawn(&program, &kubeconfig, &args, &env, &folder, 1);
-            operators.push(Self { child, program, kubeconfig, flags: args, env, starts: 1, folder });
+            operators.push(Self {
+                child,
+                program,
+                kubeconfig,
+                flags: args,
+                env,
+                starts: 1,
+                folder,
+            });
         }
         for operator in &operators {
             operator.ready().await;
@@ -171,7 +207,14 @@ impl Operator {
     /// Starts it again after it ended.
     pub fn restart(&mut self) {
         self.starts += 1;
-        self.child = spawn(&self.program, &self.kubeconfig, &self.flags, &self.env, &self.folder, self.starts);
+        self.child = spawn(
+            &self.program,
+            &self.kubeconfig,
+            &self.flags,
+            &self.env,
+            &self.folder,
+            self.starts,
+        );
     }
 
     /// SIGKILL.
@@ -186,7 +229,9 @@ impl Operator {
 
     /// All that it ever logged.
     pub fn logs(&self) -> String {
-        (1..=self.starts).map(|start| std::fs::read_to_string(log(&self.folder, start)).unwrap_or_default()).collect()
+        (1..=self.starts)
+            .map(|start| std::fs::read_to_string(log(&self.folder, start)).unwrap_or_default())
+            .collect()
     }
 
     /// Waits until `/readyz` says so.
@@ -202,7 +247,11 @@ impl Operator {
 
     /// Asks `/livez` or `/readyz`.
     pub async fn probe(&self, path: &str) -> anyhow::Result<(u16, String)> {
-        get(&format!("http://{}/{path}", self.address("--health-probe-bind-address")?)).await
+        get(&format!(
+            "http://{}/{path}",
+            self.address("--health-probe-bind-address")?
+        ))
+        .await
     }
 
     /// The metrics.
@@ -214,7 +263,10 @@ impl Operator {
     /// Where it listens, as its log says.
     pub fn address(&self, flag: &str) -> anyhow::Result<String> {
         let text = self.child.log_text()?;
-        let mut lines = text.lines().rev().filter(|line| line.contains("listening for") && line.contains(flag));
+        let mut lines = text
+            .lines()
+            .rev()
+            .filter(|line| line.contains("listening for") && line.contains(flag));
         let line = lines.next().context("it does not listen yet")?;
         let line: Value = serde_json::from_str(line)?;
         Ok(line["address"].as_str().context("no address")?.to_owned())
@@ -234,19 +286,41 @@ impl Drop for Operator {
 /// The right that we ship is to the Lease of the usual name. Returns once the apiserver knows of the other one.
 async fn grant_lease(bed: &Bed, name: &str) {
     let role = format!("lease-{name}");
-    let (one, account) = (format!("--resource-name={name}"), format!("--serviceaccount={SYSTEM}:{ACCOUNT}"));
+    let (one, account) = (
+        format!("--resource-name={name}"),
+        format!("--serviceaccount={SYSTEM}:{ACCOUNT}"),
+    );
     let verbs = ["--verb=get,update", "--resource=leases.coordination.k8s.io"];
     let of_role = format!("--role={role}");
-    for new in [&["role", &role, verbs[0], verbs[1], &one][..], &["rolebinding", &role, &of_role, &account]] {
-        let made = bed.plane.run_kubectl(&[&["-n", SYSTEM, "create"], new].concat(), "").await;
+    for new in [
+        &["role", &role, verbs[0], verbs[1], &one][..],
+        &["rolebinding", &role, &of_role, &account],
+    ] {
+        let made = bed
+            .plane
+            .run_kubectl(&[&["-n", SYSTEM, "create"], new].concat(), "")
+            .await;
         // Another replica has it already.
-        assert!(made.is_ok() || format!("{made:?}").contains("already exists"), "{made:?}");
+        assert!(
+            made.is_ok() || format!("{made:?}").contains("already exists"),
+            "{made:?}"
+        );
     }
     let user = format!("--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let asked = ["-n", SYSTEM, "auth", "can-i", "update", &format!("leases/{name}"), &user];
-    until("the right to the Lease is known", SOON, async || bed.plane.run_kubectl(&asked, "").await.map(Some))
-        .await
-        .unwrap();
+    let asked = [
+        "-n",
+        SYSTEM,
+        "auth",
+        "can-i",
+        "update",
+        &format!("leases/{name}"),
+        &user,
+    ];
+    until("the right to the Lease is known", SOON, async || {
+        bed.plane.run_kubectl(&asked, "").await.map(Some)
+    })
+    .await
+    .unwrap();
 }
 
 fn log(folder: &Folder, start: u32) -> PathBuf {
@@ -261,15 +335,23 @@ fn spawn(
     folder: &Folder,
     start: u32,
 ) -> Child {
-    let program = Program::new(program).args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
+    let program = Program::new(program)
+        .args(flags)
+        .env("KUBECONFIG", kubeconfig)
+        .env_remove("POD_NAMESPACE");
     // Those of this machine lead to somebody's account.
     let program = FOREIGN.iter().fold(program, Program::env_remove);
-    let program = env.iter().fold(program, |program, (name, value)| program.env(name, value));
+    let program = env
+        .iter()
+        .fold(program, |program, (name, value)| program.env(name, value));
     program.spawn(log(folder, start)).unwrap()
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    let client = reqwest::Client::builder().no_proxy().timeout(SOON).build()?;
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(SOON)
+        .build()?;
     let answer = client.get(url).send().await?;
     Ok((answer.status().as_u16(), answer.text().await?))
 }

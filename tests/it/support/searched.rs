@@ -12,9 +12,17 @@ static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// Remembers what a Secret holds, or a patch of one. A value of less than ten bytes may be a word of the log, and what
 /// has several lines is written in one there.
 pub fn remember(secret: &Value) {
-    let values = secret["stringData"].as_object().into_iter().flat_map(|data| data.values().filter_map(Value::as_str));
-    let lines = values.flat_map(str::lines).filter(|line| line.len() >= 10 && !line.starts_with("-----"));
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).extend(lines.map(str::to_owned));
+    let values = secret["stringData"]
+        .as_object()
+        .into_iter()
+        .flat_map(|data| data.values().filter_map(Value::as_str));
+    let lines = values
+        .flat_map(str::lines)
+        .filter(|line| line.len() >= 10 && !line.starts_with("-----"));
+    KNOWN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .extend(lines.map(str::to_owned));
 }
 
 /// Panics if one of them stands there.

@@ -14,10 +14,21 @@ pub async fn tool(name: &'static str) -> &'static str {
         return path;
     }
     let mut build = Command::new("bash");
-    build.args(["hack/tools/build.sh", name]).current_dir(env!("CARGO_MANIFEST_DIR")).kill_on_drop(true);
+    build
+        .args(["hack/tools/build.sh", name])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .kill_on_drop(true);
     let output = build.output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let path = String::from_utf8(output.stdout).unwrap().trim().to_owned().leak();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let path = String::from_utf8(output.stdout)
+        .unwrap()
+        .trim()
+        .to_owned()
+        .leak();
     built.insert(name, path);
     path
 }

@@ -1,4 +1,9 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::needless_pass_by_value
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,9 +31,17 @@ fn built(spec: &Value) -> Value {
     let app = app(spec);
     let app = check(&app).unwrap();
     let mut all = BTreeMap::new();
-    all.insert("Deployment", serde_json::to_value(deployment(&app, Some(app.size), true)).unwrap());
+    all.insert(
+        "Deployment",
+        serde_json::to_value(deployment(&app, Some(app.size), true)).unwrap(),
+    );
     all.extend(service(&app).map(|service| ("Service", serde_json::to_value(service).unwrap())));
-    all.extend(autoscaler(&app).map(|scaler| ("HorizontalPodAutoscaler", serde_json::to_value(scaler).unwrap())));
+    all.extend(autoscaler(&app).map(|scaler| {
+        (
+            "HorizontalPodAutoscaler",
+            serde_json::to_value(scaler).unwrap(),
+        )
+    }));
     all.extend(ingress(&app).map(|ingress| ("Ingress", serde_json::to_value(ingress).unwrap())));
     json!(all)
 }
@@ -99,7 +112,10 @@ fn the_pods_are_those_of_the_documents_program() {
 fn every_optional_field() {
     let probe = |rest: Value| {
         let mut probe = json!({ "periodSeconds": 5 });
-        probe.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        probe
+            .as_object_mut()
+            .unwrap()
+            .extend(rest.as_object().unwrap().clone());
         probe
     };
     let cases = [
@@ -112,14 +128,26 @@ fn every_optional_field() {
                 { "name": "C", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu", "divisor": 1 } } },
             ]),
         ),
-        ("envFrom", json!([{ "prefix": "P_", "configMapRef": { "name": "c", "optional": true } }])),
+        (
+            "envFrom",
+            json!([{ "prefix": "P_", "configMapRef": { "name": "c", "optional": true } }]),
+        ),
         (
             "resources",
             json!({ "requests": { "cpu": "100m", "memory": "64Mi" }, "limits": { "cpu": 2, "memory": 0.5 } }),
         ),
-        ("livenessProbe", probe(json!({ "httpGet": { "port": 80, "path": "/live" } }))),
-        ("readinessProbe", probe(json!({ "tcpSocket": { "port": "http" } }))),
-        ("startupProbe", probe(json!({ "exec": { "command": ["true"] } }))),
+        (
+            "livenessProbe",
+            probe(json!({ "httpGet": { "port": 80, "path": "/live" } })),
+        ),
+        (
+            "readinessProbe",
+            probe(json!({ "tcpSocket": { "port": "http" } })),
+        ),
+        (
+            "startupProbe",
+            probe(json!({ "exec": { "command": ["true"] } })),
+        ),
         ("imagePullPolicy", json!("Always")),
         ("command", json!(["sh", "-c"])),
         ("args", json!(["echo $0"])),
@@ -139,14 +167,25 @@ fn every_optional_field() {
     ];
     let crd = serde_json::to_value(AppService::crd()).unwrap();
     let fields = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
-    for field in fields.as_object().unwrap().keys().filter(|field| !["image", "size"].contains(&field.as_str())) {
-        assert!(cases.iter().any(|(name, _)| name == field), "{field} has no case");
+    for field in fields
+        .as_object()
+        .unwrap()
+        .keys()
+        .filter(|field| !["image", "size"].contains(&field.as_str()))
+    {
+        assert!(
+            cases.iter().any(|(name, _)| name == field),
+            "{field} has no case"
+        );
     }
     let before = built(&document());
     let differences = cases.map(|(field, value)| {
         let mut spec = document();
         spec[field] = value.clone();
-        (format!("{field}: {value}"), difference(&before, &built(&spec)))
+        (
+            format!("{field}: {value}"),
+            difference(&before, &built(&spec)),
+        )
     });
     insta::assert_yaml_snapshot!(differences.into_iter().collect::<Vec<_>>());
 }
@@ -162,13 +201,26 @@ fn every_optional_field() {
 #[case::a_number_that_gets_a_name(json!([{ "name": "a", "port": 81, "targetPort": 80 }, { "name": "b", "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!([80, "http"]))]
 #[case::a_number_that_has_a_name(json!([{ "name": "b", "port": 80, "targetPort": "http" }, { "name": "a", "port": 81, "targetPort": 80 }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http", 80]))]
 #[case::named_for_udp(json!([{ "name": "a", "port": 53, "targetPort": "dns", "protocol": "UDP" }, { "name": "b", "port": 53 }]), json!([{ "name": "dns", "containerPort": 53, "protocol": "UDP" }, { "containerPort": 53 }]), json!(["dns", 53]))]
-fn ports_are_unique_in_the_container(#[case] spec: Value, #[case] container: Value, #[case] targets: Value) {
+fn ports_are_unique_in_the_container(
+    #[case] spec: Value,
+    #[case] container: Value,
+    #[case] targets: Value,
+) {
     let built = ports(&spec);
     assert_eq!(built["container"], container);
-    let told: Vec<_> = built["service"].as_array().unwrap().iter().map(|port| port["targetPort"].clone()).collect();
+    let told: Vec<_> = built["service"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|port| port["targetPort"].clone())
+        .collect();
     assert_eq!(json!(told), targets);
     for port in built["service"].as_array().unwrap() {
-        assert!(port.get("nodePort").is_none() && port["name"] != "" && port["protocol"].as_str().unwrap().len() == 3);
+        assert!(
+            port.get("nodePort").is_none()
+                && port["name"] != ""
+                && port["protocol"].as_str().unwrap().len() == 3
+        );
     }
 }
 
@@ -178,5 +230,9 @@ fn what_others_own_is_not_named() {
     let app = check(&app).unwrap();
     let bare = serde_json::to_value(deployment(&app, None, false)).unwrap();
     assert!(bare["spec"].get("replicas").is_none());
-    assert!(bare["spec"]["template"]["spec"]["containers"][0].get("ports").is_none());
+    assert!(
+        bare["spec"]["template"]["spec"]["containers"][0]
+            .get("ports")
+            .is_none()
+    );
 }

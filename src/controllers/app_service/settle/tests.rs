@@ -5,7 +5,10 @@ use rstest::rstest;
 use super::*;
 
 fn foreign(part: Part) -> Problem {
-    Problem::Conflict { parts: vec![part], words: format!("{part:?}") }
+    Problem::Conflict {
+        parts: vec![part],
+        words: format!("{part:?}"),
+    }
 }
 
 fn failed() -> Problem {
@@ -21,12 +24,19 @@ fn refused(words: &str) -> Problem {
 #[case::before_what_is_refused(failed(), refused("a"), "Unwritten: b")]
 #[case::after_what_is_refused(refused("a"), failed(), "Unwritten: b")]
 #[case::both_refused(refused("a"), refused("c"), "Rejected: a")]
-#[case::both_foreign(foreign(Part::Deployment), foreign(Part::Service), "Conflict: Deployment; Service")]
+#[case::both_foreign(
+    foreign(Part::Deployment),
+    foreign(Part::Service),
+    "Conflict: Deployment; Service"
+)]
 fn what_is_refused_hides_nothing_that_is_tried_again(
     #[case] first: Problem,
     #[case] next: Problem,
     #[case] told: &str,
 ) {
     let problem = first.or(next);
-    assert!(format!("{}: {problem}", problem.reason()).starts_with(told), "{problem:?}");
+    assert!(
+        format!("{}: {problem}", problem.reason()).starts_with(told),
+        "{problem:?}"
+    );
 }

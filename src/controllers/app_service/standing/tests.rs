@@ -1,4 +1,9 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::needless_pass_by_value
+)]
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -19,7 +24,10 @@ fn deployment(wanted: i32, observed: i64, status: Value) -> Deployment {
         "spec": { "replicas": wanted, "selector": {}, "template": {} },
         "status": { "observedGeneration": observed },
     });
-    object["status"].as_object_mut().unwrap().extend(status.as_object().unwrap().clone());
+    object["status"]
+        .as_object_mut()
+        .unwrap()
+        .extend(status.as_object().unwrap().clone());
     serde_json::from_value(object).unwrap()
 }
 
@@ -33,24 +41,64 @@ fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
 
 fn both(one: Value, other: &Value) -> Value {
     let mut both = one;
-    both.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+    both.as_object_mut()
+        .unwrap()
+        .extend(other.as_object().unwrap().clone());
     both
 }
 
 fn pull() -> Trouble {
-    Trouble { reason: "ImagePullBackOff".into(), message: "not found".into() }
+    Trouble {
+        reason: "ImagePullBackOff".into(),
+        message: "not found".into(),
+    }
 }
 
 #[rstest]
 #[case::complete(2, 3, counts(2, 2, 2), true, "Ready", "all 2 Pods are available")]
 #[case::one(1, 3, counts(1, 1, 1), true, "Ready", "the Pod is available")]
 #[case::none_wanted(0, 3, json!({}), true, "Ready", "no Pod is wanted")]
-#[case::not_seen_yet(2, 2, counts(2, 2, 2), false, "Progressing", "2 of 2 Pods are available")]
+#[case::not_seen_yet(
+    2,
+    2,
+    counts(2, 2, 2),
+    false,
+    "Progressing",
+    "2 of 2 Pods are available"
+)]
 #[case::not_started(2, 3, json!({}), false, "Progressing", "0 of 2 Pods are available")]
-#[case::some(3, 3, counts(3, 3, 1), false, "Progressing", "1 of 3 Pods are available")]
-#[case::old_ones(2, 3, counts(3, 2, 2), false, "Progressing", "Pods of before are still there: 1")]
-#[case::more_than_wanted(1, 3, counts(2, 2, 2), false, "Progressing", "1 of 1 Pods are available")]
-#[case::old_ones_serve(2, 3, counts(3, 1, 2), false, "Progressing", "Pods of before are still there: 2")]
+#[case::some(
+    3,
+    3,
+    counts(3, 3, 1),
+    false,
+    "Progressing",
+    "1 of 3 Pods are available"
+)]
+#[case::old_ones(
+    2,
+    3,
+    counts(3, 2, 2),
+    false,
+    "Progressing",
+    "Pods of before are still there: 1"
+)]
+#[case::more_than_wanted(
+    1,
+    3,
+    counts(2, 2, 2),
+    false,
+    "Progressing",
+    "1 of 1 Pods are available"
+)]
+#[case::old_ones_serve(
+    2,
+    3,
+    counts(3, 1, 2),
+    false,
+    "Progressing",
+    "Pods of before are still there: 2"
+)]
 #[case::quota(2, 3, both(counts(1, 1, 1), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), false, "FailedCreate", "exceeded quota")]
 #[case::paused(2, 3, both(counts(2, 0, 2), &condition("Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")), false, "DeploymentPaused", "Deployment is paused; to go on: kubectl rollout resume deployment/web -n shop")]
 #[case::resumed(2, 3, both(counts(2, 2, 1), &condition("Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")), false, "Progressing", "1 of 2 Pods are available")]
@@ -66,18 +114,36 @@ fn how_a_deployment_stands(
     #[case] message: &str,
 ) {
     let standing = Rollout::of(&deployment(wanted, observed, status)).standing(&key(), None);
-    assert_eq!(standing, Standing { ready, reason: reason.into(), message: message.into() });
+    assert_eq!(
+        standing,
+        Standing {
+            ready,
+            reason: reason.into(),
+            message: message.into()
+        }
+    );
 }
 
 #[test]
 fn pods_say_why_unless_all_is_well_or_the_deployment_knows_better() {
     let said = |status: Value, observed: i64| {
-        Rollout::of(&deployment(2, observed, status)).standing(&key(), Some(pull())).reason
+        Rollout::of(&deployment(2, observed, status))
+            .standing(&key(), Some(pull()))
+            .reason
     };
     assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
     assert_eq!(said(counts(2, 2, 2), 3), "Ready");
-    assert_eq!(said(counts(2, 2, 1), 2), "Progressing", "those were asked about another spec");
-    let late = condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out");
+    assert_eq!(
+        said(counts(2, 2, 1), 2),
+        "Progressing",
+        "those were asked about another spec"
+    );
+    let late = condition(
+        "Progressing",
+        "False",
+        "ProgressDeadlineExceeded",
+        "timed out",
+    );
     assert_eq!(said(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
     let quota = condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota");
     assert_eq!(said(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
@@ -102,25 +168,75 @@ fn a_status_mirrors_the_deployment_and_the_service() {
     let served = Served::of(&serde_json::from_value(service).unwrap());
     let rollout = Rollout::of(&deployment);
     let standing = rollout.standing(&key(), None);
-    let status = status(None, "web", Some(rollout), Some(served), &standing, 7, at("2026-01-02T00:00:00Z"));
+    let status = status(
+        None,
+        "web",
+        Some(rollout),
+        Some(served),
+        &standing,
+        7,
+        at("2026-01-02T00:00:00Z"),
+    );
     insta::assert_yaml_snapshot!(status);
 }
 
 #[test]
 fn ready_keeps_its_time_while_its_status_does() {
     let first = Standing::not_ready("Conflict", "no");
-    let before = status(None, "web", None, None, &first, 1, at("2026-01-01T00:00:00Z"));
+    let before = status(
+        None,
+        "web",
+        None,
+        None,
+        &first,
+        1,
+        at("2026-01-01T00:00:00Z"),
+    );
     let second = Standing::not_ready("Progressing", "soon");
-    let after = status(Some(&before), "web", None, None, &second, 2, at("2026-01-02T00:00:00Z"));
+    let after = status(
+        Some(&before),
+        "web",
+        None,
+        None,
+        &second,
+        2,
+        at("2026-01-02T00:00:00Z"),
+    );
     let ready = after.condition(READY).unwrap();
     assert_eq!(ready.last_transition_time, Some(at("2026-01-01T00:00:00Z")));
-    assert_eq!((ready.reason.as_deref(), ready.observed_generation), (Some("Progressing"), Some(2)));
-    let third = Standing { ready: true, reason: WELL.into(), message: "\u{e4}".repeat(2000) };
-    let last = status(Some(&after), "web", None, None, &third, 2, at("2026-01-03T00:00:00Z"));
+    assert_eq!(
+        (ready.reason.as_deref(), ready.observed_generation),
+        (Some("Progressing"), Some(2))
+    );
+    let third = Standing {
+        ready: true,
+        reason: WELL.into(),
+        message: "\u{e4}".repeat(2000),
+    };
+    let last = status(
+        Some(&after),
+        "web",
+        None,
+        None,
+        &third,
+        2,
+        at("2026-01-03T00:00:00Z"),
+    );
     let ready = last.condition(READY).unwrap();
     assert_eq!(ready.last_transition_time, Some(at("2026-01-03T00:00:00Z")));
-    assert_eq!((ready.message.as_ref().unwrap().len(), last.conditions.len()), (1024, 1));
-    let same = status(Some(&last), "web", None, None, &third, 2, at("2026-01-04T00:00:00Z"));
+    assert_eq!(
+        (ready.message.as_ref().unwrap().len(), last.conditions.len()),
+        (1024, 1)
+    );
+    let same = status(
+        Some(&last),
+        "web",
+        None,
+        None,
+        &third,
+        2,
+        at("2026-01-04T00:00:00Z"),
+    );
     assert_eq!(same, last, "nothing to write");
 }
 
@@ -143,20 +259,41 @@ fn an_app_stays_ready_while_its_autoscaler_has_been_inactive_for_less_than_the_g
         { "type": "AbleToScale", "status": "True" },
         { "type": "ScalingActive", "status": active, "message": "no metrics", "lastTransitionTime": since.to_string() },
     ]);
-    let autoscaler = serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": conditions } })).unwrap();
+    let autoscaler =
+        serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": conditions } }))
+            .unwrap();
     let inactive = InactiveScaling::of(&autoscaler);
     assert_eq!(inactive.is_some(), active == "False");
-    let well = || Standing { ready: true, reason: WELL.into(), message: "well".into() };
+    let well = || Standing {
+        ready: true,
+        reason: WELL.into(),
+        message: "well".into(),
+    };
     let grace = Duration::from_mins(5);
     let (standing, left) = well().with_scaling(inactive.as_ref(), None, grace, now);
-    assert_eq!((standing.ready, left), (ready, remaining.map(Duration::from_secs)));
+    assert_eq!(
+        (standing.ready, left),
+        (ready, remaining.map(Duration::from_secs))
+    );
     assert_eq!(standing.reason, if ready { WELL } else { SCALING_INACTIVE });
     assert_eq!(standing.message.contains("no metrics"), active == "False");
-    let (standing, left) =
-        Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(inactive.as_ref(), None, grace, now);
-    assert_eq!((standing.reason.as_str(), left), ("CrashLoopBackOff", None), "the Pods' problem comes first");
+    let (standing, left) = Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(
+        inactive.as_ref(),
+        None,
+        grace,
+        now,
+    );
+    assert_eq!(
+        (standing.reason.as_str(), left),
+        ("CrashLoopBackOff", None),
+        "the Pods' problem comes first"
+    );
     if inactive.is_some() {
         let (standing, left) = well().with_scaling(inactive.as_ref(), Some(now), grace, now);
-        assert_eq!((standing.ready, left), (true, Some(grace)), "the Pods have only just become available");
+        assert_eq!(
+            (standing.ready, left),
+            (true, Some(grace)),
+            "the Pods have only just become available"
+        );
     }
 }

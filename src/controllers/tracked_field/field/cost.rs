@@ -44,7 +44,11 @@ struct Size {
 impl Size {
     fn beside(self, other: Self) -> Self {
         let (nodes, written) = (self.nodes + other.nodes, self.written + other.written);
-        Self { nodes, written, height: self.height.max(other.height) }
+        Self {
+            nodes,
+            written,
+            height: self.height.max(other.height),
+        }
     }
 }
 
@@ -60,7 +64,11 @@ pub(crate) struct Sizes<'a> {
 impl<'a> Sizes<'a> {
     /// Nothing is walked yet.
     pub(crate) fn of(object: &'a Value) -> Self {
-        Self { object, large: None, walked: 0 }
+        Self {
+            object,
+            large: None,
+            walked: 0,
+        }
     }
 
     /// Returns how many nodes estimates have walked, apart from one walk of the whole.
@@ -84,7 +92,11 @@ impl<'a> Sizes<'a> {
     fn size(&mut self, value: &'a Value) -> Size {
         if child_count(value) == 0 {
             self.walked += 1;
-            return Size { nodes: 1, written: cost_of(value), height: 0 };
+            return Size {
+                nodes: 1,
+                written: cost_of(value),
+                height: 0,
+            };
         }
         let large = self.large.get_or_insert_with(|| {
             let mut large = HashMap::new();
@@ -102,7 +114,11 @@ impl<'a> Sizes<'a> {
 
 /// Counts a subtree, and notes the large ones in it.
 fn count(value: &Value, large: &mut HashMap<*const Value, Size>) -> Size {
-    let mut size = Size { nodes: 1, written: cost_of(value), height: 0 };
+    let mut size = Size {
+        nodes: 1,
+        written: cost_of(value),
+        height: 0,
+    };
     let mut add = |below: &Value| {
         let below = count(below, large);
         size.nodes += below.nodes;
@@ -151,7 +167,9 @@ impl Field {
     pub(crate) fn branches(&self) -> usize {
         fn count(steps: &[Step]) -> usize {
             let branches = |step: &Step| match &step.select {
-                Select::Filter(filter) => 1 + filter.paths.iter().map(|path| count(path)).sum::<usize>(),
+                Select::Filter(filter) => {
+                    1 + filter.paths.iter().map(|path| count(path)).sum::<usize>()
+                }
                 _ => usize::from(!step.is_singular()),
             };
             steps.iter().map(branches).sum()
@@ -173,11 +191,20 @@ impl Field {
             Lookup::Image(_) => list(CONTAINERS, sizes.object),
             Lookup::TargetPort(_) => list(PORTS, sizes.object),
             Lookup::Paths(paths) => {
-                let none = Cost { visited: 0, written: Some(0) };
-                return paths.iter().map(|path| of_steps(&path.steps, sizes)).fold(none, Cost::and);
+                let none = Cost {
+                    visited: 0,
+                    written: Some(0),
+                };
+                return paths
+                    .iter()
+                    .map(|path| of_steps(&path.steps, sizes))
+                    .fold(none, Cost::and);
             }
         };
-        Cost { visited, written: Some(sizes.written(&self.matches(sizes.object), u64::MAX)) }
+        Cost {
+            visited,
+            written: Some(sizes.written(&self.matches(sizes.object), u64::MAX)),
+        }
     }
 }
 
@@ -190,23 +217,39 @@ impl Cost {
     fn and(self, other: Self) -> Self {
         Self {
             visited: self.visited.saturating_add(other.visited),
-            written: self.written.zip(other.written).map(|(one, other)| one.saturating_add(other)),
+            written: self
+                .written
+                .zip(other.written)
+                .map(|(one, other)| one.saturating_add(other)),
         }
     }
 }
 
 fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
     let reached = Reached::These(vec![sizes.object]);
-    let mut walk = Walk { sizes, reached, nested: false, cost: 1 };
+    let mut walk = Walk {
+        sizes,
+        reached,
+        nested: false,
+        cost: 1,
+    };
     for step in steps {
         walk.step(step);
     }
-    let Walk { sizes, reached, cost, .. } = walk;
+    let Walk {
+        sizes,
+        reached,
+        cost,
+        ..
+    } = walk;
     let written = match reached {
         Reached::These(nodes) => Some(sizes.written(&nodes, u64::MAX)),
         Reached::Among { .. } => None,
     };
-    Cost { visited: cost, written }
+    Cost {
+        visited: cost,
+        written,
+    }
 }
 
 impl<'a> Walk<'_, 'a> {
@@ -232,8 +275,12 @@ impl<'a> Walk<'_, 'a> {
             self.pay(1);
             self.sizes.walked += 1;
             let found = match (select, node) {
-                (Select::Name(name), Value::Object(members)) => members.get(&**name).into_iter().collect(),
-                (Select::Index(index), Value::Array(items)) => item(items, *index).into_iter().collect(),
+                (Select::Name(name), Value::Object(members)) => {
+                    members.get(&**name).into_iter().collect()
+                }
+                (Select::Index(index), Value::Array(items)) => {
+                    item(items, *index).into_iter().collect()
+                }
                 (Select::Slice(_), Value::Array(_)) | (Select::All | Select::Filter(_), _) => {
                     let children = children(node, FOLLOWED);
                     self.sizes.walked += children.len() as u64;
@@ -258,7 +305,10 @@ impl<'a> Walk<'_, 'a> {
         self.reached = if found <= FOLLOWED as u64 {
             Reached::These(next)
         } else {
-            Reached::Among { count: found, size: self.together(nodes) }
+            Reached::Among {
+                count: found,
+                size: self.together(nodes),
+            }
         };
     }
 
@@ -325,7 +375,11 @@ impl<'a> Walk<'_, 'a> {
 
 fn item(items: &[Value], index: i64) -> Option<&Value> {
     let place = usize::try_from(index.unsigned_abs()).ok()?;
-    if index < 0 { items.get(items.len().checked_sub(place)?) } else { items.get(place) }
+    if index < 0 {
+        items.get(items.len().checked_sub(place)?)
+    } else {
+        items.get(place)
+    }
 }
 
 fn child_count(value: &Value) -> u64 {

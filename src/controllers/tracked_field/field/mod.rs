@@ -92,7 +92,10 @@ impl FieldError {
 impl Field {
     /// Understands `field` as that of an object of this kind.
     pub fn compile(kind: &str, field: &str) -> Result<Self, FieldError> {
-        let invalid = |problem: String| FieldError::InvalidPath { field: field.chars().take(200).collect(), problem };
+        let invalid = |problem: String| FieldError::InvalidPath {
+            field: field.chars().take(200).collect(),
+            problem,
+        };
         if field.len() > LONGEST {
             return Err(invalid(format!("it is longer than {LONGEST} bytes")));
         }
@@ -101,15 +104,24 @@ impl Field {
             let parse = |steps: Vec<Step>| {
                 let query = JsonPath::parse(&format!("${}", query::text(&steps)));
                 let query = query.map_err(|error| invalid(error.to_string()))?;
-                Ok(Path { query, steps: steps.into() })
+                Ok(Path {
+                    query,
+                    steps: steps.into(),
+                })
             };
             let paths = queries.into_iter().map(parse).collect::<Result<_, _>>()?;
             return Ok(Self::new(field, Select::Paths(paths)));
         }
         if field.contains(['.', '[', '$', '@']) && !field.contains(':') {
             let path = field.trim_start_matches('$');
-            let dot = if path.starts_with(['.', '[']) { "" } else { "." };
-            return Err(invalid(format!("a JSONPath stands in braces: write {{{dot}{path}}}")));
+            let dot = if path.starts_with(['.', '[']) {
+                ""
+            } else {
+                "."
+            };
+            return Err(invalid(format!(
+                "a JSONPath stands in braces: write {{{dot}{path}}}"
+            )));
         }
         let (word, name) = match field.split_once(':') {
             Some((word, name)) => (word, Some(name)),
@@ -119,7 +131,12 @@ impl Field {
             ("Deployment" | "StatefulSet", "replicas", None) => Select::Replicas,
             ("Deployment" | "StatefulSet", "image", name) => Select::Image(name.map(Into::into)),
             ("Service", "targetPort", name) => Select::TargetPort(name.map(Into::into)),
-            _ => return Err(FieldError::FieldNotFound { kind: kind.into(), field: field.into() }),
+            _ => {
+                return Err(FieldError::FieldNotFound {
+                    kind: kind.into(),
+                    field: field.into(),
+                });
+            }
         };
         if name == Some("") {
             let what = if word == "image" { "container" } else { "port" };
@@ -131,7 +148,10 @@ impl Field {
     }
 
     fn new(text: &str, select: Select) -> Self {
-        Self(Arc::new(Compiled { text: text.into(), select }))
+        Self(Arc::new(Compiled {
+            text: text.into(),
+            select,
+        }))
     }
 
     /// The field as the spec gives it.
@@ -150,16 +170,24 @@ impl Field {
     /// Returns what [`Field::extract`] makes a value of.
     pub(crate) fn matches<'a>(&self, object: &'a Value) -> Vec<&'a Value> {
         match &self.0.select {
-            Select::Paths(paths) => paths.iter().flat_map(|path| path.query.query(object).all()).collect(),
+            Select::Paths(paths) => paths
+                .iter()
+                .flat_map(|path| path.query.query(object).all())
+                .collect(),
             Select::Replicas => object.pointer("/spec/replicas").into_iter().collect(),
             Select::Image(name) => {
                 let container = named(object.pointer(CONTAINERS), name.as_deref());
-                container.and_then(|container| container.get("image")).into_iter().collect()
+                container
+                    .and_then(|container| container.get("image"))
+                    .into_iter()
+                    .collect()
             }
             Select::TargetPort(name) => {
                 let port = named(object.pointer(PORTS), name.as_deref());
                 // The API's rule: a targetPort that is left out equals port.
-                port.and_then(|port| port.get("targetPort").or_else(|| port.get("port"))).into_iter().collect()
+                port.and_then(|port| port.get("targetPort").or_else(|| port.get("port")))
+                    .into_iter()
+                    .collect()
             }
         }
     }
@@ -175,7 +203,9 @@ fn named<'a>(list: Option<&'a Value>, name: Option<&str>) -> Option<&'a Value> {
     let list = list?.as_array()?;
     match name {
         None => list.first(),
-        Some(name) => list.iter().find(|item| item.get("name").and_then(Value::as_str) == Some(name)),
+        Some(name) => list
+            .iter()
+            .find(|item| item.get("name").and_then(Value::as_str) == Some(name)),
     }
 }
 

@@ -96,7 +96,9 @@ impl Kept {
         let (fits, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend_from_slice(fits);
         if !rest.is_empty() {
-            self.hash.get_or_insert_with(|| Sha256::new_with_prefix(&self.head)).update(rest);
+            self.hash
+                .get_or_insert_with(|| Sha256::new_with_prefix(&self.head))
+                .update(rest);
         }
     }
 
@@ -113,9 +115,20 @@ impl Kept {
         match self.hash {
             None => Observed::Text(head),
             Some(hash) => {
-                let nibbles = hash.finalize().into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
-                let sha256 = nibbles.filter_map(|nibble| char::from_digit(nibble.into(), 16)).collect();
-                Observed::Cut { head, cut: Box::new(Cut { length: self.length, sha256 }) }
+                let nibbles = hash
+                    .finalize()
+                    .into_iter()
+                    .flat_map(|byte| [byte >> 4, byte & 15]);
+                let sha256 = nibbles
+                    .filter_map(|nibble| char::from_digit(nibble.into(), 16))
+                    .collect();
+                Observed::Cut {
+                    head,
+                    cut: Box::new(Cut {
+                        length: self.length,
+                        sha256,
+                    }),
+                }
             }
         }
     }

@@ -18,9 +18,16 @@ type Result<T> = std::result::Result<T, String>;
 /// The queries of RFC 9535 whose matches together are those of `template`; or what to write instead of it.
 pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     let Some(expression) = template.strip_prefix('{') else {
-        return Err("text around the braces is not supported: write one JSONPath, such as {.spec.replicas}".into());
+        return Err(
+            "text around the braces is not supported: write one JSONPath, such as {.spec.replicas}"
+                .into(),
+        );
     };
-    let mut parser = Parser { rest: expression, descended: false, in_filter: false };
+    let mut parser = Parser {
+        rest: expression,
+        descended: false,
+        in_filter: false,
+    };
     parser.skip_spaces();
     parser.refuse_range()?;
     if !parser.eat('$') {
@@ -31,10 +38,15 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
         return Err(parser.unexpected());
     }
     if parser.rest.contains('{') {
-        return Err("it holds several expressions: write exactly one, in one pair of braces".into());
+        return Err(
+            "it holds several expressions: write exactly one, in one pair of braces".into(),
+        );
     }
     if !parser.rest.is_empty() {
-        return Err("text around the braces is not supported: write one JSONPath, such as {.spec.replicas}".into());
+        return Err(
+            "text around the braces is not supported: write one JSONPath, such as {.spec.replicas}"
+                .into(),
+        );
     }
     if steps.queries.iter().any(Vec::is_empty) {
         return Err("it names no field: write which, such as {.spec.replicas}".into());
@@ -81,7 +93,8 @@ impl Parser<'_> {
 
     fn unexpected(&self) -> String {
         if self.rest.is_empty() {
-            return "it ends too early: a closing brace, bracket, parenthesis or quote is missing".into();
+            return "it ends too early: a closing brace, bracket, parenthesis or quote is missing"
+                .into();
         }
         let rest: String = self.rest.chars().take(40).collect();
         format!(
@@ -90,7 +103,11 @@ impl Parser<'_> {
     }
 
     fn refuse_range(&self) -> Result<()> {
-        let word: String = self.rest.chars().take_while(|c| c.is_alphanumeric()).collect();
+        let word: String = self
+            .rest
+            .chars()
+            .take_while(|c| c.is_alphanumeric())
+            .collect();
         let after = self.rest[word.len()..].chars().next();
         match (word.as_str(), after) {
             ("range", Some(' ' | '\t')) | ("end", Some('}' | ' ')) => {
@@ -104,7 +121,10 @@ impl Parser<'_> {
 
     /// Steps up to something that is none; `bare` when the first name may come without its dot.
     fn steps(&mut self, bare: bool) -> Result<Steps> {
-        let mut steps = Steps { queries: vec![Vec::new()], singular: true };
+        let mut steps = Steps {
+            queries: vec![Vec::new()],
+            singular: true,
+        };
         self.skip_spaces();
         if bare && self.peek().is_some_and(|c| !".[]{},$@'\"()".contains(c)) {
             self.name(&mut steps, false)?;
@@ -118,7 +138,11 @@ impl Parser<'_> {
                 self.rest = rest;
                 self.descended = true;
                 steps.singular = false;
-                if self.eat('[') { self.bracket(&mut steps, true)? } else { self.name(&mut steps, true)? }
+                if self.eat('[') {
+                    self.bracket(&mut steps, true)?
+                } else {
+                    self.name(&mut steps, true)?
+                }
             } else if self.eat('.') {
                 self.name(&mut steps, false)?;
             } else if self.eat('[') {
@@ -216,7 +240,9 @@ impl Parser<'_> {
             }
         }
         if parts.iter().any(|(name, _)| name.is_empty()) {
-            return Err(format!("the key '{raw}' has an empty name: a dot that belongs to a name is written \\."));
+            return Err(format!(
+                "the key '{raw}' has an empty name: a dot that belongs to a name is written \\."
+            ));
         }
         let way = parts.into_iter().map(|(name, plain)| {
             if plain && name == "*" {
@@ -231,7 +257,10 @@ impl Parser<'_> {
 
     /// An index, a slice or `*`.
     fn index(&mut self, steps: &mut Steps) -> Result<Select> {
-        let end = self.rest.find([',', ']']).ok_or_else(|| "a closing bracket is missing".to_owned())?;
+        let end = self
+            .rest
+            .find([',', ']'])
+            .ok_or_else(|| "a closing bracket is missing".to_owned())?;
         let (text, rest) = self.rest.split_at(end);
         self.rest = rest;
         let text = text.trim();
@@ -256,11 +285,23 @@ impl Parser<'_> {
         match &numbers[..] {
             [Some(index)] => Ok(Select::Index(*index)),
             [_, _] | [_, _, _] => {
-                if numbers.get(2).copied().flatten().is_some_and(|step| step <= 0) {
+                if numbers
+                    .get(2)
+                    .copied()
+                    .flatten()
+                    .is_some_and(|step| step <= 0)
+                {
                     return Err(format!("[{text}]: the step of a slice is 1 or more"));
                 }
                 steps.singular = false;
-                Ok(Select::Slice(numbers.iter().map(show).collect::<Vec<_>>().join(":").into()))
+                Ok(Select::Slice(
+                    numbers
+                        .iter()
+                        .map(show)
+                        .collect::<Vec<_>>()
+                        .join(":")
+                        .into(),
+                ))
             }
             _ => Err(wrong()),
         }
@@ -275,9 +316,14 @@ impl Steps {
             return Ok(());
         }
         if self.queries.len() * ways.len() > MOST_QUERIES {
-            return Err(format!("its lists in brackets combine to more than {MOST_QUERIES} paths: write fewer"));
+            return Err(format!(
+                "its lists in brackets combine to more than {MOST_QUERIES} paths: write fewer"
+            ));
         }
-        self.queries = ways.iter().flat_map(|way| self.queries.iter().map(move |q| [&q[..], way].concat())).collect();
+        self.queries = ways
+            .iter()
+            .flat_map(|way| self.queries.iter().map(move |q| [&q[..], way].concat()))
+            .collect();
         Ok(())
     }
 }

@@ -39,7 +39,10 @@ pub(super) struct Filter {
 impl Step {
     /// A step to what a node itself has.
     pub(super) fn child(select: Select) -> Self {
-        Self { descends: false, select }
+        Self {
+            descends: false,
+            select,
+        }
     }
 
     /// Returns whether the step leads from one node to one node at most.

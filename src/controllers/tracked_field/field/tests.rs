@@ -39,12 +39,31 @@ fn service() -> Value {
 #[case("Deployment", "{.spec.replicas}", text("3"))]
 #[case("Deployment", "{spec.replicas}", text("3"))]
 #[case("Deployment", "{.spec.paused}", text("false"))]
-#[case("Deployment", "{.spec.template.spec.containers[0].env[0].value}", text(""))]
-#[case("Deployment", "{.spec.template.spec.containers[0].env[7].value}", Observed::Missing)]
-#[case("Deployment", "{.spec.template.spec.containers[*].image}", text(r#"["nginx:1","envoy:2"]"#))]
-#[case("Deployment", r"{.metadata.annotations.quartermaster\.dev/x}", text("y"))]
+#[case(
+    "Deployment",
+    "{.spec.template.spec.containers[0].env[0].value}",
+    text("")
+)]
+#[case(
+    "Deployment",
+    "{.spec.template.spec.containers[0].env[7].value}",
+    Observed::Missing
+)]
+#[case(
+    "Deployment",
+    "{.spec.template.spec.containers[*].image}",
+    text(r#"["nginx:1","envoy:2"]"#)
+)]
+#[case(
+    "Deployment",
+    r"{.metadata.annotations.quartermaster\.dev/x}",
+    text("y")
+)]
 fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected: Observed) {
-    assert_eq!(Field::compile(kind, field).unwrap().extract(&deployment()), expected);
+    assert_eq!(
+        Field::compile(kind, field).unwrap().extract(&deployment()),
+        expected
+    );
 }
 
 #[rstest]
@@ -54,25 +73,45 @@ fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected
 #[case("targetPort:same", text("82"))]
 #[case("targetPort:none", Observed::Missing)]
 fn ports_of_services(#[case] field: &str, #[case] expected: Observed) {
-    assert_eq!(Field::compile("Service", field).unwrap().extract(&service()), expected);
+    assert_eq!(
+        Field::compile("Service", field)
+            .unwrap()
+            .extract(&service()),
+        expected
+    );
 }
 
 #[test]
 fn missing_empty_false_and_null_are_told_apart() {
     let object = json!({"empty": "", "no": false, "null": null, "none": [], "nothing": {}});
     let all: Vec<Observed> = ["missing", "empty", "no", "null", "none", "nothing"]
-        .map(|name| Field::compile("X", &format!("{{.{name}}}")).unwrap().extract(&object))
+        .map(|name| {
+            Field::compile("X", &format!("{{.{name}}}"))
+                .unwrap()
+                .extract(&object)
+        })
         .into();
-    let expected = [Observed::Missing, text(""), text("false"), text("null"), text("[]"), text("{}")];
+    let expected = [
+        Observed::Missing,
+        text(""),
+        text("false"),
+        text("null"),
+        text("[]"),
+        text("{}"),
+    ];
     assert_eq!(all, expected);
 }
 
 #[test]
 fn keys_are_sorted_whatever_the_order_they_came_in() {
     let object: Value =
-        serde_json::from_str(r#"{"a": {"z": 1, "b": {"y": 2, "x": 3}, "a": [{"d": 1, "c": 2}]}}"#).unwrap();
+        serde_json::from_str(r#"{"a": {"z": 1, "b": {"y": 2, "x": 3}, "a": [{"d": 1, "c": 2}]}}"#)
+            .unwrap();
     let value = Field::compile("X", "{.a}").unwrap().extract(&object);
-    assert_eq!(value, text(r#"{"a":[{"c":2,"d":1}],"b":{"x":3,"y":2},"z":1}"#));
+    assert_eq!(
+        value,
+        text(r#"{"a":[{"c":2,"d":1}],"b":{"x":3,"y":2},"z":1}"#)
+    );
 }
 
 #[test]
@@ -89,25 +128,58 @@ fn long_values_are_cut_between_characters_and_compared_whole() {
     assert_ne!(value(format!("{long}!")), cut);
 
     let known = value("a".repeat(1_000_000));
-    assert_eq!(known.cut().unwrap().sha256, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    assert_eq!(
+        known.cut().unwrap().sha256,
+        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
+    );
     assert_eq!(known.text().unwrap().len(), KEPT_BYTES);
     assert_eq!(known.cut().unwrap().length, 1_000_000);
 }
 
 #[rstest]
-#[case("Service", "replicas", "FieldNotFound", "targetPort, targetPort:PORT or a JSONPath")]
-#[case("Deployment", "targetPort", "FieldNotFound", "replicas, image, image:CONTAINER or a JSONPath")]
+#[case(
+    "Service",
+    "replicas",
+    "FieldNotFound",
+    "targetPort, targetPort:PORT or a JSONPath"
+)]
+#[case(
+    "Deployment",
+    "targetPort",
+    "FieldNotFound",
+    "replicas, image, image:CONTAINER or a JSONPath"
+)]
 #[case("Deployment", "targetPort:web", "FieldNotFound", "replicas")]
 #[case("Deployment", "replica", "FieldNotFound", "write replicas, image")]
 #[case("Deployment", "", "FieldNotFound", "write replicas, image")]
 #[case("Deployment", "replicas:x", "FieldNotFound", "write replicas, image")]
-#[case("CronJob", "image", "FieldNotFound", "is no field of a CronJob: write a JSONPath in braces")]
+#[case(
+    "CronJob",
+    "image",
+    "FieldNotFound",
+    "is no field of a CronJob: write a JSONPath in braces"
+)]
 #[case("Deployment", "image:", "InvalidPath", "write image:NAME, or image")]
 #[case("Service", "targetPort:", "InvalidPath", "write targetPort:NAME")]
-#[case("Deployment", ".spec.replicas", "InvalidPath", "write {.spec.replicas}")]
-#[case("Deployment", "$.spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case(
+    "Deployment",
+    ".spec.replicas",
+    "InvalidPath",
+    "write {.spec.replicas}"
+)]
+#[case(
+    "Deployment",
+    "$.spec.replicas",
+    "InvalidPath",
+    "write {.spec.replicas}"
+)]
 #[case("Deployment", "spec.replicas", "InvalidPath", "write {.spec.replicas}")]
-#[case("X", "{range .items[*]}{.name}{end}", "InvalidPath", "[*].image}; several matches give a JSON list")]
+#[case(
+    "X",
+    "{range .items[*]}{.name}{end}",
+    "InvalidPath",
+    "[*].image}; several matches give a JSON list"
+)]
 #[case("X", "{end}", "InvalidPath", "{range} and {end} are not supported")]
 #[case("X", "{.a}{.b}", "InvalidPath", "several expressions")]
 #[case("X", "{.a} {.b}", "InvalidPath", "several expressions")]
@@ -129,13 +201,28 @@ fn long_values_are_cut_between_characters_and_compared_whole() {
 #[case("X", "{.a[::0]}", "InvalidPath", "step of a slice")]
 #[case("X", "{.a['b..c']}", "InvalidPath", "empty name")]
 #[case("X", "{.a['b}", "InvalidPath", "ends too early")]
-#[case("X", "{.a[?@.b==1]}", "InvalidPath", "a filter is written [?(@.name==\"x\")]")]
+#[case(
+    "X",
+    "{.a[?@.b==1]}",
+    "InvalidPath",
+    "a filter is written [?(@.name==\"x\")]"
+)]
 #[case("X", "{.a[?(@.b=1)]}", "InvalidPath", "a filter is written")]
 #[case("X", "{.a[?(@.b==1 && @.c==2)]}", "InvalidPath", "a filter is written")]
 #[case("X", "{.a[?(@.b[*]==1)]}", "InvalidPath", "compares one value")]
 #[case("X", "{.a[?(@.b[?(@.c)])]}", "InvalidPath", "a filter in a filter")]
-#[case("X", "{.a[0,1,2,3][0,1,2,3][0,1]}", "InvalidPath", "more than 16 paths")]
-fn refusals_say_what_to_write(#[case] kind: &str, #[case] field: &str, #[case] reason: &str, #[case] words: &str) {
+#[case(
+    "X",
+    "{.a[0,1,2,3][0,1,2,3][0,1]}",
+    "InvalidPath",
+    "more than 16 paths"
+)]
+fn refusals_say_what_to_write(
+    #[case] kind: &str,
+    #[case] field: &str,
+    #[case] reason: &str,
+    #[case] words: &str,
+) {
     let error = Field::compile(kind, field).unwrap_err();
     assert_eq!(error.reason(), reason, "{error}");
     assert!(error.to_string().contains(words), "{error}");
@@ -235,8 +322,16 @@ proptest! {
 #[case("CronJob")]
 fn a_word_is_compiled_for_the_kinds_that_admission_knows(#[case] kind: &str) {
     for (word, placeholder, kinds) in WORDS {
-        assert_eq!(Field::compile(kind, word).is_ok(), kinds.contains(&kind), "{kind} {word}");
+        assert_eq!(
+            Field::compile(kind, word).is_ok(),
+            kinds.contains(&kind),
+            "{kind} {word}"
+        );
         let named = Field::compile(kind, &format!("{word}:web"));
-        assert_eq!(named.is_ok(), placeholder.is_some() && kinds.contains(&kind), "{kind} {word}:web");
+        assert_eq!(
+            named.is_ok(),
+            placeholder.is_some() && kinds.contains(&kind),
+            "{kind} {word}:web"
+        );
     }
 }

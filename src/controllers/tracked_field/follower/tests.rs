@@ -10,16 +10,34 @@ use crate::runtime::watch_hub::ResourceName;
 
 /// A follower that has to be read for, or whom the watch shows everything.
 fn follower(unread: bool) -> Follower {
-    let certainty = if unread { Certainty::NeedsRead } else { Certainty::AwaitingList(Instant::now()) };
-    let resource = ResourceName::from(&ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&()));
-    let target = TargetKey { resource, namespace: "shop".into(), name: "web".into() };
-    let whose = Whose { uid: Some("1".into()), subject: Subject::new(&Target::default(), "{.data.x}") };
-    Follower::new(whose, target, Field::compile("ConfigMap", "{.data.x}").unwrap(), certainty)
+    let certainty = if unread {
+        Certainty::NeedsRead
+    } else {
+        Certainty::AwaitingList(Instant::now())
+    };
+    let resource =
+        ResourceName::from(&ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&()));
+    let target = TargetKey {
+        resource,
+        namespace: "shop".into(),
+        name: "web".into(),
+    };
+    let whose = Whose {
+        uid: Some("1".into()),
+        subject: Subject::new(&Target::default(), "{.data.x}"),
+    };
+    Follower::new(
+        whose,
+        target,
+        Field::compile("ConfigMap", "{.data.x}").unwrap(),
+        certainty,
+    )
 }
 
 fn object(uid: &str, version: u32) -> RawObject {
     let metadata = json!({ "namespace": "shop", "name": "web", "uid": uid, "resourceVersion": version.to_string() });
-    serde_json::from_value(json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata })).unwrap()
+    serde_json::from_value(json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata }))
+        .unwrap()
 }
 
 impl Follower {
@@ -34,10 +52,19 @@ impl Follower {
     }
 
     fn got_at(&mut self, now: Instant, version: u32, value: &str) -> bool {
-        self.believes(self.asks(), now, Some((&object("u", version), Observed::of_text(value))))
+        self.believes(
+            self.asks(),
+            now,
+            Some((&object("u", version), Observed::of_text(value))),
+        )
     }
 
-    fn believes(&mut self, asked: Asked, now: Instant, found: Option<(&RawObject, Observed)>) -> bool {
+    fn believes(
+        &mut self,
+        asked: Asked,
+        now: Instant,
+        found: Option<(&RawObject, Observed)>,
+    ) -> bool {
         self.read(asked, now, found);
         self.certainty == Certainty::Confirmed(now)
     }
@@ -58,16 +85,25 @@ impl Follower {
 }
 
 fn values(values: &[&str]) -> Vec<Option<String>> {
-    values.iter().map(|value| Some((*value).to_owned())).collect()
+    values
+        .iter()
+        .map(|value| Some((*value).to_owned()))
+        .collect()
 }
 
 #[test]
 fn a_watch_that_lags_behind_a_read_shows_no_news() {
     let mut follower = follower(true);
-    assert!(follower.got(9, "c"), "nothing is known yet: it is believed at once");
+    assert!(
+        follower.got(9, "c"),
+        "nothing is known yet: it is believed at once"
+    );
     assert!(!follower.shown(5, "a"));
     assert!(!follower.shown(7, "b"));
-    assert!(!follower.observe(&object("before", 8), None), "the end of the one that was there before");
+    assert!(
+        !follower.observe(&object("before", 8), None),
+        "the end of the one that was there before"
+    );
     assert!(!follower.shown(9, "c"));
     assert_eq!(follower.told(), values(&["c"]));
     assert!(follower.shown(10, "b"), "it has caught up");
@@ -104,7 +140,10 @@ fn what_is_read_again_after_a_while_is_believed() {
     follower.shown(5, "a");
     assert!(!follower.got_at(now, 9, "c"));
     assert!(!follower.got_at(now, 9, "c"), "whatever woke the pass");
-    assert!(follower.got_at(now + DOUBT, 9, "c"), "the watch has missed it");
+    assert!(
+        follower.got_at(now + DOUBT, 9, "c"),
+        "the watch has missed it"
+    );
     assert_eq!(follower.told(), values(&["a", "c"]));
     assert_eq!(follower.certainty, Certainty::Confirmed(now + DOUBT));
 
@@ -133,7 +172,10 @@ fn what_has_to_be_read_is_believed_at_once() {
     let mut follower = follower(false);
     follower.shown(5, "a");
     follower.certainty = Certainty::NeedsRead;
-    assert!(follower.got_nothing(Instant::now()), "a list did not show it either");
+    assert!(
+        follower.got_nothing(Instant::now()),
+        "a list did not show it either"
+    );
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
 
@@ -143,7 +185,10 @@ fn one_of_another_uid_is_news_whatever_its_value() {
     follower.shown(5, "a");
     assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
     let read = Some((&object("w", 9), Observed::of_text("a")));
-    assert!(!follower.believes(follower.asks(), Instant::now(), read), "nor is that known to a read");
+    assert!(
+        !follower.believes(follower.asks(), Instant::now(), read),
+        "nor is that known to a read"
+    );
     assert_eq!(follower.told(), values(&["a", "a"]));
 }
 
@@ -156,7 +201,10 @@ fn what_was_shown_since_a_read_began_is_not_gone() {
         let mut odd = object("u", 5);
         odd.meta_mut().resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
-        assert!(!follower.believes(before, Instant::now(), None), "to be read once more");
+        assert!(
+            !follower.believes(before, Instant::now(), None),
+            "to be read once more"
+        );
         let before = follower.asks();
         assert!(!follower.shown(6, "a"), "no news, but it is there");
         assert!(!follower.believes(before, Instant::now(), None));
@@ -174,7 +222,10 @@ fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     assert!(!follower.shown(7, "b"));
     assert!(!follower.observe(&object("u", 8), None));
     assert_eq!(follower.told(), [Some("a".into()), None]);
-    assert!(follower.observe(&object("v", 9), Some(Observed::of_text("a"))), "one that was made anew");
+    assert!(
+        follower.observe(&object("v", 9), Some(Observed::of_text("a"))),
+        "one that was made anew"
+    );
     assert!(follower.observe(&object("v", 10), None));
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
@@ -199,7 +250,10 @@ fn list_of_an_older_state_is_doubted() {
     follower.listed = false;
     assert!(follower.shown(5, "a"), "a pass has to look at it");
     assert!(follower.has_to_be_read(Duration::MAX));
-    assert!(!follower.shown(7, "c"), "the watch that follows such a list shows the past");
+    assert!(
+        !follower.shown(7, "c"),
+        "the watch that follows such a list shows the past"
+    );
     assert!(follower.got(9, "b"), "its cache lags behind");
     assert!(!follower.has_to_be_read(Duration::MAX));
     assert_eq!(follower.told(), values(&["b"]));
@@ -214,7 +268,11 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
     follower.contradict(150);
     assert!(follower.has_to_be_read(Duration::MAX));
     follower.read(begun, now, Some((&object("u", 90), Observed::of_text("a"))));
-    assert_eq!(follower.newest().unwrap().outranks, None, "the entry may be later than the read");
+    assert_eq!(
+        follower.newest().unwrap().outranks,
+        None,
+        "the entry may be later than the read"
+    );
     follower.contradict(150);
     assert!(follower.got(90, "a"));
     assert_eq!(follower.newest().unwrap().outranks, Some(150));
@@ -230,7 +288,10 @@ fn contradiction_that_lasts_is_decided_by_a_read() {
     follower.contradict(9);
     let now = Instant::now();
     follower.contradict(9);
-    assert!(!follower.got_at(now, 12, "c"), "the watch may only lag behind");
+    assert!(
+        !follower.got_at(now, 12, "c"),
+        "the watch may only lag behind"
+    );
     follower.contradict(9);
     assert!(follower.got_at(now + DOUBT, 12, "c"));
     assert_eq!(follower.told(), values(&["a", "c"]));
@@ -240,12 +301,22 @@ fn contradiction_that_lasts_is_decided_by_a_read() {
 fn change_that_a_metadata_watch_shows_during_a_read_needs_another_read() {
     let mut follower = follower(true);
     assert!(follower.got(5, "a"));
-    assert!(!follower.show_metadata(&object("u", 5)), "version 5 was read");
-    assert!(!follower.show_metadata(&object("u", 4)), "version 4 is the past");
+    assert!(
+        !follower.show_metadata(&object("u", 5)),
+        "version 5 was read"
+    );
+    assert!(
+        !follower.show_metadata(&object("u", 4)),
+        "version 4 is the past"
+    );
     assert!(follower.show_metadata(&object("u", 6)));
     let asked = follower.asks();
     assert!(follower.show_metadata(&object("u", 7)));
-    assert!(!follower.believes(asked, Instant::now(), Some((&object("u", 6), Observed::of_text("b")))));
+    assert!(!follower.believes(
+        asked,
+        Instant::now(),
+        Some((&object("u", 6), Observed::of_text("b")))
+    ));
     assert!(follower.is_outdated() && follower.has_to_be_read(Duration::from_hours(1)));
     assert!(follower.got(7, "c"));
     assert!(!follower.is_outdated());

@@ -20,7 +20,10 @@ pub struct Now {
 impl Now {
     /// Reads both clocks.
     pub fn read() -> Self {
-        Self { wall: Timestamp::now(), monotonic: Instant::now() }
+        Self {
+            wall: Timestamp::now(),
+            monotonic: Instant::now(),
+        }
     }
 }
 
@@ -41,11 +44,15 @@ struct Age {
 
 impl Age {
     fn of_first_look(entry: &Entry, now: Now) -> Self {
-        let since =
-            |begin: Timestamp, end: Timestamp| Duration::try_from(end.duration_since(begin)).unwrap_or_default();
+        let since = |begin: Timestamp, end: Timestamp| {
+            Duration::try_from(end.duration_since(begin)).unwrap_or_default()
+        };
         let held_since = entry.held_since.as_ref().map(|since| since.0);
         let end = held_since.map_or(now.wall, |held_since| held_since.min(now.wall));
-        let waited = entry.time.as_ref().map_or(Duration::ZERO, |time| since(time.0, end));
+        let waited = entry
+            .time
+            .as_ref()
+            .map_or(Duration::ZERO, |time| since(time.0, end));
         let held_before = Duration::from_secs(entry.held_seconds.unwrap_or_default());
         Self {
             waited: waited.saturating_sub(held_before),
@@ -57,9 +64,17 @@ impl Age {
 
     fn counted_up_to(self, now: Instant) -> Self {
         let passed = now.saturating_duration_since(self.at);
-        let (waited, held) =
-            if self.is_held { (self.waited, self.held + passed) } else { (self.waited + passed, self.held) };
-        Self { waited, held, at: now, ..self }
+        let (waited, held) = if self.is_held {
+            (self.waited, self.held + passed)
+        } else {
+            (self.waited + passed, self.held)
+        };
+        Self {
+            waited,
+            held,
+            at: now,
+            ..self
+        }
     }
 }
 
@@ -69,8 +84,13 @@ impl Ages {
         let mut known = std::mem::take(&mut self.0);
         for entry in history.iter().filter(|entry| entry.is_pending()) {
             let Some(id) = &entry.id else { continue };
-            let age = known.remove(id).unwrap_or_else(|| Age::of_first_look(entry, now));
-            let mut age = Age { is_held: held, ..age.counted_up_to(now.monotonic) };
+            let age = known
+                .remove(id)
+                .unwrap_or_else(|| Age::of_first_look(entry, now));
+            let mut age = Age {
+                is_held: held,
+                ..age.counted_up_to(now.monotonic)
+            };
             if entry.held_since.is_none() {
                 age.held = Duration::ZERO;
             }
@@ -85,30 +105,48 @@ impl Ages {
 
     /// Returns the age of an entry at `now`, zero if the entry is unknown.
     pub fn waited(&self, id: &str, now: Instant) -> Duration {
-        self.0.get(id).map_or(Duration::ZERO, |age| age.counted_up_to(now).waited)
+        self.0
+            .get(id)
+            .map_or(Duration::ZERO, |age| age.counted_up_to(now).waited)
     }
 
     /// Returns the time since each entry's `heldSince`, up to the last observation.
     pub fn held(&self) -> BTreeMap<String, Duration> {
-        self.0.iter().filter(|(_, age)| !age.held.is_zero()).map(|(id, age)| (id.clone(), age.held)).collect()
+        self.0
+            .iter()
+            .filter(|(_, age)| !age.held.is_zero())
+            .map(|(id, age)| (id.clone(), age.held))
+            .collect()
     }
 }
 
 /// Stops (`held`) or resumes the clocks of Pending entries: time during which the object or its contact point is
 /// suspended does not count. `held_for` has measured durations; other entries use the wall clock. Returns whether
 /// anything changed; repeating a call changes nothing.
-pub fn hold(history: &mut History, held: bool, held_for: &BTreeMap<String, Duration>, now: Timestamp) -> bool {
+pub fn hold(
+    history: &mut History,
+    held: bool,
+    held_for: &BTreeMap<String, Duration>,
+    now: Timestamp,
+) -> bool {
     let mut changed = false;
     for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
         if held && entry.held_since.is_none() {
             entry.held_since = Some(whole_seconds(now));
             changed = true;
         } else if !held && let Some(since) = entry.held_since.take() {
-            let by_wall_clock =
-                || u64::try_from(now.as_second().saturating_sub(since.0.as_second())).unwrap_or_default();
+            let by_wall_clock = || {
+                u64::try_from(now.as_second().saturating_sub(since.0.as_second()))
+                    .unwrap_or_default()
+            };
             let known = entry.id.as_ref().and_then(|id| held_for.get(id));
             let seconds = known.map_or_else(by_wall_clock, Duration::as_secs);
-            entry.held_seconds = Some(entry.held_seconds.unwrap_or_default().saturating_add(seconds));
+            entry.held_seconds = Some(
+                entry
+                    .held_seconds
+                    .unwrap_or_default()
+                    .saturating_add(seconds),
+            );
             changed = true;
         }
     }
@@ -122,12 +160,19 @@ pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
         let held = i64::try_from(entry.held_seconds.unwrap_or_default()).ok()?;
         Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(held)?).ok()
     };
-    history.iter().filter(|entry| entry.is_pending() && entry.held_since.is_none()).filter_map(since).min()
+    history
+        .iter()
+        .filter(|entry| entry.is_pending() && entry.held_since.is_none())
+        .filter_map(since)
+        .min()
 }
 
 /// Returns the error of an entry that expired at `max_age`.
 pub fn expired(max_age: Duration, last_attempt: &str) -> String {
-    format!("not delivered within {}; the last attempt: {last_attempt}", in_words(max_age))
+    format!(
+        "not delivered within {}; the last attempt: {last_attempt}",
+        in_words(max_age)
+    )
 }
 
 fn in_words(age: Duration) -> String {

@@ -18,12 +18,21 @@ pub struct Bounds {
 
 impl Bounds {
     /// What may wait: in an entry's own buffer it is the same.
-    pub const PENDING: Limits = Limits { items: 500, bytes: 512 * 1024 };
+    pub const PENDING: Limits = Limits {
+        items: 500,
+        bytes: 512 * 1024,
+    };
 
     /// The product's bounds, with a `spec.historyLimit` of 1 to 200 (50 unless given).
     pub fn new(history_limit: Option<i64>) -> Self {
         let items = usize::try_from(history_limit.unwrap_or(50).clamp(1, 200)).unwrap_or(50);
-        Self { pending: Self::PENDING, finished: Limits { items, bytes: 256 * 1024 } }
+        Self {
+            pending: Self::PENDING,
+            finished: Limits {
+                items,
+                bytes: 256 * 1024,
+            },
+        }
     }
 }
 
@@ -88,17 +97,27 @@ fn merge_pending(
     if limits.hold(pending().count(), pending().map(size::stored).sum()) {
         return 0;
     }
-    let slot =
-        |at: usize, entry: Entry| Slot { bytes: size::stored(&entry), changes: entry.changes(), item: (at, entry) };
+    let slot = |at: usize, entry: Entry| Slot {
+        bytes: size::stored(&entry),
+        changes: entry.changes(),
+        item: (at, entry),
+    };
     let (mut waiting, mut rest) = (Vec::new(), Vec::new());
     for (at, entry) in mem::take(history).into_iter().enumerate() {
-        if entry.is_pending() { waiting.push(slot(at, entry)) } else { rest.push((at, entry)) }
+        if entry.is_pending() {
+            waiting.push(slot(at, entry))
+        } else {
+            rest.push((at, entry))
+        }
     }
     let free = |entry: &Entry| entry.id.as_deref().is_none_or(|id| !in_flight(id));
     let mut fold = |(_, a), (at, b)| slot(at, fold_entries(a, b, ids()));
-    let same = |(_, a): &(usize, Entry), (_, b): &(usize, Entry)| free(a) && free(b) && a.subject == b.subject;
+    let same = |(_, a): &(usize, Entry), (_, b): &(usize, Entry)| {
+        free(a) && free(b) && a.subject == b.subject
+    };
     let any = |(_, a): &(usize, Entry), (_, b): &(usize, Entry)| free(a) && free(b);
-    let merged = squeeze(&mut waiting, limits, same, &mut fold) + squeeze(&mut waiting, limits, any, &mut fold);
+    let merged = squeeze(&mut waiting, limits, same, &mut fold)
+        + squeeze(&mut waiting, limits, any, &mut fold);
 
     rest.extend(waiting.into_iter().map(|slot| slot.item));
     rest.sort_by_key(|(at, _)| *at);

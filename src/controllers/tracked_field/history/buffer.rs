@@ -26,13 +26,21 @@ impl Default for ObservationBuffer {
 impl ObservationBuffer {
     /// An empty one, which takes no memory but its own.
     pub fn new(limits: Limits) -> Self {
-        Self { waiting: Vec::new(), bytes: 0, limits }
+        Self {
+            waiting: Vec::new(),
+            bytes: 0,
+            limits,
+        }
     }
 
     /// Takes an observation, unless it shows what the newest one here does. Returns how many observations fewer there
     /// are because neighbours became one.
     pub fn push(&mut self, observation: Observation) -> usize {
-        if self.waiting.last().is_some_and(|newest| newest.state.is_still(&observation.state)) {
+        if self
+            .waiting
+            .last()
+            .is_some_and(|newest| newest.state.is_still(&observation.state))
+        {
             return 0;
         }
         self.bytes += observation.size();
@@ -50,7 +58,11 @@ impl ObservationBuffer {
     /// [`push`](Self::push) does.
     pub fn restore(&mut self, drained: Vec<Observation>) -> usize {
         let since = mem::replace(&mut self.waiting, drained);
-        let known = |newest: &Observation| since.first().is_some_and(|first| newest.state.is_still(&first.state));
+        let known = |newest: &Observation| {
+            since
+                .first()
+                .is_some_and(|first| newest.state.is_still(&first.state))
+        };
         let repeated = usize::from(self.waiting.last().is_some_and(known));
         self.waiting.extend(since.into_iter().skip(repeated));
         self.bytes = self.waiting.iter().map(Observation::size).sum();
@@ -61,7 +73,11 @@ impl ObservationBuffer {
         if self.limits.hold(self.waiting.len(), self.bytes) {
             return 0;
         }
-        let slot = |item: Observation| Slot { bytes: item.size(), changes: item.changes(), item };
+        let slot = |item: Observation| Slot {
+            bytes: item.size(),
+            changes: item.changes(),
+            item,
+        };
         let mut slots = mem::take(&mut self.waiting).into_iter().map(slot).collect();
         let fewer = squeeze(&mut slots, self.limits, |_, _| true, |a, b| slot(a.fold(b)));
         self.bytes = slots.iter().map(|slot| slot.bytes).sum();

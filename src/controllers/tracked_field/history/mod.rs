@@ -46,7 +46,9 @@ pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, O
     let outcomes: HashMap<String, Outcome> = outcomes.into_iter().collect();
     let mut marked = 0;
     for entry in history.iter_mut() {
-        let Some(outcome) = entry.id.as_ref().and_then(|id| outcomes.get(id)) else { continue };
+        let Some(outcome) = entry.id.as_ref().and_then(|id| outcomes.get(id)) else {
+            continue;
+        };
         match (entry.delivery, outcome) {
             (Some(Delivery::Pending | Delivery::Failed), Outcome::Delivered) => {
                 close(entry, Delivery::Delivered, None);
@@ -72,7 +74,10 @@ fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
 /// of the same subject and has not failed. Nobody was told a failed value, and a receiver that refused it would refuse this
 /// message for it.
 pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry>)> {
-    let pending = history.iter().enumerate().filter(|(_, entry)| entry.is_pending() && entry.id.is_some());
+    let pending = history
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| entry.is_pending() && entry.id.is_some());
     pending.map(|(at, entry)| (entry, previous(&history[..at], entry)))
 }
 
@@ -85,7 +90,8 @@ pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
 /// What the original program wrote names no subject, and speaks of the one that it had then.
 fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
     before.last().filter(|before| {
-        (before.subject.is_none() || before.subject == entry.subject) && before.delivery != Some(Delivery::Failed)
+        (before.subject.is_none() || before.subject == entry.subject)
+            && before.delivery != Some(Delivery::Failed)
     })
 }
 

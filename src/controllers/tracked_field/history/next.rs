@@ -6,7 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::record::display;
-use super::{Bounds, NewestState, Observation, Outcome, Series, bound, hold, mark, record, record_newest};
+use super::{
+    Bounds, NewestState, Observation, Outcome, Series, bound, hold, mark, record, record_newest,
+};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
 /// What a pass knows.
@@ -53,28 +55,69 @@ pub struct Changes {
 /// The history after a pass.
 pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
     let mut history = before.to_vec();
-    let has_begun = history.last().is_some_and(|last| last.subject.as_ref() == Some(inputs.subject));
+    let has_begun = history
+        .last()
+        .is_some_and(|last| last.subject.as_ref() == Some(inputs.subject));
     if let Some(former) = inputs.former.filter(|_| !has_begun) {
-        record(&mut history, &former.subject, former.observations.iter().cloned(), &mut ids);
+        record(
+            &mut history,
+            &former.subject,
+            former.observations.iter().cloned(),
+            &mut ids,
+        );
     }
-    record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
+    record(
+        &mut history,
+        inputs.subject,
+        inputs.observations.iter().cloned(),
+        &mut ids,
+    );
     // Level-triggered: whatever this replica saw and whoever recorded it, the history ends with the newest state.
-    let contradicted = inputs.newest.and_then(|newest| record_newest(&mut history, inputs.subject, newest, &mut ids));
+    let contradicted = inputs
+        .newest
+        .and_then(|newest| record_newest(&mut history, inputs.subject, newest, &mut ids));
     mark(&mut history, inputs.outcomes.iter().cloned());
     hold(&mut history, inputs.held, inputs.held_for, inputs.now);
     display(&mut history, inputs.subject);
-    let failed_before: HashSet<&str> =
-        before.iter().filter(|entry| is_failed(entry)).filter_map(|entry| entry.id.as_deref()).collect();
+    let failed_before: HashSet<&str> = before
+        .iter()
+        .filter(|entry| is_failed(entry))
+        .filter_map(|entry| entry.id.as_deref())
+        .collect();
     let failed: Vec<Entry> = history
         .iter()
-        .filter(|entry| is_failed(entry) && entry.id.as_deref().is_some_and(|id| !failed_before.contains(id)))
+        .filter(|entry| {
+            is_failed(entry)
+                && entry
+                    .id
+                    .as_deref()
+                    .is_some_and(|id| !failed_before.contains(id))
+        })
         .cloned()
         .collect();
-    let expiries = inputs.outcomes.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Expired { .. }));
+    let expiries = inputs
+        .outcomes
+        .iter()
+        .filter(|(_, outcome)| matches!(outcome, Outcome::Expired { .. }));
     let expiries: HashSet<&String> = expiries.map(|(id, _)| id).collect();
-    let expired = failed.iter().filter(|entry| entry.id.as_ref().is_some_and(|id| expiries.contains(id))).count();
-    let bounded = bound(&mut history, Bounds::new(inputs.limit), |id| inputs.in_flight.contains(id), ids);
-    Changes { changed: history != before, history, contradicted, failed, expired, merged: bounded.merged }
+    let expired = failed
+        .iter()
+        .filter(|entry| entry.id.as_ref().is_some_and(|id| expiries.contains(id)))
+        .count();
+    let bounded = bound(
+        &mut history,
+        Bounds::new(inputs.limit),
+        |id| inputs.in_flight.contains(id),
+        ids,
+    );
+    Changes {
+        changed: history != before,
+        history,
+        contradicted,
+        failed,
+        expired,
+        merged: bounded.merged,
+    }
 }
 
 fn is_failed(entry: &Entry) -> bool {

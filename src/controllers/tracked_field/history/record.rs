@@ -83,19 +83,30 @@ impl Recorded {
 impl Observation {
     /// One look at the target.
     pub fn new(at: Timestamp, state: State, version: Option<u64>) -> Self {
-        Self { at, state, version, id: None, folded: None }
+        Self {
+            at,
+            state,
+            version,
+            id: None,
+            folded: None,
+        }
     }
 
     /// The same, whose entry will have this id.
     #[must_use]
     pub fn with_id(self, id: Uuid) -> Self {
-        Self { id: Some(id), ..self }
+        Self {
+            id: Some(id),
+            ..self
+        }
     }
 
     /// Whether `last` was recorded from this observation, by a pass that never learnt that it had; or from this version
     /// of the resource or a later one, or from its end, by another replica or from a read that overtook the watch.
     fn is_told_by(&self, last: &Entry) -> bool {
-        if self.id.is_some() && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok()) {
+        if self.id.is_some()
+            && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok())
+        {
             return true;
         }
         let same = match &self.state {
@@ -121,21 +132,36 @@ impl Observation {
         let changes = self.changes().saturating_add(next.changes());
         let first_value = match self.folded {
             Some(folded) => folded.first_value,
-            None => self.state.value().and_then(Observed::text).map(str::to_owned),
+            None => self
+                .state
+                .value()
+                .and_then(Observed::text)
+                .map(str::to_owned),
         };
-        let folded = Folded { changes, first_value };
-        Self { folded: Some(Box::new(folded)), ..next }
+        let folded = Folded {
+            changes,
+            first_value,
+        };
+        Self {
+            folded: Some(Box::new(folded)),
+            ..next
+        }
     }
 
     /// Bytes of memory that it holds on to.
     pub(super) fn size(&self) -> usize {
-        let first = self.folded.as_ref().and_then(|folded| folded.first_value.as_ref());
+        let first = self
+            .folded
+            .as_ref()
+            .and_then(|folded| folded.first_value.as_ref());
         let state = match &self.state {
             State::Absent => 0,
             State::Present { uid, value } => {
                 uid.as_ref().map_or(0, String::len)
                     + value.text().map_or(0, str::len)
-                    + value.cut().map_or(0, |cut| size_of_val(cut) + cut.sha256.len())
+                    + value
+                        .cut()
+                        .map_or(0, |cut| size_of_val(cut) + cut.sha256.len())
             }
         };
         size_of::<Self>() + state + first.map_or(0, |first| size_of::<Folded>() + first.len())
@@ -179,7 +205,9 @@ pub fn record(
 ) -> Recorded {
     let mut observations: Vec<Observation> = observations.into_iter().collect();
     if let Some(last) = history.last().filter(|last| speaks_of(last, subject))
-        && let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last))
+        && let Some(told) = observations
+            .iter()
+            .rposition(|observation| observation.is_told_by(last))
     {
         // Everything observed before that is recorded too, even for a deleted resource of the same name.
         observations.drain(..=told);
@@ -196,9 +224,14 @@ pub fn record_newest(
     newest: &NewestState,
     ids: impl FnMut() -> String,
 ) -> Option<u64> {
-    let NewestState { observation, outranks } = newest;
+    let NewestState {
+        observation,
+        outranks,
+    } = newest;
     let last = history.last().filter(|last| speaks_of(last, subject));
-    let told = last.filter(|last| observation.is_told_by(last)).map(version);
+    let told = last
+        .filter(|last| observation.is_told_by(last))
+        .map(version);
     if let Some(version) = told
         && outranks.is_none_or(|outranked| outranked < version)
     {
@@ -219,12 +252,16 @@ fn append(
         let last = history.last_mut().filter(|last| speaks_of(last, subject));
         let uid = last.as_ref().and_then(|last| last.uid.clone());
         let single = observation.folded.is_none();
-        let action = match (change(last.as_deref(), &observation.state), &observation.state) {
+        let action = match (
+            change(last.as_deref(), &observation.state),
+            &observation.state,
+        ) {
             (Some(action), _) => action,
             (None, State::Absent) if single => continue,
             (None, State::Absent) => Action::Deleted,
             (None, State::Present { uid, value }) if single => {
-                recorded.learnt |= last.is_some_and(|last| learn(last, subject, uid.as_ref(), value));
+                recorded.learnt |=
+                    last.is_some_and(|last| learn(last, subject, uid.as_ref(), value));
                 continue;
             }
             (None, State::Present { .. }) => Action::Updated,
@@ -239,12 +276,17 @@ fn append(
 
 /// Sets what `kubectl get` prints of the last entry, whose value may be long, or of a target that the spec left.
 pub(super) fn display(history: &mut History, subject: &Subject) {
-    let Some((last, others)) = history.split_last_mut() else { return };
+    let Some((last, others)) = history.split_last_mut() else {
+        return;
+    };
     for entry in others {
         entry.display_value = None;
     }
-    last.display_value =
-        if speaks_of(last, subject) { last.value.as_deref().and_then(shortened) } else { Some(String::new()) };
+    last.display_value = if speaks_of(last, subject) {
+        last.value.as_deref().and_then(shortened)
+    } else {
+        Some(String::new())
+    };
 }
 
 /// Returns the two ends of a text of more than 40 characters: an image's tag is at its end.
@@ -256,7 +298,10 @@ fn shortened(text: &str) -> Option<String> {
 }
 
 fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
-    entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
+    entry
+        .subject
+        .as_ref()
+        .is_none_or(|spoken_of| spoken_of == subject)
 }
 
 /// Returns the change from the last entry of the same subject to `state`, if any.
@@ -276,7 +321,11 @@ fn change(last: Option<&Entry>, state: &State) -> Option<Action> {
 
 /// Returns the resource version of an entry, 0 if unknown.
 fn version(entry: &Entry) -> u64 {
-    entry.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+    entry
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
 }
 
 /// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.
@@ -292,7 +341,8 @@ fn shows(entry: &Entry, value: &Observed) -> bool {
 
 /// Notes in an entry what the program that wrote it did not; says whether there was anything.
 fn learn(entry: &mut Entry, subject: &Subject, uid: Option<&String>, value: &Observed) -> bool {
-    let news = entry.subject.is_none() || (entry.uid.is_none() && uid.is_some()) || is_unknown(entry);
+    let news =
+        entry.subject.is_none() || (entry.uid.is_none() && uid.is_some()) || is_unknown(entry);
     if news {
         entry.subject.get_or_insert_with(|| subject.clone());
         entry.uid = entry.uid.take().or_else(|| uid.cloned());
@@ -308,7 +358,13 @@ fn set_value(entry: &mut Entry, value: &Observed) {
 }
 
 /// `uid` is that of the resource as it was: what is gone has none of its own.
-fn entry(action: Action, subject: &Subject, observation: Observation, uid: Option<String>, id: String) -> Entry {
+fn entry(
+    action: Action,
+    subject: &Subject,
+    observation: Observation,
+    uid: Option<String>,
+    id: String,
+) -> Entry {
     let (merged, first_value) = match observation.folded {
         Some(folded) => (Some(folded.changes), folded.first_value),
         None => (None, None),
@@ -348,12 +404,22 @@ pub(super) fn whole_seconds(at: Timestamp) -> Time {
 pub(super) fn fold_entries(first: Entry, next: Entry, id: String) -> Entry {
     let merged = first.changes().saturating_add(next.changes());
     let same_subject = first.subject == next.subject;
-    let first_value = if first.merged.is_some() { first.first_value } else { first.value };
+    let first_value = if first.merged.is_some() {
+        first.first_value
+    } else {
+        first.value
+    };
     let action = match (first.action, next.action) {
         (_, Action::Deleted) => Action::Deleted,
         (Action::Updated, Action::Updated) => Action::Updated,
         // It was made, or made again, somewhere in between.
         _ => Action::Created,
     };
-    Entry { action, id: Some(id), merged: Some(merged), first_value: first_value.filter(|_| same_subject), ..next }
+    Entry {
+        action,
+        id: Some(id),
+        merged: Some(merged),
+        first_value: first_value.filter(|_| same_subject),
+        ..next
+    }
 }

@@ -29,21 +29,31 @@ pub(super) fn stored(entry: &Entry) -> usize {
         held_seconds,
     } = entry;
     let text = |name: &str, text: Option<&str>| text.map_or(0, |text| field(name, string(text)));
-    let number = |name: &str, value: Option<u64>| value.map_or(0, |value| field(name, digits(value)));
+    let number =
+        |name: &str, value: Option<u64>| value.map_or(0, |value| field(name, digits(value)));
 
     // A brace at each end, and the comma after it; each field counts a comma, of which the last has none.
     2 + time.as_ref().map_or(0, |_| field("time", TIME))
         + field("action", 2 + action.as_str().len())
         + text("value", value.as_deref())
         + text("displayValue", display_value.as_deref())
-        + if *missing { field("missing", "true".len()) } else { 0 }
+        + if *missing {
+            field("missing", "true".len())
+        } else {
+            0
+        }
         + cut.as_ref().map_or(0, |Cut { length, sha256 }| {
-            field("cut", 1 + field("length", digits(*length)) + field("sha256", string(sha256)))
+            field(
+                "cut",
+                1 + field("length", digits(*length)) + field("sha256", string(sha256)),
+            )
         })
         + text("id", id.as_deref())
         + delivery.map_or(0, |delivery| field("delivery", 2 + delivery.as_str().len()))
         + text("reason", reason.as_deref())
-        + subject.as_ref().map_or(0, |subject| field("subject", string(subject.as_str())))
+        + subject
+            .as_ref()
+            .map_or(0, |subject| field("subject", string(subject.as_str())))
         + text("uid", uid.as_deref())
         + text("resourceVersion", resource_version.as_deref())
         + number("merged", *merged)
@@ -69,6 +79,10 @@ fn string(text: &str) -> usize {
         _ => 1,
     });
     // Go escapes these two line ends as well: six bytes in place of three.
-    let line_ends = if text.is_ascii() { 0 } else { text.matches(['\u{2028}', '\u{2029}']).count() };
+    let line_ends = if text.is_ascii() {
+        0
+    } else {
+        text.matches(['\u{2028}', '\u{2029}']).count()
+    };
     2 + escaped.sum::<usize>() + 3 * line_ends
 }

@@ -18,7 +18,10 @@ impl Limits {
 
     /// An eighth less, so that a list that is full is not gone through again for every item that comes.
     fn with_slack(self) -> Self {
-        Self { items: self.items - self.items / 8, bytes: self.bytes - self.bytes / 8 }
+        Self {
+            items: self.items - self.items / 8,
+            bytes: self.bytes - self.bytes / 8,
+        }
     }
 }
 
@@ -44,7 +47,9 @@ pub(super) fn squeeze<T>(
     }
     let target = limits.with_slack();
     while !target.hold(slots.len(), bytes) {
-        let middle = slots.get(1..slots.len().saturating_sub(1)).unwrap_or_default();
+        let middle = slots
+            .get(1..slots.len().saturating_sub(1))
+            .unwrap_or_default();
         let pairs = middle.windows(2).filter_map(|pair| match pair {
             [a, b] if may_fold(&a.item, &b.item) => Some(a.changes.saturating_add(b.changes)),
             _ => None,
@@ -60,7 +65,8 @@ pub(super) fn squeeze<T>(
                 && at < last
                 && !target.hold(items, bytes)
                 && kept.last().is_some_and(|before| {
-                    before.changes.saturating_add(slot.changes) <= heaviest && may_fold(&before.item, &slot.item)
+                    before.changes.saturating_add(slot.changes) <= heaviest
+                        && may_fold(&before.item, &slot.item)
                 });
             match if folds { kept.pop() } else { None } {
                 Some(before) => {

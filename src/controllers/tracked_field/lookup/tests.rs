@@ -24,7 +24,12 @@ fn deployment(args: usize) -> Value {
 fn hostile(numbers: impl Iterator<Item = usize>) -> Vec<Field> {
     let path = |number| {
         let names = (0..16).fold(String::new(), |mut names, name| {
-            write!(names, "{}'n{number}-{name}'", if name == 0 { "" } else { "," }).unwrap();
+            write!(
+                names,
+                "{}'n{number}-{name}'",
+                if name == 0 { "" } else { "," }
+            )
+            .unwrap();
             names
         });
         field(&format!("{{..[{names}]}}"))
@@ -39,18 +44,29 @@ fn all(object: &Value, fields: &[Field], place: Place) -> HashMap<Field, Lookup>
 #[test]
 fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
     let object = deployment(200_000);
-    let ordinary =
-        ["replicas", "image", "image:web", "{.spec.replicas}", "{.spec.template.spec.containers[*].image}"].map(field);
+    let ordinary = [
+        "replicas",
+        "image",
+        "image:web",
+        "{.spec.replicas}",
+        "{.spec.template.spec.containers[*].image}",
+    ]
+    .map(field);
     let mut fields = hostile(0..100);
     fields.extend(ordinary.clone());
     for place in [Place::AtOnce, Place::Apart] {
         let lookups = all(&object, &fields, place);
         assert_eq!(lookups.len(), 105);
-        for (field, value) in ordinary.iter().zip(["3", "nginx:1", "nginx:1", "3", "nginx:1"]) {
+        for (field, value) in ordinary
+            .iter()
+            .zip(["3", "nginx:1", "nginx:1", "3", "nginx:1"])
+        {
             assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
         }
         for field in &fields[..100] {
-            let Lookup::Refused(estimate) = lookups[field] else { panic!("{place:?} {:?}", lookups[field]) };
+            let Lookup::Refused(estimate) = lookups[field] else {
+                panic!("{place:?} {:?}", lookups[field])
+            };
             assert!(estimate.nodes().unwrap() > 16 * 200_000, "{estimate:?}");
         }
     }
@@ -60,39 +76,70 @@ fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
 fn a_lookup_that_is_not_cheap_is_put_off_and_found_apart() {
     let object = deployment(50_000);
     let path = field("{..image}");
-    assert_eq!(all(&object, std::slice::from_ref(&path), Place::AtOnce)[&path], Lookup::PutOff);
-    assert_eq!(all(&object, std::slice::from_ref(&path), Place::Apart)[&path], found("nginx:1"));
+    assert_eq!(
+        all(&object, std::slice::from_ref(&path), Place::AtOnce)[&path],
+        Lookup::PutOff
+    );
+    assert_eq!(
+        all(&object, std::slice::from_ref(&path), Place::Apart)[&path],
+        found("nginx:1")
+    );
     let small = deployment(500);
-    assert_eq!(all(&small, std::slice::from_ref(&path), Place::AtOnce)[&path], found("nginx:1"));
+    assert_eq!(
+        all(&small, std::slice::from_ref(&path), Place::AtOnce)[&path],
+        found("nginx:1")
+    );
 }
 
 /// The bound of what one thread does for one state of an object.
 #[test]
 fn lookups_at_once_are_bounded_together() {
     let object = deployment(5_000);
-    let fields: Vec<_> = (0..1000).map(|number| field(&format!("{{..n{number}}}"))).collect();
+    let fields: Vec<_> = (0..1000)
+        .map(|number| field(&format!("{{..n{number}}}")))
+        .collect();
     let lookups = all(&object, &fields, Place::AtOnce);
-    let found = lookups.values().filter(|lookup| matches!(lookup, Lookup::Found(_))).count();
+    let found = lookups
+        .values()
+        .filter(|lookup| matches!(lookup, Lookup::Found(_)))
+        .count();
     assert!((1..=20).contains(&found), "{found}");
     assert!(lookups.values().any(|lookup| *lookup == Lookup::PutOff));
-    assert!(lookups.values().any(|lookup| matches!(lookup, Lookup::Refused(_))));
+    assert!(
+        lookups
+            .values()
+            .any(|lookup| matches!(lookup, Lookup::Refused(_)))
+    );
 }
 
 /// Also while another state of the object is looked at for one of them alone.
 #[test]
 fn the_budget_refuses_the_same_lookups_whichever_are_wanted() {
     let object = deployment(50_000);
-    let fields: Vec<_> = (0..60).map(|number| field(&format!("{{..n{number:02}}}"))).collect();
+    let fields: Vec<_> = (0..60)
+        .map(|number| field(&format!("{{..n{number:02}}}")))
+        .collect();
     let whole = all(&object, &fields, Place::Apart);
-    let refused = whole.values().filter(|lookup| matches!(lookup, Lookup::Refused(_))).count();
+    let refused = whole
+        .values()
+        .filter(|lookup| matches!(lookup, Lookup::Refused(_)))
+        .count();
     assert!((1..60).contains(&refused), "{refused}");
     for wanted in fields.iter().step_by(7) {
-        let one = look_up(&object, fields.clone(), |field| field == wanted, Place::Apart);
+        let one = look_up(
+            &object,
+            fields.clone(),
+            |field| field == wanted,
+            Place::Apart,
+        );
         assert_eq!(one.len(), 1);
         assert_eq!(one[wanted], whole[wanted]);
     }
     for (field, lookup) in all(&object, &fields, Place::AtOnce) {
-        assert_eq!(matches!(lookup, Lookup::Refused(_)), matches!(whole[&field], Lookup::Refused(_)));
+        assert_eq!(
+            matches!(lookup, Lookup::Refused(_)),
+            matches!(whole[&field], Lookup::Refused(_))
+        );
     }
 }
 
@@ -100,13 +147,29 @@ fn the_budget_refuses_the_same_lookups_whichever_are_wanted() {
 #[test]
 fn the_budget_counts_the_values_of_lookups_that_are_not_wanted() {
     let object = json!({ "a": vec![vec![vec![0; 10]; 10]; 2_000], "b": 1 });
-    let fields: Vec<_> =
-        ["{.a[*][*]}", "{.a[:][*]}", "{.a[*][:]}", "{.a[:][:]}", "{.a[0:][*]}"].into_iter().map(field).collect();
+    let fields: Vec<_> = [
+        "{.a[*][*]}",
+        "{.a[:][*]}",
+        "{.a[*][:]}",
+        "{.a[:][:]}",
+        "{.a[0:][*]}",
+    ]
+    .into_iter()
+    .map(field)
+    .collect();
     let whole = all(&object, &fields, Place::Apart);
-    let refused = whole.values().filter(|lookup| matches!(lookup, Lookup::Refused(_))).count();
+    let refused = whole
+        .values()
+        .filter(|lookup| matches!(lookup, Lookup::Refused(_)))
+        .count();
     assert!((1..5).contains(&refused), "{whole:?}");
     for wanted in &fields {
-        let one = look_up(&object, fields.clone(), |field| field == wanted, Place::Apart);
+        let one = look_up(
+            &object,
+            fields.clone(),
+            |field| field == wanted,
+            Place::Apart,
+        );
         assert_eq!(one[wanted], whole[wanted]);
     }
 }
@@ -114,19 +177,39 @@ fn the_budget_counts_the_values_of_lookups_that_are_not_wanted() {
 #[test]
 fn a_value_that_is_too_large_to_write_is_refused() {
     let object = json!({ "text": "x".repeat(1_400_000), "list": vec![vec![json!(0); 1000]; 300] });
-    let union = |name: &str| field(&format!("{{[{}]}}", vec![format!("'{name}'"); 16].join(",")));
+    let union = |name: &str| {
+        field(&format!(
+            "{{[{}]}}",
+            vec![format!("'{name}'"); 16].join(",")
+        ))
+    };
     for path in [union("text"), union("list")] {
         for place in [Place::AtOnce, Place::Apart] {
-            assert!(matches!(all(&object, std::slice::from_ref(&path), place)[&path], Lookup::Refused(_)), "{place:?}");
+            assert!(
+                matches!(
+                    all(&object, std::slice::from_ref(&path), place)[&path],
+                    Lookup::Refused(_)
+                ),
+                "{place:?}"
+            );
         }
     }
     let one = field("{.text}");
-    assert_eq!(all(&object, std::slice::from_ref(&one), Place::AtOnce)[&one], Lookup::PutOff);
-    assert!(matches!(all(&object, std::slice::from_ref(&one), Place::Apart)[&one], Lookup::Found(_)));
+    assert_eq!(
+        all(&object, std::slice::from_ref(&one), Place::AtOnce)[&one],
+        Lookup::PutOff
+    );
+    assert!(matches!(
+        all(&object, std::slice::from_ref(&one), Place::Apart)[&one],
+        Lookup::Found(_)
+    ));
     // What is found is known only afterwards.
     let nested = (0..100).fold(json!(vec![0; 20_000]), |inner, _| json!([inner]));
     let path = field("{..*}");
-    assert!(matches!(all(&nested, std::slice::from_ref(&path), Place::Apart)[&path], Lookup::Refused(_)));
+    assert!(matches!(
+        all(&nested, std::slice::from_ref(&path), Place::Apart)[&path],
+        Lookup::Refused(_)
+    ));
 }
 
 /// Estimates of any number of fields end, too.
@@ -137,15 +220,26 @@ fn estimates_are_bounded_together() {
     // A blank comes before a dot.
     let path = |number| field(&format!("{{ .a[*][?(@.n{number})][*]}}"));
     let mut fields: Vec<_> = (0..2000).map(path).collect();
-    let ordinary = ["replicas", "image", "{.spec.replicas}", "{.spec.template.spec.containers[*].image}"].map(field);
+    let ordinary = [
+        "replicas",
+        "image",
+        "{.spec.replicas}",
+        "{.spec.template.spec.containers[*].image}",
+    ]
+    .map(field);
     fields.extend(ordinary.clone());
     let mut object = object;
     object["spec"] = deployment(1)["spec"].take();
-    for (place, not_estimated) in [(Place::Apart, Lookup::Refused(Estimate::UNKNOWN)), (Place::AtOnce, Lookup::PutOff)]
-    {
+    for (place, not_estimated) in [
+        (Place::Apart, Lookup::Refused(Estimate::UNKNOWN)),
+        (Place::AtOnce, Lookup::PutOff),
+    ] {
         let lookups = all(&object, &fields, place);
         assert_eq!(lookups.len(), 2004);
-        let unknown = lookups.values().filter(|lookup| **lookup == not_estimated).count();
+        let unknown = lookups
+            .values()
+            .filter(|lookup| **lookup == not_estimated)
+            .count();
         assert!((1..2000).contains(&unknown), "{unknown}");
         for (field, value) in ordinary.iter().zip(["3", "nginx:1", "3", "nginx:1"]) {
             assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
@@ -163,15 +257,25 @@ fn counting_what_a_lookup_writes_ends_at_the_bound() {
     assert_eq!(sizes.written(&matches, u64::MAX), 610_000);
     let before = sizes.walked();
     assert!((20_001..20_100).contains(&sizes.written(&matches, 20_000)));
-    assert!(sizes.walked() - before < 20_100, "{}", sizes.walked() - before);
+    assert!(
+        sizes.walked() - before < 20_100,
+        "{}",
+        sizes.walked() - before
+    );
 }
 
 #[test]
 fn an_estimate_has_two_digits() {
     let of = |nodes| Estimate::of(nodes).nodes().unwrap();
-    assert_eq!([0, 7, 42, 999, 1_234_567, 11_000_001].map(of), [0, 7, 42, 1000, 1_300_000, 12_000_000]);
+    assert_eq!(
+        [0, 7, 42, 999, 1_234_567, 11_000_001].map(of),
+        [0, 7, 42, 1000, 1_300_000, 12_000_000]
+    );
     assert_eq!(of(u64::MAX), u64::MAX);
     let words = Estimate::of(11_000_001).to_string();
-    assert!(words.starts_with("looking the field up takes about 12,000,000 steps in this object; "), "{words}");
+    assert!(
+        words.starts_with("looking the field up takes about 12,000,000 steps in this object; "),
+        "{words}"
+    );
     assert!(words.contains("may take 2,000,000: write names"), "{words}");
 }

@@ -20,7 +20,11 @@ fn a_near_name_is_found_and_a_far_one_is_not() {
 
 #[test]
 fn secrets_go_by_one_name() {
-    assert!(is_secret("v1", "secrets") && is_secret("v1", "Secrets") && is_secret("v1", "secrets/status"));
+    assert!(
+        is_secret("v1", "secrets")
+            && is_secret("v1", "Secrets")
+            && is_secret("v1", "secrets/status")
+    );
     assert!(!is_secret("external-secrets.io/v1", "externalsecrets"));
 }
 
@@ -42,10 +46,12 @@ impl Apiserver {
         let service = service_fn(move |_: Request<Body>| {
             this.asked.fetch_add(1, Ordering::Relaxed);
             let (plural, kind, namespaced) = *this.served.lock().unwrap();
-            let resource =
-                json!({ "name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": [] });
-            let list = json!({ "kind": "APIResourceList", "groupVersion": "", "resources": [resource] });
-            std::future::ready(Ok::<_, BoxError>(Response::new(Body::from(list.to_string().into_bytes()))))
+            let resource = json!({ "name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": [] });
+            let list =
+                json!({ "kind": "APIResourceList", "groupVersion": "", "resources": [resource] });
+            std::future::ready(Ok::<_, BoxError>(Response::new(Body::from(
+                list.to_string().into_bytes(),
+            ))))
         });
         Client::new(service, "default")
     }
@@ -70,7 +76,12 @@ fn target(api_version: &str, plural: &str, kind: &str) -> Target {
 #[case::secret("v1", "secrets", "Secret", SECRETS_ARE_NOT_TRACKED)]
 #[case::secret_by_its_plural_alone("v1", "secrets", "Config", SECRETS_ARE_NOT_TRACKED)]
 #[case::secret_by_its_kind_alone("example.com/v1", "things", "secret", SECRETS_ARE_NOT_TRACKED)]
-#[case::ours("tg.azamaton.ru/v1", "contactpoints", "ContactPoint", OURS_ARE_NOT_TRACKED)]
+#[case::ours(
+    "tg.azamaton.ru/v1",
+    "contactpoints",
+    "ContactPoint",
+    OURS_ARE_NOT_TRACKED
+)]
 #[tokio::test]
 async fn what_must_not_be_told_is_no_resource(
     #[case] api_version: &str,
@@ -82,7 +93,10 @@ async fn what_must_not_be_told_is_no_resource(
     apiserver.serve(plural, kind, true);
     let target = target(api_version, plural, kind);
     let refused = resolver.resolve(&apiserver.client(), &target, 0).await;
-    assert!(matches!(refused, Err(TargetError::Refused(said)) if said == words), "{refused:?}");
+    assert!(
+        matches!(refused, Err(TargetError::Refused(said)) if said == words),
+        "{refused:?}"
+    );
     assert_eq!(resolver.known(&target), None);
     assert_eq!(apiserver.asked(), 0);
 }
@@ -95,30 +109,61 @@ async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
     let gadget = target("example.com/v1", "widgets", "Gadget");
     apiserver.serve("widgets", "Widget", true);
     for _ in 0..2 {
-        assert!(resolver.resolve(&client, &widget, 1).await.unwrap().namespaced);
+        assert!(
+            resolver
+                .resolve(&client, &widget, 1)
+                .await
+                .unwrap()
+                .namespaced
+        );
     }
     assert_eq!(apiserver.asked(), 1);
-    assert!(resolver.known(&widget).is_some_and(|known| known.namespaced));
+    assert!(
+        resolver
+            .known(&widget)
+            .is_some_and(|known| known.namespaced)
+    );
 
     let mismatch = resolver.resolve(&client, &gadget, 1).await.unwrap_err();
-    assert!(mismatch.to_string().ends_with("write target.kind: Widget"), "{mismatch}");
+    assert!(
+        mismatch.to_string().ends_with("write target.kind: Widget"),
+        "{mismatch}"
+    );
     assert_eq!(apiserver.asked(), 2, "what is known does not fit");
     resolver.resolve(&client, &widget, 1).await.unwrap();
     assert_eq!(apiserver.asked(), 2, "nor does that take away what does");
 
     // Its CRD was deleted and made again.
     apiserver.serve("widgets", "Gadget", false);
-    assert!(!resolver.resolve(&client, &gadget, 1).await.unwrap().namespaced);
+    assert!(
+        !resolver
+            .resolve(&client, &gadget, 1)
+            .await
+            .unwrap()
+            .namespaced
+    );
     assert_eq!((resolver.known(&widget), apiserver.asked()), (None, 3));
     let mismatch = resolver.resolve(&client, &widget, 1).await.unwrap_err();
-    assert!(mismatch.to_string().ends_with("write target.kind: Gadget"), "{mismatch}");
+    assert!(
+        mismatch.to_string().ends_with("write target.kind: Gadget"),
+        "{mismatch}"
+    );
 }
 
 #[tokio::test]
 async fn a_resource_is_asked_for_again_in_another_turn_of_its_watch_and_when_it_was_forgotten() {
     let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
-    let (client, target) = (apiserver.client(), target("example.com/v1", "widgets", "Widget"));
-    let namespaced = async |turn: u64| resolver.resolve(&client, &target, turn).await.unwrap().namespaced;
+    let (client, target) = (
+        apiserver.client(),
+        target("example.com/v1", "widgets", "Widget"),
+    );
+    let namespaced = async |turn: u64| {
+        resolver
+            .resolve(&client, &target, turn)
+            .await
+            .unwrap()
+            .namespaced
+    };
     apiserver.serve("widgets", "Widget", true);
     assert!(namespaced(1).await);
     apiserver.serve("widgets", "Widget", false);

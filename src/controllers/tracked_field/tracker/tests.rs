@@ -11,16 +11,31 @@ const PATH: &str = "{.data.x}";
 
 fn resource() -> ResourceName {
     // One that is watched whole.
-    ResourceName { api_version: "example.com/v1".into(), plural: "settings".into() }
+    ResourceName {
+        api_version: "example.com/v1".into(),
+        plural: "settings".into(),
+    }
 }
 
 fn target(name: &str) -> TargetKey {
-    TargetKey { resource: resource(), namespace: "shop".into(), name: name.into() }
+    TargetKey {
+        resource: resource(),
+        namespace: "shop".into(),
+        name: name.into(),
+    }
 }
 
 fn whose(uid: &str, name: &str) -> Whose {
-    let target = Target { kind: "ConfigMap".into(), namespace: "shop".into(), name: name.into(), ..Target::default() };
-    Whose { uid: Some(uid.into()), subject: Subject::new(&target, PATH) }
+    let target = Target {
+        kind: "ConfigMap".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+        ..Target::default()
+    };
+    Whose {
+        uid: Some(uid.into()),
+        subject: Subject::new(&target, PATH),
+    }
 }
 
 fn text(name: &str, version: u64, x: &str) -> Value {
@@ -44,10 +59,13 @@ fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
 /// What a pass would record, and records.
 fn taken(tracker: &Tracker, key: &Key, whose: &Whose) -> Vec<Option<String>> {
     let seen = tracker.seen(key, whose);
-    let values = seen.observations.iter().map(|observation| match &observation.state {
-        State::Present { value, .. } => value.text().map(str::to_owned),
-        State::Absent => None,
-    });
+    let values = seen
+        .observations
+        .iter()
+        .map(|observation| match &observation.state {
+            State::Present { value, .. } => value.text().map(str::to_owned),
+            State::Absent => None,
+        });
     let values = values.collect();
     seen.recorded();
     values
@@ -63,13 +81,22 @@ fn following(key: &Key, whose: &Whose, target: &TargetKey) -> Tracker {
 }
 
 fn follow(tracker: &Tracker, key: &Key, whose: &Whose, target: &TargetKey) -> bool {
-    tracker.follow(key, whose, target, &Field::compile("ConfigMap", PATH).unwrap(), None)
+    tracker.follow(
+        key,
+        whose,
+        target,
+        &Field::compile("ConfigMap", PATH).unwrap(),
+        None,
+    )
 }
 
 /// As when the apiserver refuses every write for hours.
 #[test]
 fn what_cannot_be_recorded_stays_bounded_and_counted() {
-    let (tracker, key) = (Tracker::new(Trigger::default(), true), Key::new("shop", "web"));
+    let (tracker, key) = (
+        Tracker::new(Trigger::default(), true),
+        Key::new("shop", "web"),
+    );
     let whose = whose("1", "web");
     follow(&tracker, &key, &whose, &target("web"));
     let mut made = 0;
@@ -81,7 +108,13 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
         assert!(tracker.seen(&key, &whose).observations.len() <= Bounds::PENDING.items);
     }
     let seen = tracker.seen(&key, &whose);
-    assert_eq!(seen.observations.iter().map(Observation::changes).sum::<u64>(), made);
+    assert_eq!(
+        seen.observations
+            .iter()
+            .map(Observation::changes)
+            .sum::<u64>(),
+        made
+    );
     assert_eq!((seen.observations.len() + seen.merged) as u64, made);
     seen.recorded();
     let seen = tracker.seen(&key, &whose);
@@ -92,7 +125,10 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
 #[rstest]
 #[case::another_spec(("1", "a"), ("1", "b"))]
 #[case::made_again_with_the_same_spec(("1", "a"), ("2", "a"))]
-fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str), #[case] after: (&str, &str)) {
+fn a_read_counts_for_none_but_whom_it_was_made_for(
+    #[case] before: (&str, &str),
+    #[case] after: (&str, &str),
+) {
     let key = Key::new("shop", "it");
     let (old, new) = (whose(before.0, before.1), whose(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
@@ -100,13 +136,20 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str),
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
         tracker.read(&key, &old, &target(before.1), asked, read.clone());
-        assert!(tracker.unread(&key, Duration::MAX).is_some(), "the new one is still to be read");
+        assert!(
+            tracker.unread(&key, Duration::MAX).is_some(),
+            "the new one is still to be read"
+        );
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
     }
     // Older than what was read for the other: it is news nevertheless.
     tracker.present(&resource(), object(after.1, 5, "new"));
-    assert_eq!(taken(&tracker, &key, &old), [], "the old pass does not take it");
+    assert_eq!(
+        taken(&tracker, &key, &old),
+        [],
+        "the old pass does not take it"
+    );
     assert_eq!(taken(&tracker, &key, &new), [Some("new".to_owned())]);
 }
 
@@ -132,7 +175,11 @@ fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
     follow(&tracker, &key, &old, &target("a"));
     tracker.present(&resource(), object("a", 5, "old"));
     drop(tracker.seen(&key, &old));
-    assert_eq!(tracker.seen(&key, &old).observations.len(), 1, "not recorded: it is there again");
+    assert_eq!(
+        tracker.seen(&key, &old).observations.len(),
+        1,
+        "not recorded: it is there again"
+    );
     let seen = tracker.seen(&key, &old);
     assert!(follow(&tracker, &key, &new, &target("a")));
     drop(seen);
@@ -175,7 +222,13 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
     turn(false, "it is still followed");
     tracker.forget(&key);
     tracker.forget_watches();
-    assert_eq!((tracker.turn(&resource()), tracker.trouble(&resource(), None)), (0, None));
+    assert_eq!(
+        (
+            tracker.turn(&resource()),
+            tracker.trouble(&resource(), None)
+        ),
+        (0, None)
+    );
     tracker.listing(&resource(), None);
     turn(true, "never one that was");
 }
@@ -187,7 +240,15 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
     follow(&tracker, &key, &whose, &here);
     tracker.present(&resource(), object("a", 5, "x"));
     tracker.gone(&resource(), object("a", 6, "x"));
-    assert!(follow(&tracker, &key, &whose, &TargetKey { namespace: String::new(), ..here }));
+    assert!(follow(
+        &tracker,
+        &key,
+        &whose,
+        &TargetKey {
+            namespace: String::new(),
+            ..here
+        }
+    ));
     assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned()), None]);
 }
@@ -195,10 +256,19 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
 /// As when status writes failed for a while, or the spec is changed in the middle of one.
 #[test]
 fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
-    let (key, first, second, third) = (Key::new("shop", "it"), whose("1", "a"), whose("1", "b"), whose("1", "c"));
+    let (key, first, second, third) = (
+        Key::new("shop", "it"),
+        whose("1", "a"),
+        whose("1", "b"),
+        whose("1", "c"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     let former = |whose| {
-        tracker.seen(&key, whose).former.as_ref().map(|former| (former.subject.clone(), former.observations.len()))
+        tracker
+            .seen(&key, whose)
+            .former
+            .as_ref()
+            .map(|former| (former.subject.clone(), former.observations.len()))
     };
     follow(&tracker, &key, &first, &target("a"));
     tracker.present(&resource(), object("a", 5, "x"));
@@ -207,13 +277,24 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     assert!(follow(&tracker, &key, &second, &target("b")));
     drop(seen);
     assert_eq!(former(&second), Some((first.subject.clone(), 2)));
-    assert_eq!(former(&second), Some((first.subject.clone(), 2)), "a pass that fails gives it back");
+    assert_eq!(
+        former(&second),
+        Some((first.subject.clone(), 2)),
+        "a pass that fails gives it back"
+    );
     tracker.present(&resource(), object("b", 7, "z"));
     assert!(follow(&tracker, &key, &third, &target("c")));
     assert_eq!(former(&third), Some((second.subject.clone(), 1)));
-    assert_eq!(tracker.seen(&key, &third).merged, 2, "the oldest is counted");
+    assert_eq!(
+        tracker.seen(&key, &third).merged,
+        2,
+        "the oldest is counted"
+    );
 
-    assert!(follow(&tracker, &key, &whose("2", "a"), &target("a")), "of one that was made anew nothing is left");
+    assert!(
+        follow(&tracker, &key, &whose("2", "a"), &target("a")),
+        "of one that was made anew nothing is left"
+    );
     assert_eq!(former(&whose("2", "a")), None);
 }
 
@@ -230,14 +311,24 @@ fn new_leader_keeps_nothing_that_it_saw_before() {
         tracker.listed(&resource(), None);
     };
     let seen = || {
-        let newest = tracker.seen(&key, &whose).newest.as_ref().and_then(|newest| newest.observation.version);
+        let newest = tracker
+            .seen(&key, &whose)
+            .newest
+            .as_ref()
+            .and_then(|newest| newest.observation.version);
         (newest, taken(&tracker, &key, &whose))
     };
     list(0, 5, "x");
     assert_eq!((seen(), tracker.exists(&key)), ((None, vec![]), None));
-    assert!(tracker.unread(&key, Duration::ZERO).is_none(), "nothing is read either");
+    assert!(
+        tracker.unread(&key, Duration::ZERO).is_none(),
+        "nothing is read either"
+    );
     tracker.lead(1);
-    assert!(tracker.unread(&key, Duration::from_hours(1)).is_none(), "the list shows it");
+    assert!(
+        tracker.unread(&key, Duration::from_hours(1)).is_none(),
+        "the list shows it"
+    );
     tracker.present(&resource(), object("a", 6, "y"));
     tracker.listing(&resource(), None);
     tracker.present(&resource(), object("a", 6, "y"));
@@ -260,7 +351,10 @@ fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
     tracker.begins(&resource(), None, 1);
     tracker.listing(&resource(), None);
     tracker.listed(&resource(), None);
-    assert!(tracker.unread(&key, Duration::MAX).is_some(), "the list did not show it");
+    assert!(
+        tracker.unread(&key, Duration::MAX).is_some(),
+        "the list did not show it"
+    );
 }
 
 /// `levels` of objects in each other.
@@ -281,36 +375,65 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
     tracker.listing(&resource(), None);
     tracker.present(&resource(), deep("a", 5));
     tracker.listed(&resource(), None);
-    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (Some(Unreadable::TooDeep), None));
-    assert!(tracker.unread(&key, Duration::MAX).is_none(), "a read would find the same");
+    assert_eq!(
+        (tracker.unreadable(&key), tracker.exists(&key)),
+        (Some(Unreadable::TooDeep), None)
+    );
+    assert!(
+        tracker.unread(&key, Duration::MAX).is_none(),
+        "a read would find the same"
+    );
     assert_eq!(taken(&tracker, &key, &whose), []);
 
     tracker.present(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
     tracker.present(&resource(), deep("a", 7));
-    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (Some(Unreadable::TooDeep), Some(true)));
+    assert_eq!(
+        (tracker.unreadable(&key), tracker.exists(&key)),
+        (Some(Unreadable::TooDeep), Some(true))
+    );
     tracker.present(&resource(), object("a", 8, "x"));
-    assert_eq!(tracker.unreadable(&key), None, "readable, though nothing has changed");
+    assert_eq!(
+        tracker.unreadable(&key),
+        None,
+        "readable, though nothing has changed"
+    );
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
     tracker.present(&resource(), deep("a", 9));
     tracker.gone(&resource(), deep("a", 10));
-    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(false)));
+    assert_eq!(
+        (tracker.unreadable(&key), tracker.exists(&key)),
+        (None, Some(false))
+    );
     assert_eq!(taken(&tracker, &key, &whose), [None]);
 }
 
 /// A read that finds it is an answer: it is not repeated at once.
 #[test]
 fn read_of_an_object_that_is_too_deep_counts() {
-    let (key, other, whose) = (Key::new("shop", "it"), Key::new("shop", "other"), whose("1", "a"));
+    let (key, other, whose) = (
+        Key::new("shop", "it"),
+        Key::new("shop", "other"),
+        whose("1", "a"),
+    );
     let tracker = following(&key, &whose, &target("a"));
     follow(&tracker, &other, &whose, &target("a"));
-    for (version, read, unreadable) in
-        [(5, deep("a", 5), true), (6, object("a", 6, "x"), false), (7, deep("a", 7), true)]
-    {
+    for (version, read, unreadable) in [
+        (5, deep("a", 5), true),
+        (6, object("a", 6, "x"), false),
+        (7, deep("a", 7), true),
+    ] {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
         tracker.read(&key, &whose, &target("a"), asked, Some(read));
-        assert_eq!(tracker.unreadable(&key).is_some(), unreadable, "version {version}");
-        assert!(tracker.unread(&key, Duration::from_hours(1)).is_none(), "version {version}");
+        assert_eq!(
+            tracker.unreadable(&key).is_some(),
+            unreadable,
+            "version {version}"
+        );
+        assert!(
+            tracker.unread(&key, Duration::from_hours(1)).is_none(),
+            "version {version}"
+        );
     }
     // One that lags behind the read.
     tracker.present(&resource(), deep("a", 4));
@@ -323,8 +446,14 @@ fn read_of_an_object_that_is_too_deep_counts() {
 #[test]
 fn config_map_that_is_too_deep_is_read_once_for_each_version() {
     let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
-    let maps = ResourceName { api_version: "v1".into(), plural: "configmaps".into() };
-    let target = TargetKey { resource: maps.clone(), ..target("a") };
+    let maps = ResourceName {
+        api_version: "v1".into(),
+        plural: "configmaps".into(),
+    };
+    let target = TargetKey {
+        resource: maps.clone(),
+        ..target("a")
+    };
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &target);
     for version in [5, 6] {
@@ -357,13 +486,23 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
 }
 
 fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
-    tracker.follow(key, whose, &target("a"), &Field::compile("ConfigMap", path).unwrap(), None);
+    tracker.follow(
+        key,
+        whose,
+        &target("a"),
+        &Field::compile("ConfigMap", path).unwrap(),
+        None,
+    );
 }
 
 /// For as long as a read takes, later states replace earlier ones.
 #[test]
 fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
-    let (one, other, cheap) = (Key::new("shop", "one"), Key::new("shop", "other"), Key::new("shop", "cheap"));
+    let (one, other, cheap) = (
+        Key::new("shop", "one"),
+        Key::new("shop", "other"),
+        Key::new("shop", "cheap"),
+    );
     let whose = whose("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow_path(&tracker, &one, &whose, "{..x}");
@@ -373,15 +512,27 @@ fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     tracker.present(&resource(), large("a", 5, "v5", 50_000));
     tracker.present(&resource(), large("a", 6, "v6", 50_000));
     tracker.listed(&resource(), None);
-    assert_eq!(taken(&tracker, &cheap, &whose), [Some("v5".to_owned()), Some("v6".to_owned())]);
+    assert_eq!(
+        taken(&tracker, &cheap, &whose),
+        [Some("v5".to_owned()), Some("v6".to_owned())]
+    );
     assert!(tracker.unread(&cheap, Duration::MAX).is_none());
-    assert!(tracker.is_put_off(&cheap), "reads of the object are expensive for the others");
+    assert!(
+        tracker.is_put_off(&cheap),
+        "reads of the object are expensive for the others"
+    );
     for key in [&one, &other] {
         assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
         assert_eq!(taken(&tracker, key, &whose), []);
     }
     let asked = tracker.unread(&one, Duration::MAX).unwrap();
-    tracker.read_apart(&one, &whose, &target("a"), asked, Some(large("a", 6, "v6", 50_000)));
+    tracker.read_apart(
+        &one,
+        &whose,
+        &target("a"),
+        asked,
+        Some(large("a", 6, "v6", 50_000)),
+    );
     for key in [&one, &other] {
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &whose), [Some("v6".to_owned())]);
@@ -399,10 +550,22 @@ fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
     follow_path(&tracker, &key, &whose, "{..x}");
     for version in [5, 6] {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(&key, &whose, &target("a"), asked, Some(large("a", version, "x", 50_000)));
+        tracker.read(
+            &key,
+            &whose,
+            &target("a"),
+            asked,
+            Some(large("a", version, "x", 50_000)),
+        );
         assert!(tracker.is_put_off(&key) && tracker.is_outdated(&key));
         let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read_apart(&key, &whose, &target("a"), asked, Some(large("a", version, "x", 50_000)));
+        tracker.read_apart(
+            &key,
+            &whose,
+            &target("a"),
+            asked,
+            Some(large("a", version, "x", 50_000)),
+        );
         assert!(tracker.unread(&key, Duration::from_hours(1)).is_none());
     }
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
@@ -410,28 +573,57 @@ fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
 
 #[test]
 fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
-    let (key, cheap, whose) = (Key::new("shop", "it"), Key::new("shop", "cheap"), whose("1", "a"));
+    let (key, cheap, whose) = (
+        Key::new("shop", "it"),
+        Key::new("shop", "cheap"),
+        whose("1", "a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     let names: Vec<_> = (0..16).map(|name| format!("'x{name}'")).collect();
-    follow_path(&tracker, &key, &whose, &format!("{{..[{}]}}", names.join(",")));
+    follow_path(
+        &tracker,
+        &key,
+        &whose,
+        &format!("{{..[{}]}}", names.join(",")),
+    );
     follow_path(&tracker, &cheap, &whose, PATH);
     tracker.listing(&resource(), None);
     tracker.present(&resource(), large("a", 5, "x", 200_000));
     tracker.listed(&resource(), None);
-    let refused = |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
+    let refused =
+        |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
     assert!(refused(&tracker) && !tracker.is_put_off(&key));
-    assert!(tracker.unread(&key, Duration::MAX).is_none(), "a read would find the same");
+    assert!(
+        tracker.unread(&key, Duration::MAX).is_none(),
+        "a read would find the same"
+    );
     assert_eq!(taken(&tracker, &cheap, &whose), [Some("x".to_owned())]);
     assert_eq!(tracker.unreadable(&cheap), None);
 
     tracker.present(&resource(), object("a", 6, "x"));
-    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(true)));
+    assert_eq!(
+        (tracker.unreadable(&key), tracker.exists(&key)),
+        (None, Some(true))
+    );
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read_apart(&key, &whose, &target("a"), asked, Some(large("a", 7, "x", 200_000)));
+    tracker.read_apart(
+        &key,
+        &whose,
+        &target("a"),
+        asked,
+        Some(large("a", 7, "x", 200_000)),
+    );
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
     tracker.gone(&resource(), large("a", 8, "x", 200_000));
-    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(false)));
-    assert_eq!(taken(&tracker, &key, &whose), [None, None], "without the field, then deleted");
+    assert_eq!(
+        (tracker.unreadable(&key), tracker.exists(&key)),
+        (None, Some(false))
+    );
+    assert_eq!(
+        taken(&tracker, &key, &whose),
+        [None, None],
+        "without the field, then deleted"
+    );
 }
 
 /// A read of an older version, which another field asked for, must not follow what the watch has shown since.
@@ -442,7 +634,11 @@ fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
     for refused in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         let names: Vec<_> = (0..15).map(|name| format!("'x{name}'")).collect();
-        let path = if refused { format!("{{..['x',{}]}}", names.join(",")) } else { "{..x}".into() };
+        let path = if refused {
+            format!("{{..['x',{}]}}", names.join(","))
+        } else {
+            "{..x}".into()
+        };
         follow_path(&tracker, &slow, &whose, "{..x}");
         follow_path(&tracker, &late, &whose, &path);
         tracker.listing(&resource(), None);
@@ -450,10 +646,24 @@ fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
         tracker.listed(&resource(), None);
         let asked = tracker.unread(&slow, Duration::MAX).unwrap();
         // The watch goes on before the read is looked into.
-        let newer = if refused { large("a", 6, "v6", 200_000) } else { object("a", 6, "v6") };
+        let newer = if refused {
+            large("a", 6, "v6", 200_000)
+        } else {
+            object("a", 6, "v6")
+        };
         tracker.present(&resource(), newer);
-        tracker.read_apart(&slow, &whose, &target("a"), asked, Some(large("a", 5, "v5", 20_000)));
-        let expected = if refused { vec![] } else { vec![Some("v6".to_owned())] };
+        tracker.read_apart(
+            &slow,
+            &whose,
+            &target("a"),
+            asked,
+            Some(large("a", 5, "v5", 20_000)),
+        );
+        let expected = if refused {
+            vec![]
+        } else {
+            vec![Some("v6".to_owned())]
+        };
         assert_eq!(taken(&tracker, &late, &whose), expected);
         assert_eq!(tracker.unreadable(&late).is_some(), refused);
     }
@@ -465,7 +675,14 @@ fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read()
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &target("a"));
     tracker.listing(&resource(), None);
-    let huge = |version| with_spec("a", version, "x", json!(vec![json!({ "name": "a" }); 100_000]));
+    let huge = |version| {
+        with_spec(
+            "a",
+            version,
+            "x",
+            json!(vec![json!({ "name": "a" }); 100_000]),
+        )
+    };
     tracker.present(&resource(), huge(5));
     tracker.listed(&resource(), None);
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));

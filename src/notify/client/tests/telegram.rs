@@ -7,18 +7,41 @@ async fn a_telegram_message_is_one_post() {
     let server = MockServer::start().await;
     Mock::given(method("POST"))
         .and(path(format!("/bot{TOKEN}/sendMessage")))
-        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true, "result": { "message_id": 1 } })))
+        .respond_with(
+            ResponseTemplate::new(200)
+                .set_body_json(json!({ "ok": true, "result": { "message_id": 1 } })),
+        )
         .mount(&server)
         .await;
     let sender = telegram(&server.uri());
-    assert_eq!(sender.send(&chat(7), TEST, false).await, Ok(Sent::default()));
+    assert_eq!(
+        sender.send(&chat(7), TEST, false).await,
+        Ok(Sent::default())
+    );
     let items = [updated("1", "3"), updated("3", "4")];
     let sent = sender.send(&chat(7), Content::Entries(&items), false).await;
-    assert_eq!(sent, Ok(Sent { taken: 2, migrated_to: None }));
+    assert_eq!(
+        sent,
+        Ok(Sent {
+            taken: 2,
+            migrated_to: None
+        })
+    );
     let requests = server.received_requests().await.unwrap();
-    let bodies: Vec<Value> = requests.iter().map(|request| request.body_json().unwrap()).collect();
-    assert_eq!(bodies[0], json!({ "chat_id": 7, "text": "Contact point is ready" }));
-    assert!(bodies[1]["text"].as_str().unwrap().starts_with("2 changes\n"));
+    let bodies: Vec<Value> = requests
+        .iter()
+        .map(|request| request.body_json().unwrap())
+        .collect();
+    assert_eq!(
+        bodies[0],
+        json!({ "chat_id": 7, "text": "Contact point is ready" })
+    );
+    assert!(
+        bodies[1]["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("2 changes\n")
+    );
     assert_eq!(requests[0].headers["content-type"], "application/json");
 }
 
@@ -52,9 +75,17 @@ async fn every_status_of_the_bot_api(#[case] body: &'static str) {
 #[case(200, "[]", "Retry")]
 #[case(200, "{\"ok\":\"yes\"}", "Retry")]
 #[case(200, "{\"ok\":false}", "Retry")]
-#[case(200, "{\"ok\":false,\"error_code\":403,\"description\":\"bot was blocked\"}", "Forbidden")]
+#[case(
+    200,
+    "{\"ok\":false,\"error_code\":403,\"description\":\"bot was blocked\"}",
+    "Forbidden"
+)]
 #[case(201, "{\"ok\":true}", "Retry")]
-#[case(400, "{\"ok\":false,\"description\":\"Bad Request: chat not found\"}", "ChatNotFound")]
+#[case(
+    400,
+    "{\"ok\":false,\"description\":\"Bad Request: chat not found\"}",
+    "ChatNotFound"
+)]
 #[tokio::test]
 async fn success_is_200_and_ok(#[case] status: u16, #[case] body: &str, #[case] expected: &str) {
     let server = answering(ResponseTemplate::new(status).set_body_string(body)).await;
@@ -66,10 +97,18 @@ async fn success_is_200_and_ok(#[case] status: u16, #[case] body: &str, #[case] 
 async fn retry_after_is_honoured_to_the_second_and_without_bound() {
     let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 90000",
         "parameters": { "retry_after": 90_000 } });
-    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", "1")).await;
+    let server = answering(
+        ResponseTemplate::new(429)
+            .set_body_json(body)
+            .insert_header("Retry-After", "1"),
+    )
+    .await;
     let sender = telegram(&server.uri());
     let result = sender.send(&chat(7), TEST, false).await;
-    assert!(after(&result) == Some(Duration::from_hours(25)), "{result:?}");
+    assert!(
+        after(&result) == Some(Duration::from_hours(25)),
+        "{result:?}"
+    );
     // It holds that chat for all, and no other.
     sender.slot(&chat(8)).await;
     let waited = tokio::time::timeout(Duration::from_millis(200), sender.slot(&chat(7))).await;
@@ -83,7 +122,12 @@ async fn retry_after_is_honoured_to_the_second_and_without_bound() {
 #[case(json!({ "ok": false }), "99999999999999999999999")]
 #[tokio::test]
 async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] header: &str) {
-    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", header)).await;
+    let server = answering(
+        ResponseTemplate::new(429)
+            .set_body_json(body)
+            .insert_header("Retry-After", header),
+    )
+    .await;
     let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
     let after = after(&result).unwrap();
     assert!(after > Duration::from_hours(50 * 365 * 24), "{after:?}");
@@ -106,15 +150,29 @@ async fn a_chat_that_moved_is_followed_once() {
             "parameters": { "migrate_to_chat_id": to } }))
     };
     let to = -1_001_234_567_890_i64;
-    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(moved(to)).mount(&server).await;
+    Mock::given(body_partial_json(json!({ "chat_id": -7 })))
+        .respond_with(moved(to))
+        .mount(&server)
+        .await;
     Mock::given(body_partial_json(json!({ "chat_id": to })))
         .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
         .mount(&server)
         .await;
-    Mock::given(body_partial_json(json!({ "chat_id": -8 }))).respond_with(moved(-8)).mount(&server).await;
+    Mock::given(body_partial_json(json!({ "chat_id": -8 })))
+        .respond_with(moved(-8))
+        .mount(&server)
+        .await;
     let sender = telegram(&server.uri());
-    let sent = sender.send(&chat(-7), Content::Entries(&[updated("1", "3")]), false).await;
-    assert_eq!(sent, Ok(Sent { taken: 1, migrated_to: Some(to) }));
+    let sent = sender
+        .send(&chat(-7), Content::Entries(&[updated("1", "3")]), false)
+        .await;
+    assert_eq!(
+        sent,
+        Ok(Sent {
+            taken: 1,
+            migrated_to: Some(to)
+        })
+    );
     assert_eq!(kind(&sender.send(&chat(-8), TEST, false).await), "Retry");
     assert_eq!(server.received_requests().await.unwrap().len(), 4);
 }
@@ -128,8 +186,14 @@ async fn the_pace_is_that_of_the_chat_it_moved_to() {
         let body = json!({ "ok": false, "error_code": code, "parameters": parameters });
         ResponseTemplate::new(code).set_body_json(body)
     };
-    let (moved, busy) = (json!({ "migrate_to_chat_id": TO }), json!({ "retry_after": 90_000 }));
-    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(answer(400, moved)).mount(&server).await;
+    let (moved, busy) = (
+        json!({ "migrate_to_chat_id": TO }),
+        json!({ "retry_after": 90_000 }),
+    );
+    Mock::given(body_partial_json(json!({ "chat_id": -7 })))
+        .respond_with(answer(400, moved))
+        .mount(&server)
+        .await;
     let new = || Mock::given(body_partial_json(json!({ "chat_id": TO })));
     new()
         .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
@@ -138,8 +202,18 @@ async fn the_pace_is_that_of_the_chat_it_moved_to() {
         .await;
     new().respond_with(answer(429, busy)).mount(&server).await;
     let window = Duration::from_millis(300);
-    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
-    let sender = sender(Config { telegram_api_url: server.uri(), pace, ..config() });
+    let pace = Limits {
+        chat: Pacing {
+            requests: 1,
+            window,
+        },
+        ..Limits::default()
+    };
+    let sender = sender(Config {
+        telegram_api_url: server.uri(),
+        pace,
+        ..config()
+    });
 
     let start = Instant::now();
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
@@ -153,7 +227,13 @@ async fn the_pace_is_that_of_the_chat_it_moved_to() {
 #[tokio::test]
 async fn telegrams_pace_is_shared_and_a_webhook_has_none() {
     let window = Duration::from_millis(300);
-    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
+    let pace = Limits {
+        chat: Pacing {
+            requests: 1,
+            window,
+        },
+        ..Limits::default()
+    };
     let sender = sender(Config { pace, ..config() });
     let start = Instant::now();
     for _ in 0..3 {

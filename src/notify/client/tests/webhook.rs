@@ -8,7 +8,9 @@ async fn every_status_of_a_webhook() {
     let (sender, hook) = (sender(config()), hook(parts(&server.uri())));
     for code in 200..=599 {
         status.store(code, Ordering::SeqCst);
-        let result = sender.send(&hook, Content::Entries(&[updated("1", "3")]), false).await;
+        let result = sender
+            .send(&hook, Content::Entries(&[updated("1", "3")]), false)
+            .await;
         let expected = match code {
             200..=299 => "Sent",
             300..=399 => "Redirected",
@@ -36,7 +38,9 @@ async fn every_status_of_a_webhook() {
 #[tokio::test]
 async fn a_webhooks_retry_after_is_capped(#[case] value: &str, #[case] seconds: u64) {
     let server = answering(ResponseTemplate::new(503).insert_header("Retry-After", value)).await;
-    let result = sender(config()).send(&hook(parts(&server.uri())), TEST, false).await;
+    let result = sender(config())
+        .send(&hook(parts(&server.uri())), TEST, false)
+        .await;
     assert_eq!(after(&result), Some(Duration::from_secs(seconds)));
 }
 
@@ -45,11 +49,17 @@ async fn a_webhooks_retry_after_is_capped(#[case] value: &str, #[case] seconds: 
 #[case(-60, 0..=0)]
 #[case(86400, 3600..=3600)]
 #[tokio::test]
-async fn retry_after_may_be_a_date(#[case] ahead: i64, #[case] expected: std::ops::RangeInclusive<u64>) {
+async fn retry_after_may_be_a_date(
+    #[case] ahead: i64,
+    #[case] expected: std::ops::RangeInclusive<u64>,
+) {
     let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(ahead);
     let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
-    let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", date.as_str())).await;
-    let result = sender(config()).send(&hook(parts(&server.uri())), TEST, false).await;
+    let server =
+        answering(ResponseTemplate::new(429).insert_header("Retry-After", date.as_str())).await;
+    let result = sender(config())
+        .send(&hook(parts(&server.uri())), TEST, false)
+        .await;
     let after = after(&result).unwrap();
     assert!(expected.contains(&after.as_secs()), "{after:?}");
 }
@@ -63,25 +73,61 @@ async fn a_webhook_gets_token_headers_and_signature() {
         signing_key: Some(SigningKey::new(b"key").unwrap()),
         ..parts(&format!("{}/in?x=1", server.uri()))
     });
-    let sender = sender(Config { cluster_name: Some("prod".into()), ..config() });
-    sender.send(&hook, Content::Entries(&[updated("1", "3")]), false).await.unwrap();
+    let sender = sender(Config {
+        cluster_name: Some("prod".into()),
+        ..config()
+    });
+    sender
+        .send(&hook, Content::Entries(&[updated("1", "3")]), false)
+        .await
+        .unwrap();
     let request = &server.received_requests().await.unwrap()[0];
     let header = |name: &str| request.headers[name].to_str().unwrap();
-    assert_eq!((request.method.as_str(), request.url.path(), request.url.query()), ("POST", "/in", Some("x=1")));
-    assert_eq!((header("authorization"), header("x-team")), ("Bearer s3cr3t", "blue"));
-    assert_eq!((header("ce-id"), header("webhook-id"), header("idempotency-key")), ("e1", "e1", "e1"));
+    assert_eq!(
+        (
+            request.method.as_str(),
+            request.url.path(),
+            request.url.query()
+        ),
+        ("POST", "/in", Some("x=1"))
+    );
+    assert_eq!(
+        (header("authorization"), header("x-team")),
+        ("Bearer s3cr3t", "blue")
+    );
+    assert_eq!(
+        (
+            header("ce-id"),
+            header("webhook-id"),
+            header("idempotency-key")
+        ),
+        ("e1", "e1", "e1")
+    );
     assert_eq!(request.body_json::<Value>().unwrap()["cluster"], "prod");
     sender.send(&hook, TEST, false).await.unwrap();
-    let test: Value = server.received_requests().await.unwrap()[1].body_json().unwrap();
-    assert_eq!((&test["cluster"], &test["text"]), (&json!("prod"), &json!("Contact point is ready\nCluster: prod")));
+    let test: Value = server.received_requests().await.unwrap()[1]
+        .body_json()
+        .unwrap();
+    assert_eq!(
+        (&test["cluster"], &test["text"]),
+        (
+            &json!("prod"),
+            &json!("Contact point is ready\nCluster: prod")
+        )
+    );
     // As a receiver checks it.
-    let signed = format!("e1.{}.{}", header("webhook-timestamp"), std::str::from_utf8(&request.body).unwrap());
+    let signed = format!(
+        "e1.{}.{}",
+        header("webhook-timestamp"),
+        std::str::from_utf8(&request.body).unwrap()
+    );
     let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::KeyInit>::new_from_slice(b"key").unwrap();
     hmac::Mac::update(&mut mac, signed.as_bytes());
     let expected = hmac::Mac::finalize(mac).into_bytes();
     let expected = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, expected);
     assert_eq!(header("webhook-signature"), format!("v1,{expected}"));
-    let age = jiff::Timestamp::now().as_second() - header("webhook-timestamp").parse::<i64>().unwrap();
+    let age =
+        jiff::Timestamp::now().as_second() - header("webhook-timestamp").parse::<i64>().unwrap();
     assert!((0..60).contains(&age));
 }
 
@@ -90,14 +136,26 @@ async fn a_webhook_gets_token_headers_and_signature() {
 #[case::loopback(&["127.0.0.1", "::1"], "--webhook-allow-loopback")]
 #[case::denied(&["10.1.2.3"], "--webhook-deny-cidr=10.0.0.0/8")]
 #[tokio::test]
-async fn a_name_is_refused_for_what_it_resolves_to(#[case] addresses: &'static [&str], #[case] said: &str) {
+async fn a_name_is_refused_for_what_it_resolves_to(
+    #[case] addresses: &'static [&str],
+    #[case] said: &str,
+) {
     let lookup: Lookup = Arc::new(move |_| {
-        let found = addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect();
+        let found = addresses
+            .iter()
+            .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
+            .collect();
         Box::pin(async move { Ok(found) })
     });
-    let sender =
-        sender(Config { allow_loopback: false, deny_cidrs: vec!["10.0.0.0/8".parse().unwrap()], lookup, ..config() });
-    let result = sender.send(&hook(parts("http://receiver.test/")), TEST, false).await;
+    let sender = sender(Config {
+        allow_loopback: false,
+        deny_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
+        lookup,
+        ..config()
+    });
+    let result = sender
+        .send(&hook(parts("http://receiver.test/")), TEST, false)
+        .await;
     assert_eq!(kind(&result), "AddressRefused");
     let message = result.unwrap_err().to_string();
     assert!(message.contains(said), "{message}");
@@ -108,28 +166,52 @@ async fn a_name_that_resolves_to_an_allowed_address_is_reached_there() {
     let server = answering(ResponseTemplate::new(204)).await;
     let lookup: Lookup = Arc::new(move |name| {
         assert_eq!(name, "receiver.test");
-        let found = ["169.254.169.254", "127.0.0.1"].map(|address| SocketAddr::new(address.parse().unwrap(), 0));
+        let found = ["169.254.169.254", "127.0.0.1"]
+            .map(|address| SocketAddr::new(address.parse().unwrap(), 0));
         Box::pin(async move { Ok(found.to_vec()) })
     });
     let url = format!("http://receiver.test:{}/", server.address().port());
-    assert_eq!(kind(&sender(Config { lookup, ..config() }).send(&hook(parts(&url)), TEST, false).await), "Sent");
+    assert_eq!(
+        kind(
+            &sender(Config { lookup, ..config() })
+                .send(&hook(parts(&url)), TEST, false)
+                .await
+        ),
+        "Sent"
+    );
 }
 
 #[tokio::test]
 async fn an_address_in_the_url_is_refused_too() {
     let server = answering(ResponseTemplate::new(204)).await;
-    let closed = sender(Config { allow_loopback: false, ..config() });
-    assert_eq!(kind(&closed.send(&hook(parts(&server.uri())), TEST, false).await), "AddressRefused");
+    let closed = sender(Config {
+        allow_loopback: false,
+        ..config()
+    });
+    assert_eq!(
+        kind(&closed.send(&hook(parts(&server.uri())), TEST, false).await),
+        "AddressRefused"
+    );
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
-    for url in ["http://169.254.169.254/latest/", "http://[::ffff:a9fe:a9fe]/", "http://2852039166/"] {
-        assert_eq!(kind(&sender(config()).send(&hook(parts(url)), TEST, false).await), "AddressRefused", "{url}");
+    for url in [
+        "http://169.254.169.254/latest/",
+        "http://[::ffff:a9fe:a9fe]/",
+        "http://2852039166/",
+    ] {
+        assert_eq!(
+            kind(&sender(config()).send(&hook(parts(url)), TEST, false).await),
+            "AddressRefused",
+            "{url}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_name_that_does_not_resolve_is_retried() {
     let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
-    let result = sender(Config { lookup, ..config() }).send(&hook(parts("http://receiver.test/")), TEST, false).await;
+    let result = sender(Config { lookup, ..config() })
+        .send(&hook(parts("http://receiver.test/")), TEST, false)
+        .await;
     assert_eq!(kind(&result), "Retry");
     assert!(result.unwrap_err().to_string().contains("no such name"));
 }
@@ -137,11 +219,29 @@ async fn a_name_that_does_not_resolve_is_retried() {
 #[tokio::test]
 async fn a_proxy_takes_webhooks_when_it_is_given() {
     let proxy = answering(ResponseTemplate::new(204)).await;
-    let sender = sender(Config { webhook_proxy: Some(proxy.uri().into()), allow_loopback: false, ..config() });
-    assert_eq!(kind(&sender.send(&hook(parts("http://receiver.test/in")), TEST, false).await), "Sent");
+    let sender = sender(Config {
+        webhook_proxy: Some(proxy.uri().into()),
+        allow_loopback: false,
+        ..config()
+    });
+    assert_eq!(
+        kind(
+            &sender
+                .send(&hook(parts("http://receiver.test/in")), TEST, false)
+                .await
+        ),
+        "Sent"
+    );
     let request = &proxy.received_requests().await.unwrap()[0];
     assert_eq!(request.headers["host"], "receiver.test");
-    assert_eq!(kind(&sender.send(&hook(parts("http://169.254.169.254/")), TEST, false).await), "AddressRefused");
+    assert_eq!(
+        kind(
+            &sender
+                .send(&hook(parts("http://169.254.169.254/")), TEST, false)
+                .await
+        ),
+        "AddressRefused"
+    );
 }
 
 fn resolving_to(address: SocketAddr) -> Lookup {
@@ -152,16 +252,29 @@ fn resolving_to(address: SocketAddr) -> Lookup {
 async fn answer_of_a_private_address_is_not_quoted() {
     let (server, status) = by_status("internal words").await;
     let name = format!("http://receiver.test:{}/", server.address().port());
-    let config = |quote_private| Config { quote_private, lookup: resolving_to(*server.address()), ..config() };
+    let config = |quote_private| Config {
+        quote_private,
+        lookup: resolving_to(*server.address()),
+        ..config()
+    };
     for url in [&server.uri(), &name] {
         for code in [400, 401, 403, 404, 410, 418, 500] {
             status.store(code, Ordering::SeqCst);
             let said = |quote| {
                 let sender = sender(config(quote));
-                async move { sender.send(&hook(parts(url)), TEST, false).await.unwrap_err().to_string() }
+                async move {
+                    sender
+                        .send(&hook(parts(url)), TEST, false)
+                        .await
+                        .unwrap_err()
+                        .to_string()
+                }
             };
             let (hidden, quoted) = (said(false).await, said(true).await);
-            assert!(!hidden.contains("words") && hidden.contains(&code.to_string()), "{hidden}");
+            assert!(
+                !hidden.contains("words") && hidden.contains(&code.to_string()),
+                "{hidden}"
+            );
             assert!(quoted.contains("internal words"), "{quoted}");
         }
     }
@@ -173,9 +286,17 @@ async fn answer_through_a_proxy_is_not_quoted() {
     let proxy = answering(ResponseTemplate::new(404).set_body_string("internal words")).await;
     for quote_private in [false, true] {
         let webhook_proxy = Some(proxy.uri().into());
-        let sender = sender(Config { webhook_proxy, quote_private, ..config() });
+        let sender = sender(Config {
+            webhook_proxy,
+            quote_private,
+            ..config()
+        });
         for url in ["http://receiver.test/in", "http://8.8.8.8/in"] {
-            let said = sender.send(&hook(parts(url)), TEST, false).await.unwrap_err().to_string();
+            let said = sender
+                .send(&hook(parts(url)), TEST, false)
+                .await
+                .unwrap_err()
+                .to_string();
             assert_eq!(said.contains("internal words"), quote_private, "{said}");
         }
     }
@@ -189,13 +310,25 @@ async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() 
         std::mem::forget(stream);
     });
     let attempt_timeout = Duration::from_millis(500);
-    let sender = sender(Config { quote_private: false, lookup: resolving_to(server), attempt_timeout, ..config() });
+    let sender = sender(Config {
+        quote_private: false,
+        lookup: resolving_to(server),
+        attempt_timeout,
+        ..config()
+    });
     let hook = hook(parts(&format!("http://receiver.test:{}/", server.port())));
     assert_eq!(kind(&sender.send(&hook, TEST, false).await), "Sent");
     // No address of this machine is public.
     sender.names.set_public("receiver.test", true);
-    let message = sender.send(&hook, TEST, false).await.unwrap_err().to_string();
-    assert!(message.contains("0.5 s") || message.contains("500ms"), "{message}");
+    let message = sender
+        .send(&hook, TEST, false)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("0.5 s") || message.contains("500ms"),
+        "{message}"
+    );
 }
 
 /// A closed port, a server that says nothing, one that hangs up and one that speaks no HTTP are one message.
@@ -237,33 +370,70 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
 #[tokio::test]
 async fn failed_lookup_is_told_without_the_flag() {
     let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
-    let sender = sender(Config { lookup, quote_private: false, ..config() });
-    let said = sender.send(&hook(parts("http://receiver.test/")), TEST, false).await.unwrap_err().to_string();
+    let sender = sender(Config {
+        lookup,
+        quote_private: false,
+        ..config()
+    });
+    let said = sender
+        .send(&hook(parts("http://receiver.test/")), TEST, false)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(said.contains("no such name"), "{said}");
 }
 
 #[tokio::test]
 async fn port_that_is_not_allowed_gets_no_request() {
     let server = answering(ResponseTemplate::new(204)).await;
-    let sender = sender(Config { allow_ports: vec![443], ..config() });
+    let sender = sender(Config {
+        allow_ports: vec![443],
+        ..config()
+    });
     let result = sender.send(&hook(parts(&server.uri())), TEST, false).await;
     assert_eq!(kind(&result), "AddressRefused");
-    assert!(result.unwrap_err().to_string().contains("--webhook-allow-port=443"));
+    assert!(
+        result
+            .unwrap_err()
+            .to_string()
+            .contains("--webhook-allow-port=443")
+    );
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
 }
 
 #[tokio::test]
 async fn one_client_for_the_same_tls_material() {
-    let certificate = rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap().cert.pem();
+    let certificate = rcgen::generate_simple_self_signed(["receiver.test".to_owned()])
+        .unwrap()
+        .cert
+        .pem();
     let tls = || Tls::new(Some(certificate.as_bytes()), None, None).unwrap();
     let sender = sender(config());
     let (one, two) = (tls(), tls());
     let client = sender.client_with(&one).unwrap();
     assert!(Arc::ptr_eq(&client, &sender.client_with(&two).unwrap()));
     drop((client, one));
-    assert_eq!(sender.with_tls.lock().unwrap().values().filter(|client| client.strong_count() > 0).count(), 1);
+    assert_eq!(
+        sender
+            .with_tls
+            .lock()
+            .unwrap()
+            .values()
+            .filter(|client| client.strong_count() > 0)
+            .count(),
+        1
+    );
     drop(two);
-    assert_eq!(sender.with_tls.lock().unwrap().values().filter(|client| client.strong_count() > 0).count(), 0);
+    assert_eq!(
+        sender
+            .with_tls
+            .lock()
+            .unwrap()
+            .values()
+            .filter(|client| client.strong_count() > 0)
+            .count(),
+        0
+    );
 }
 
 /// An endpoint that asks for a client's certificate and answers 204 to whoever shows the right one.
@@ -274,9 +444,12 @@ async fn tls_material_is_trusted_and_shown() {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(authority.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-        .build()
-        .unwrap();
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
+        Arc::new(roots),
+        Arc::clone(&provider),
+    )
+    .build()
+    .unwrap();
     let server = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -294,12 +467,30 @@ async fn tls_material_is_trusted_and_shown() {
     let lookup: Lookup = Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }));
     let sender = sender(Config { lookup, ..config() });
     let (pem, key) = (authority.cert.pem(), authority.signing_key.serialize_pem());
-    let to = |tls: Option<Tls>| hook(Parts { tls, ..parts(&format!("https://receiver.test:{}/", address.port())) });
+    let to = |tls: Option<Tls>| {
+        hook(Parts {
+            tls,
+            ..parts(&format!("https://receiver.test:{}/", address.port()))
+        })
+    };
     let tls = |own: bool| {
         let own = own.then_some((pem.as_bytes(), key.as_bytes()));
-        Tls::new(Some(pem.as_bytes()), own.map(|own| own.0), own.map(|own| own.1)).unwrap()
+        Tls::new(
+            Some(pem.as_bytes()),
+            own.map(|own| own.0),
+            own.map(|own| own.1),
+        )
+        .unwrap()
     };
-    let send = async |tls| sender.send(&to(tls), Content::Entries(&[updated("1", "3")] as &[Item]), false).await;
+    let send = async |tls| {
+        sender
+            .send(
+                &to(tls),
+                Content::Entries(&[updated("1", "3")] as &[Item]),
+                false,
+            )
+            .await
+    };
     assert_eq!(kind(&send(Some(tls(true))).await), "Sent");
     assert_eq!(kind(&send(Some(tls(false))).await), "Retry");
     let untrusted = send(None).await;
@@ -323,7 +514,11 @@ async fn names_that_hang_delay_no_other_namespace() {
             Ok(vec![SocketAddr::from(([127, 0, 0, 1], 0))])
         })
     });
-    let sender = Arc::new(sender(Config { lookup, attempt_timeout: Duration::from_mins(1), ..config() }));
+    let sender = Arc::new(sender(Config {
+        lookup,
+        attempt_timeout: Duration::from_mins(1),
+        ..config()
+    }));
     for number in 0..4 {
         let sender = Arc::clone(&sender);
         tokio::spawn(async move {
@@ -334,8 +529,19 @@ async fn names_that_hang_delay_no_other_namespace() {
     while begun.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
-    let other = Content::Test { namespace: "other", name: "point", id: "test-2" };
+    let other = Content::Test {
+        namespace: "other",
+        name: "point",
+        id: "test-2",
+    };
     let url = format!("http://prompt.test:{}/", server.address().port());
-    assert_eq!(kind(&sender.send(&hook(parts(&url)), other, false).await), "Sent");
-    assert_eq!(begun.load(Ordering::SeqCst), 2, "two of the namespace at a time, and it waits for none of them");
+    assert_eq!(
+        kind(&sender.send(&hook(parts(&url)), other, false).await),
+        "Sent"
+    );
+    assert_eq!(
+        begun.load(Ordering::SeqCst),
+        2,
+        "two of the namespace at a time, and it waits for none of them"
+    );
 }

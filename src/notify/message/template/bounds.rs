@@ -41,7 +41,13 @@ pub(super) fn check(source: &str, known: &[&str], bounds: Bounds) -> Result<(), 
         _ => VARIABLE,
     };
     let scope = known.iter().map(|name| (*name, size(name))).collect();
-    let mut checker = Checker { scopes: vec![scope], known, turns: 1, spent: 0, budget: bounds.budget };
+    let mut checker = Checker {
+        scopes: vec![scope],
+        known,
+        turns: 1,
+        spent: 0,
+        budget: bounds.budget,
+    };
     checker.statement(&tree)
 }
 
@@ -55,17 +61,28 @@ fn check_depth(source: &str) -> Result<(), String> {
             Token::VariableStart => (tokens, open) = (0, 0),
             Token::BlockStart => (tokens, open, tags) = (0, 0, tags + 1),
             Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
-            Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => {
+                open = open.saturating_sub(1)
+            }
             _ => {}
         }
         if open > BRACKETS {
-            return Err(format!("line {}: there are more than {BRACKETS} brackets in each other", span.start_line));
+            return Err(format!(
+                "line {}: there are more than {BRACKETS} brackets in each other",
+                span.start_line
+            ));
         }
         if tokens > TOKENS {
-            return Err(format!("line {}: there are more than {TOKENS} words in one pair of braces", span.start_line));
+            return Err(format!(
+                "line {}: there are more than {TOKENS} words in one pair of braces",
+                span.start_line
+            ));
         }
         if tags > TAGS {
-            return Err(format!("line {}: there are more than {TAGS} pairs of {{% %}}", span.start_line));
+            return Err(format!(
+                "line {}: there are more than {TAGS} pairs of {{% %}}",
+                span.start_line
+            ));
         }
     }
     Ok(())
@@ -84,7 +101,9 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn statements(&mut self, statements: &[Stmt<'a>]) -> Result<(), String> {
-        statements.iter().try_for_each(|statement| self.statement(statement))
+        statements
+            .iter()
+            .try_for_each(|statement| self.statement(statement))
     }
 
     fn scoped(&mut self, statements: &[Stmt<'a>]) -> Result<(), String> {
@@ -170,7 +189,10 @@ impl<'a> Checker<'a> {
                 Ok(())
             }
             Expr::List(list) => list.items.iter().try_for_each(|item| self.bind(item, size)),
-            Expr::Tuple(tuple) => tuple.items.iter().try_for_each(|item| self.bind(item, size)),
+            Expr::Tuple(tuple) => tuple
+                .items
+                .iter()
+                .try_for_each(|item| self.bind(item, size)),
             other => Err(refused("an assignment to this", other.span())),
         }
     }
@@ -201,7 +223,11 @@ impl<'a> Checker<'a> {
             }
             Expr::IfExpr(choice) => {
                 self.size(&choice.test_expr)?;
-                let other = choice.false_expr.as_ref().map(|other| self.size(other)).transpose()?;
+                let other = choice
+                    .false_expr
+                    .as_ref()
+                    .map(|other| self.size(other))
+                    .transpose()?;
                 return Ok(self.size(&choice.true_expr)?.max(other.unwrap_or(0)));
             }
             Expr::Test(test) => {
@@ -220,7 +246,10 @@ impl<'a> Checker<'a> {
             }
             Expr::UnaryOp(op) => self.size(&op.expr)?.min(SCALAR),
             Expr::Slice(slice) => {
-                for part in [&slice.start, &slice.stop, &slice.step].into_iter().flatten() {
+                for part in [&slice.start, &slice.stop, &slice.step]
+                    .into_iter()
+                    .flatten()
+                {
                     self.size(part)?;
                 }
                 self.size(&slice.expr)?
@@ -228,7 +257,9 @@ impl<'a> Checker<'a> {
             Expr::BinOp(op) => {
                 let (left, right) = (self.size(&op.left)?, self.size(&op.right)?);
                 match op.op {
-                    BinOpKind::Concat | BinOpKind::Add => left.saturating_add(right).saturating_add(SCALAR),
+                    BinOpKind::Concat | BinOpKind::Add => {
+                        left.saturating_add(right).saturating_add(SCALAR)
+                    }
                     BinOpKind::ScAnd | BinOpKind::ScOr => return Ok(left.max(right)),
                     BinOpKind::Mul => return Err(refused("`*`", span)),
                     _ => SCALAR,
@@ -239,10 +270,21 @@ impl<'a> Checker<'a> {
             Expr::Map(map) => self.all(map.keys.iter().chain(&map.values))?,
             Expr::Call(_) => return Err(refused("a function or method", span)),
             Expr::Filter(filter) => {
-                let Some((_, factor)) = FILTERS.iter().find(|(name, _)| *name == filter.name) else {
-                    return Err(unknown("filter", filter.name, &FILTERS.map(|(name, _)| name), span));
+                let Some((_, factor)) = FILTERS.iter().find(|(name, _)| *name == filter.name)
+                else {
+                    return Err(unknown(
+                        "filter",
+                        filter.name,
+                        &FILTERS.map(|(name, _)| name),
+                        span,
+                    ));
                 };
-                let input = filter.expr.as_ref().map(|input| self.size(input)).transpose()?.unwrap_or(0);
+                let input = filter
+                    .expr
+                    .as_ref()
+                    .map(|input| self.size(input))
+                    .transpose()?
+                    .unwrap_or(0);
                 let arguments = self.arguments(&filter.args)?;
                 match filter.name {
                     "replace" => REPLACED,
@@ -271,7 +313,9 @@ impl<'a> Checker<'a> {
         let mut sum = 0_usize;
         for argument in arguments {
             match argument {
-                CallArg::Pos(value) | CallArg::Kwarg(_, value) => sum = sum.saturating_add(self.size(value)?),
+                CallArg::Pos(value) | CallArg::Kwarg(_, value) => {
+                    sum = sum.saturating_add(self.size(value)?)
+                }
                 CallArg::PosSplat(value) | CallArg::KwargSplat(value) => {
                     return Err(refused("`*` before an argument", value.span()));
                 }
@@ -281,15 +325,27 @@ impl<'a> Checker<'a> {
     }
 
     fn variable(&self, name: &str, span: Span) -> Result<usize, String> {
-        let found = self.scopes.iter().rev().find_map(|scope| scope.get(name)).copied();
+        let found = self
+            .scopes
+            .iter()
+            .rev()
+            .find_map(|scope| scope.get(name))
+            .copied();
         found.ok_or_else(|| unknown("variable", name, self.known, span))
     }
 }
 
 fn refused(what: &str, span: Span) -> String {
-    format!("line {}: {what} is not available in a template", span.start_line)
+    format!(
+        "line {}: {what} is not available in a template",
+        span.start_line
+    )
 }
 
 fn unknown(what: &str, name: &str, known: &[&str], span: Span) -> String {
-    format!("line {}: there is no {what} `{name}`; there are {}", span.start_line, known.join(", "))
+    format!(
+        "line {}: there is no {what} `{name}`; there are {}",
+        span.start_line,
+        known.join(", ")
+    )
 }

@@ -23,7 +23,11 @@ fn a_retry_is_the_same_request_and_comes_later() {
     line.offer("b", &["2"]);
     assert!(line.waits());
     line.now += PATIENCE.retry.min * 2;
-    assert_eq!(ids(&line.take().unwrap()), ["1"], "its receiver can tell that it is the same");
+    assert_eq!(
+        ids(&line.take().unwrap()),
+        ["1"],
+        "its receiver can tell that it is the same"
+    );
     assert_eq!(line.lines.in_flight(&key("a")).len(), 1);
 }
 
@@ -44,7 +48,13 @@ fn a_receiver_may_ask_for_more_time() {
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     let after = Duration::from_secs(1000);
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(after) }));
+    line.answer(
+        &request,
+        Err(Failure::Retry {
+            message: "429".into(),
+            after: Some(after),
+        }),
+    );
     let last = Duration::from_millis(1);
     line.now += after.saturating_sub(last);
     assert!(line.waits());
@@ -55,12 +65,16 @@ fn a_receiver_may_ask_for_more_time() {
 #[test]
 fn a_test_message_opens_nothing_until_the_status_says_so() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     assert!(request.picks.is_empty());
     assert!(line.taken(&request, 0).point);
-    assert_eq!(line.lines.standing(&key("p")), Standing::Taken { migrated_to: None });
+    assert_eq!(
+        line.lines.standing(&key("p")),
+        Standing::Taken { migrated_to: None }
+    );
     assert!(line.waits());
     line.lines.open(&key("p"));
     assert_eq!(ids(&line.take().unwrap()), ["1"]);
@@ -70,15 +84,20 @@ fn a_test_message_opens_nothing_until_the_status_says_so() {
 #[test]
 fn a_rejected_template_is_not_tried_again_for_what_waits_here_no_more() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open, another());
+    line.lines
+        .configure(&key("p"), templated(), Stage::Open, another());
     let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
-    line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+    line.lines
+        .offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
     let request = line.take().unwrap();
     line.lines.withdraw(&key("a"), false);
     line.refuse(&request, Refusal::Rejected);
     assert!(line.take().is_none());
-    assert!(line.lines.in_flight(&key("a")).is_empty(), "another line may take it");
+    assert!(
+        line.lines.in_flight(&key("a")).is_empty(),
+        "another line may take it"
+    );
 }
 
 #[test]
@@ -121,7 +140,10 @@ fn messages_no_longer_fail_when_none_waits(#[case] end: fn(&mut Line)) {
     assert_eq!(line.lines.failing(&key("p")), None);
     assert_eq!(line.lines.failing(&key("q")), None);
     line.offer("b", &["2"]);
-    assert!(line.lines.failing(&key("p")).is_some(), "the receiver has accepted nothing since");
+    assert!(
+        line.lines.failing(&key("p")).is_some(),
+        "the receiver has accepted nothing since"
+    );
 }
 
 #[test]
@@ -147,7 +169,13 @@ fn messages_no_longer_fail_when_only_an_object_that_is_left_out_waits() {
     assert_eq!(line.lines.outcomes(&key("a")).len(), 1, "expired");
     for _ in 0..REJECTED_WRITES {
         assert!(line.lines.failing(&key("p")).is_some());
-        line.lines.write_rejected(&key("a"), &key("p"), (403, "denied"), Circumstances::default(), line.now);
+        line.lines.write_rejected(
+            &key("a"),
+            &key("p"),
+            (403, "denied"),
+            Circumstances::default(),
+            line.now,
+        );
     }
     assert_eq!(line.lines.failing(&key("p")), None);
 }
@@ -160,7 +188,10 @@ fn contact_point_is_told_when_its_last_message_goes_during_an_attempt() {
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
     line.lines.withdraw(&key("a"), true);
-    assert!(line.lines.failing(&key("p")).is_some(), "the answer may be another one");
+    assert!(
+        line.lines.failing(&key("p")).is_some(),
+        "the answer may be another one"
+    );
     assert!(line.answer(&request, Err(retry("refused"))).point);
     assert_eq!(line.lines.failing(&key("p")), None);
 }
@@ -180,7 +211,14 @@ fn contact_point_is_woken_when_its_last_message_goes() {
     let points = Trigger::<ContactPoint>::default();
     let mut woken = points.open();
     let mut woken = || woken.try_recv().ok().map(|point| point.name);
-    let outbox = Outbox::new(Hanging, PATIENCE, Metrics::new(), Trigger::default(), points, CancellationToken::new());
+    let outbox = Outbox::new(
+        Hanging,
+        PATIENCE,
+        Metrics::new(),
+        Trigger::default(),
+        points,
+        CancellationToken::new(),
+    );
     let mut line = Line::open();
     line.offer("a", &["1"]);
     line.offer("b", &["2"]);
@@ -203,14 +241,21 @@ fn no_wait_is_beyond_the_clock() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(Duration::MAX) }));
+    line.answer(
+        &request,
+        Err(Failure::Retry {
+            message: "429".into(),
+            after: Some(Duration::MAX),
+        }),
+    );
     assert!(line.waits());
 }
 
 #[test]
 fn what_a_receiver_says_differently_each_time_is_no_news() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, another());
     let mut say = |words: &str| {
         line.now += PATIENCE.stopped;
         let request = line.take().unwrap();
@@ -232,7 +277,13 @@ fn a_stopped_receiver_may_ask_for_more_time() {
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
     let hour = Duration::from_hours(1);
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(hour) }));
+    line.answer(
+        &request,
+        Err(Failure::Retry {
+            message: "429".into(),
+            after: Some(hour),
+        }),
+    );
     line.now += PATIENCE.stopped;
     assert!(line.waits());
     line.now += hour;
@@ -245,9 +296,18 @@ fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_troubl
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     let after = Some(Duration::from_hours(1));
-    let concerned = line.answer(&request, Err(Failure::Retry { message: "too many requests".into(), after }));
+    let concerned = line.answer(
+        &request,
+        Err(Failure::Retry {
+            message: "too many requests".into(),
+            after,
+        }),
+    );
     assert_eq!((concerned.point, concerned.fields), (true, vec![key("a")]));
-    assert_eq!(line.lines.failing(&key("p")).unwrap(), "too many requests (not before 3600 s have passed)");
+    assert_eq!(
+        line.lines.failing(&key("p")).unwrap(),
+        "too many requests (not before 3600 s have passed)"
+    );
 
     let mut line = Line::open();
     line.offer("a", &["1"]);
@@ -257,10 +317,20 @@ fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_troubl
     let stopped = line.lines.standing(&key("p"));
     let request = line.take().unwrap();
     assert!(!line.answer(&request, Err(retry("503"))).point);
-    assert_eq!(line.lines.standing(&key("p")), stopped, "one failure is no news");
+    assert_eq!(
+        line.lines.standing(&key("p")),
+        stopped,
+        "one failure is no news"
+    );
     line.now += PATIENCE.retry.min * 2;
     let request = line.take().unwrap();
-    assert!(request.is_test(), "as soon as any other failure, and the same message");
+    assert!(
+        request.is_test(),
+        "as soon as any other failure, and the same message"
+    );
     assert!(line.answer(&request, Err(retry("503"))).point);
-    assert_eq!(line.lines.standing(&key("p")), Standing::Retrying("503".into()));
+    assert_eq!(
+        line.lines.standing(&key("p")),
+        Standing::Retrying("503".into())
+    );
 }

@@ -9,11 +9,15 @@ impl Line {
     /// Observes a `TrackedField` with these entries of time zero, as its reconcile does first.
     pub(super) fn observe(&mut self, name: &str, entries: &[&str], held: bool, wall: Duration) {
         let mut history = field(name, entries).history().unwrap();
-        let at = |second: u64| jiff::Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
+        let at =
+            |second: u64| jiff::Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
         for entry in &mut history {
             entry.time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
         }
-        let now = Now { wall: at(wall.as_secs()), monotonic: self.now };
+        let now = Now {
+            wall: at(wall.as_secs()),
+            monotonic: self.now,
+        };
         self.lines.observe(&key(name), &history, held, now);
     }
 
@@ -23,7 +27,9 @@ impl Line {
 }
 
 fn expired(message: &str) -> Outcome {
-    Outcome::Expired { reason: format!("not delivered within 24 h; the last attempt: {message}") }
+    Outcome::Expired {
+        reason: format!("not delivered within 24 h; the last attempt: {message}"),
+    }
 }
 
 #[test]
@@ -33,9 +39,21 @@ fn an_old_entry_expires_only_when_an_attempt_fails() {
     line.offer("a", &["1", "2"]);
     let request = line.take().unwrap();
     assert!(line.outcome("a").is_empty());
-    let answer = Err(SendError { failure: retry("503"), carried: 1 });
-    assert_eq!(line.lines.answered(&key("p"), &request, answer, line.now).fields, [key("a")]);
-    assert_eq!(line.outcome("a"), [("1".to_owned(), expired("503"))], "the request did not carry the other one");
+    let answer = Err(SendError {
+        failure: retry("503"),
+        carried: 1,
+    });
+    assert_eq!(
+        line.lines
+            .answered(&key("p"), &request, answer, line.now)
+            .fields,
+        [key("a")]
+    );
+    assert_eq!(
+        line.outcome("a"),
+        [("1".to_owned(), expired("503"))],
+        "the request did not carry the other one"
+    );
     line.record("a", &["1!", "2"]);
     line.now += PATIENCE.retry.max;
     let request = line.take().unwrap();
@@ -65,7 +83,12 @@ fn no_request_is_no_attempt() {
     line.observe("a", &["1"], false, 2 * DAY);
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Unsent { message: "the leader lease is not held".into() }));
+    line.answer(
+        &request,
+        Err(Failure::Unsent {
+            message: "the leader lease is not held".into(),
+        }),
+    );
     assert!(line.outcome("a").is_empty());
 }
 

@@ -39,7 +39,11 @@ enum Step {
 }
 
 fn any_refusal() -> impl Strategy<Value = Refusal> {
-    prop_oneof![Just(Refusal::Rejected), Just(Refusal::Forbidden), Just(Refusal::Gone)]
+    prop_oneof![
+        Just(Refusal::Rejected),
+        Just(Refusal::Forbidden),
+        Just(Refusal::Gone)
+    ]
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -115,7 +119,9 @@ impl Model {
         let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();
         let mut object = field(&name, &ids).as_ref().clone();
         object.spec.template = of.templated.then(|| "{{ value }}".into());
-        self.line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+        self.line
+            .lines
+            .offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
     }
 
     fn is_poisonous(&self, id: &str) -> bool {
@@ -123,10 +129,15 @@ impl Model {
     }
 
     fn answer(&self, request: &Request) -> Result<Sent, Refusal> {
-        let accepted = Ok(Sent { taken: request.picks.len(), migrated_to: None });
+        let accepted = Ok(Sent {
+            taken: request.picks.len(),
+            migrated_to: None,
+        });
         match self.receiver {
             Receiver::Refuses(reason) => Err(reason),
-            Receiver::RefusesSome(reason) if request.ids().any(|id| self.is_poisonous(id)) => Err(reason),
+            Receiver::RefusesSome(reason) if request.ids().any(|id| self.is_poisonous(id)) => {
+                Err(reason)
+            }
             Receiver::RefusesEntries(reason) if !request.is_test() => Err(reason),
             _ => accepted,
         }
@@ -148,12 +159,25 @@ impl Model {
         prop_assert!(self.line.take().is_none(), "one request at a time");
         for (at, of) in self.fields.iter().enumerate() {
             let name = key(&format!("f{at}"));
-            let picked: Vec<_> = request.picks.iter().filter(|pick| pick.field == name).map(|pick| &*pick.id).collect();
-            let expected: Vec<_> = of.pending.iter().map(String::as_str).take(picked.len()).collect();
+            let picked: Vec<_> = request
+                .picks
+                .iter()
+                .filter(|pick| pick.field == name)
+                .map(|pick| &*pick.id)
+                .collect();
+            let expected: Vec<_> = of
+                .pending
+                .iter()
+                .map(String::as_str)
+                .take(picked.len())
+                .collect();
             prop_assert_eq!(picked, expected, "in order, from the oldest");
         }
         if request.picks.len() > 1 {
-            prop_assert!(request.ids().all(|id| !self.alone.contains(id)), "what was refused goes alone");
+            prop_assert!(
+                request.ids().all(|id| !self.alone.contains(id)),
+                "what was refused goes alone"
+            );
         }
         if matches!(self.receiver, Receiver::IsAway) {
             self.line.answer(&request, Err(retry("503")));
@@ -164,20 +188,38 @@ impl Model {
             Ok(sent) => {
                 self.line.answer(&request, Ok(sent));
                 self.accepted += 1;
-                self.tests_since_entry = if request.is_test() { self.tests_since_entry + 1 } else { 0 };
+                self.tests_since_entry = if request.is_test() {
+                    self.tests_since_entry + 1
+                } else {
+                    0
+                };
                 prop_assert!(self.tests_since_entry <= 1, "people see a test message");
             }
             Err(reason) => {
                 self.line.refuse(&request, reason);
-                let template = !request.plain && request.picks.iter().any(|pick| pick.object.spec.template.is_some());
+                let template = !request.plain
+                    && request
+                        .picks
+                        .iter()
+                        .any(|pick| pick.object.spec.template.is_some());
                 if let [pick] = request.picks.as_slice() {
-                    let failed = self.line.lines.outcomes(&pick.field).iter().any(|(id, _)| *id == *pick.id);
+                    let failed = self
+                        .line
+                        .lines
+                        .outcomes(&pick.field)
+                        .iter()
+                        .any(|(id, _)| *id == *pick.id);
                     if failed {
                         prop_assert!(!template, "its default text was not tried");
                         let before = self.refused.get(&*pick.id).copied();
-                        prop_assert!(before.is_some_and(|before| before < self.accepted), "it was refused only once");
+                        prop_assert!(
+                            before.is_some_and(|before| before < self.accepted),
+                            "it was refused only once"
+                        );
                     }
-                    self.refused.entry(pick.id.to_string()).or_insert(self.accepted);
+                    self.refused
+                        .entry(pick.id.to_string())
+                        .or_insert(self.accepted);
                     // The default text goes next. An entry that is suspended before that was not refused itself.
                     if !(template && matches!(reason, Refusal::Rejected)) {
                         self.alone.insert(pick.id.to_string());
@@ -199,7 +241,10 @@ impl Model {
             }
             prop_assert!(self.line.waits(), "an outcome is not recorded");
             for (id, outcome) in &outcomes {
-                prop_assert!(self.outcomes.insert(id.clone(), outcome.clone()).is_none(), "it had an outcome");
+                prop_assert!(
+                    self.outcomes.insert(id.clone(), outcome.clone()).is_none(),
+                    "it had an outcome"
+                );
                 prop_assert_eq!(&self.fields[at].pending.remove(0), id);
             }
             self.offer(at);
@@ -233,10 +278,16 @@ impl Model {
             Step::Pause => {
                 self.line.lines.close(&key("p"));
                 prop_assert!(!self.run()?, "nothing is sent");
-                self.line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default());
+                self.line
+                    .lines
+                    .configure(&key("p"), chat(), Stage::Open, TestMessage::default());
             }
             Step::RetryNow => {
-                if self.fields.iter().all(|field| field.suspended || field.pending.is_empty()) {
+                if self
+                    .fields
+                    .iter()
+                    .all(|field| field.suspended || field.pending.is_empty())
+                {
                     self.tests_since_entry = 0;
                 }
                 self.line.lines.retry_now(&key("p"), self.line.now);

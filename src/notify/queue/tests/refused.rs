@@ -6,7 +6,12 @@ use super::*;
 use Refusal::{Forbidden, Gone, Rejected};
 
 fn failed(id: &str, reason: Refusal) -> Vec<(String, Outcome)> {
-    vec![(id.to_owned(), Outcome::Failed { reason: reason.as_str().into() })]
+    vec![(
+        id.to_owned(),
+        Outcome::Failed {
+            reason: reason.as_str().into(),
+        },
+    )]
 }
 
 impl Line {
@@ -32,13 +37,20 @@ impl Line {
     }
 
     fn write_rejected(&mut self, name: &str, said: (u16, &str)) -> bool {
-        self.lines.write_rejected(&key(name), &key("p"), said, Circumstances::default(), self.now)
+        self.lines.write_rejected(
+            &key(name),
+            &key("p"),
+            said,
+            Circumstances::default(),
+            self.now,
+        )
     }
 
     fn templated(&mut self, name: &str, entries: &[&str]) {
         let mut object = field(name, entries).as_ref().clone();
         object.spec.template = Some("{{ value }}".into());
-        self.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+        self.lines
+            .offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
     }
 }
 
@@ -66,7 +78,12 @@ fn a_receiver_that_refuses_everything_and_recovers_loses_nothing() {
             line.taken(&request, request.picks.len());
             for pick in &request.picks {
                 let outcomes = line.record(&pick.field.name, &[]);
-                assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Delivered), "{outcomes:?}");
+                assert!(
+                    outcomes
+                        .iter()
+                        .all(|(_, outcome)| *outcome == Outcome::Delivered),
+                    "{outcomes:?}"
+                );
                 delivered.extend(outcomes);
             }
         }
@@ -157,7 +174,14 @@ fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_messa
             line.later();
         }
         let request = line.expect(&[]);
-        assert_eq!(line.standing(), if reason == Forbidden { "Forbidden" } else { "Untried" });
+        assert_eq!(
+            line.standing(),
+            if reason == Forbidden {
+                "Forbidden"
+            } else {
+                "Untried"
+            }
+        );
         line.taken(&request, 0);
         let request = line.expect(&["1"]);
         line.refuse(&request, reason);
@@ -227,7 +251,10 @@ fn a_stopped_receiver_is_tried_with_the_test_message_where_nothing_waits() {
     line.refuse(&request, Forbidden);
     let request = line.expect(&["1"]);
     assert!(line.refuse(&request, Forbidden).point);
-    assert!(line.lines.in_flight(&key("a")).is_empty(), "it was refused: it is not in the air");
+    assert!(
+        line.lines.in_flight(&key("a")).is_empty(),
+        "it was refused: it is not in the air"
+    );
     line.offer("a", &[]);
     line.later();
     let request = line.expect(&[]);
@@ -253,7 +280,10 @@ fn no_second_test_message_is_accepted_before_an_entry_unless_somebody_asks() {
     line.refuse(&request, Forbidden);
     line.lines.withdraw(&key("a"), true);
     line.now += PATIENCE.stopped;
-    assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)));
+    assert!(matches!(
+        line.lines.next(&key("p"), line.now),
+        Next::Wait(None)
+    ));
     line.lines.retry_now(&key("p"), line.now);
     line.expect(&[]);
 }
@@ -262,7 +292,8 @@ fn no_second_test_message_is_accepted_before_an_entry_unless_somebody_asks() {
 #[test]
 fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open, another());
+    line.lines
+        .configure(&key("p"), templated(), Stage::Open, another());
     line.templated("a", &["1"]);
     let first = line.expect(&["1"]);
     line.refuse(&first, Rejected);
@@ -274,7 +305,10 @@ fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
     let request = line.expect(&["1"]);
     assert!(!request.plain);
     line.refuse(&request, Forbidden);
-    assert!(line.lines.outcomes(&key("a")).is_empty(), "its default text may be accepted");
+    assert!(
+        line.lines.outcomes(&key("a")).is_empty(),
+        "its default text may be accepted"
+    );
     let request = line.expect(&["1"]);
     assert!(request.plain);
     line.refuse(&request, Forbidden);
@@ -284,7 +318,8 @@ fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
 #[test]
 fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Probe, another());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Probe, another());
     for name in ["a", "b", "c"] {
         line.offer(name, &[name]);
     }
@@ -309,7 +344,10 @@ fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
         line.later();
         let request = line.expect(&[name]);
         line.refuse(&request, Gone);
-        assert!(line.lines.outcomes(&key(&name[..1])).is_empty(), "while it is stopped nothing fails");
+        assert!(
+            line.lines.outcomes(&key(&name[..1])).is_empty(),
+            "while it is stopped nothing fails"
+        );
     }
 }
 
@@ -330,14 +368,21 @@ fn an_address_that_is_refused_accuses_no_entry() {
     line.later();
     let request = line.expect(&["2"]);
     line.taken(&request, 1);
-    assert_eq!(line.record("b", &[]), [("2".to_owned(), Outcome::Delivered)]);
+    assert_eq!(
+        line.record("b", &[]),
+        [("2".to_owned(), Outcome::Delivered)]
+    );
 }
 
 #[test]
 fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
-    let test = TestMessage { configuration: "c".into(), accepted: AcceptedTests::default() };
+    let test = TestMessage {
+        configuration: "c".into(),
+        accepted: AcceptedTests::default(),
+    };
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, test.clone());
+    line.lines
+        .configure(&key("p"), chat(), Stage::Test, test.clone());
     let first = line.expect(&[]);
     line.answer(&first, Err(retry("503")));
     line.now += PATIENCE.retry.max;
@@ -347,15 +392,28 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
     let mut other = Line::open();
     other.lines.configure(&key("p"), chat(), Stage::Probe, test);
     let third = other.expect(&[]);
-    assert_eq!((&first.test_id, &first.test_id), (&again.test_id, &third.test_id));
+    assert_eq!(
+        (&first.test_id, &first.test_id),
+        (&again.test_id, &third.test_id)
+    );
     assert!(other.taken(&third, 0).point);
-    assert_eq!(other.lines.tests_accepted(&key("p")).count, 1, "what the status keeps");
+    assert_eq!(
+        other.lines.tests_accepted(&key("p")).count,
+        1,
+        "what the status keeps"
+    );
     // Another configuration, and the first one again, whose acceptance the status does not show yet.
     for configuration in ["d", "c"] {
-        let test = TestMessage { configuration: configuration.into(), accepted: AcceptedTests::default() };
+        let test = TestMessage {
+            configuration: configuration.into(),
+            accepted: AcceptedTests::default(),
+        };
         other.lines.configure(&key("p"), chat(), Stage::Test, test);
         let request = other.expect(&[]);
-        assert_ne!(request.test_id, first.test_id, "a receiver would pass over it");
+        assert_ne!(
+            request.test_id, first.test_id,
+            "a receiver would pass over it"
+        );
         other.answer(&request, Err(retry("503")));
     }
 }
@@ -364,14 +422,28 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
 fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
     let restarted = |stage, accepted| {
         let mut line = Line::open();
-        line.lines.configure(&key("p"), chat(), stage, TestMessage { configuration: "c".into(), accepted });
+        line.lines.configure(
+            &key("p"),
+            chat(),
+            stage,
+            TestMessage {
+                configuration: "c".into(),
+                accepted,
+            },
+        );
         line
     };
     let mut line = restarted(Stage::Probe, AcceptedTests::default());
     let test = line.expect(&[]);
     assert!(line.taken(&test, 0).point);
     let kept = line.lines.tests_accepted(&key("p"));
-    assert_eq!(kept, AcceptedTests { count: 1, while_stopped: true });
+    assert_eq!(
+        kept,
+        AcceptedTests {
+            count: 1,
+            while_stopped: true
+        }
+    );
 
     // The status may say ready or stopped by the time of the restart.
     for stage in [Stage::Open, Stage::Probe] {
@@ -385,8 +457,17 @@ fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
         }
         assert_eq!(line.lines.tests_accepted(&key("p")), kept);
         let entry = line.expect(&["1"]);
-        assert!(line.taken(&entry, 1).point, "the status must allow the next test message");
-        assert_eq!(line.lines.tests_accepted(&key("p")), AcceptedTests { while_stopped: false, ..kept });
+        assert!(
+            line.taken(&entry, 1).point,
+            "the status must allow the next test message"
+        );
+        assert_eq!(
+            line.lines.tests_accepted(&key("p")),
+            AcceptedTests {
+                while_stopped: false,
+                ..kept
+            }
+        );
     }
 }
 
@@ -402,8 +483,14 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
         assert!(!line.lines.nothing_flies());
         assert_eq!(line.write_rejected("a", (403, "denied")), attempt == 5);
     }
-    assert_eq!(line.lines.left_out_of(&key("p")), [(key("a"), "denied".to_owned())]);
-    assert!(line.lines.nothing_flies(), "a shutdown does not wait for it");
+    assert_eq!(
+        line.lines.left_out_of(&key("p")),
+        [(key("a"), "denied".to_owned())]
+    );
+    assert!(
+        line.lines.nothing_flies(),
+        "a shutdown does not wait for it"
+    );
     let request = line.expect(&["3"]);
     line.taken(&request, 1);
     line.record("b", &[]);
@@ -422,8 +509,10 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
 fn a_refused_write_is_retried_with_backoff_unless_something_changed() {
     let mut line = Line::open();
     let same = Circumstances::default();
-    let due =
-        |line: &Line, circumstances: &Circumstances| line.lines.rejected_write_due(&key("a"), circumstances, line.now);
+    let due = |line: &Line, circumstances: &Circumstances| {
+        line.lines
+            .rejected_write_due(&key("a"), circumstances, line.now)
+    };
     assert_eq!(due(&line, &same), None);
     let mut delays = Vec::new();
     for _ in 0..12 {
@@ -433,18 +522,42 @@ fn a_refused_write_is_retried_with_backoff_unless_something_changed() {
         line.now += delay;
         assert_eq!(due(&line, &same), None);
     }
-    assert!(delays[0] <= PATIENCE.retry.min * 2 && delays[11] >= PATIENCE.retry.max / 2, "{delays:?}");
+    assert!(
+        delays[0] <= PATIENCE.retry.min * 2 && delays[11] >= PATIENCE.retry.max / 2,
+        "{delays:?}"
+    );
     line.write_rejected("a", (403, "denied"));
     for changed in [
-        Circumstances { generation: Some(2), ..same.clone() },
-        Circumstances { requested_at: Some("now".into()), ..same.clone() },
-        Circumstances { apiserver_returns: 1, ..same.clone() },
+        Circumstances {
+            generation: Some(2),
+            ..same.clone()
+        },
+        Circumstances {
+            requested_at: Some("now".into()),
+            ..same.clone()
+        },
+        Circumstances {
+            apiserver_returns: 1,
+            ..same.clone()
+        },
     ] {
         assert_eq!(due(&line, &changed), None);
     }
-    let changed = Circumstances { generation: Some(2), ..same };
-    line.lines.write_rejected(&key("a"), &key("p"), (403, "denied"), changed.clone(), line.now);
-    assert!(due(&line, &changed).unwrap() <= PATIENCE.retry.min * 2, "the backoff begins anew");
+    let changed = Circumstances {
+        generation: Some(2),
+        ..same
+    };
+    line.lines.write_rejected(
+        &key("a"),
+        &key("p"),
+        (403, "denied"),
+        changed.clone(),
+        line.now,
+    );
+    assert!(
+        due(&line, &changed).unwrap() <= PATIENCE.retry.min * 2,
+        "the backoff begins anew"
+    );
     line.lines.recorded(&key("a"), &[]);
     assert_eq!(due(&line, &changed), None);
 }
@@ -463,7 +576,10 @@ fn an_object_is_left_out_whatever_refuses_its_writes() {
     assert!(rejected(403, "denied"));
     assert!(rejected(500, "failed"), "the reason is another one now");
     assert!(!rejected(500, "failed again"));
-    assert_eq!(line.lines.left_out_of(&key("p")), [(key("a"), "failed".to_owned())]);
+    assert_eq!(
+        line.lines.left_out_of(&key("p")),
+        [(key("a"), "failed".to_owned())]
+    );
 }
 
 /// The other entry that was refused is all that waits, and the message that was sent instead of it has gone.

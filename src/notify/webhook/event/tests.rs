@@ -41,7 +41,10 @@ fn data(event: &Event) -> Value {
 fn headers(event: &Event) -> BTreeMap<String, String> {
     let mut headers = HeaderMap::new();
     event.write_headers(&mut headers);
-    headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+    headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+        .collect()
 }
 
 #[test]
@@ -64,22 +67,40 @@ fn one_change() {
 
 #[test]
 fn missing_and_deleted_have_no_value() {
-    let deleted = data(&render(&hook(None, None), &[item(Action::Deleted, None, None)]));
-    assert_eq!((&deleted["value"], &deleted["missing"]), (&Value::Null, &json!(false)));
+    let deleted = data(&render(
+        &hook(None, None),
+        &[item(Action::Deleted, None, None)],
+    ));
+    assert_eq!(
+        (&deleted["value"], &deleted["missing"]),
+        (&Value::Null, &json!(false))
+    );
     let mut missing = item(Action::Created, None, None);
     missing.entry.missing = true;
     let missing = data(&render(&hook(None, None), &[missing]));
-    assert_eq!((&missing["value"], &missing["missing"]), (&Value::Null, &json!(true)));
-    let empty = data(&render(&hook(None, None), &[item(Action::Created, Some(""), None)]));
+    assert_eq!(
+        (&missing["value"], &missing["missing"]),
+        (&Value::Null, &json!(true))
+    );
+    let empty = data(&render(
+        &hook(None, None),
+        &[item(Action::Created, Some(""), None)],
+    ));
     assert_eq!(empty["value"], "");
 }
 
 #[test]
 fn several_changes() {
     let event = render(&hook(None, None), &entries(3));
-    assert_eq!((event.taken, event.kind), (3, "dev.quartermaster.trackedfield.digest"));
+    assert_eq!(
+        (event.taken, event.kind),
+        (3, "dev.quartermaster.trackedfield.digest")
+    );
     let (headers, data) = (headers(&event), data(&event));
-    assert_eq!(headers["ce-source"], "/apis/tg.azamaton.ru/v1/trackedfields");
+    assert_eq!(
+        headers["ce-source"],
+        "/apis/tg.azamaton.ru/v1/trackedfields"
+    );
     assert_eq!(headers["ce-id"], headers["idempotency-key"]);
     assert!(!headers.contains_key("ce-subject"));
     assert_eq!(data["cluster"], "prod");
@@ -99,7 +120,11 @@ fn a_digests_id_follows_from_its_entries() {
 
 #[test]
 fn a_test_message() {
-    let content = Content::Test { namespace: "team", name: "hook", id: "test-1" };
+    let content = Content::Test {
+        namespace: "team",
+        name: "hook",
+        id: "test-1",
+    };
     let event = Event::render(&hook(None, None), content, None, false);
     assert_eq!(
         data(&event),
@@ -107,7 +132,10 @@ fn a_test_message() {
     );
     let headers = headers(&event);
     assert_eq!(headers["ce-type"], "dev.quartermaster.contactpoint.ready");
-    assert_eq!(headers["ce-source"], "/apis/tg.azamaton.ru/v1/namespaces/team/contactpoints/hook");
+    assert_eq!(
+        headers["ce-source"],
+        "/apis/tg.azamaton.ru/v1/namespaces/team/contactpoints/hook"
+    );
     assert_eq!(event.taken, 0);
 }
 
@@ -119,13 +147,17 @@ fn attributes_are_encoded_as_the_binding_says() {
     assert!(header_text(&"€".repeat(1000)).len() <= 1024);
     let mut odd = updated("1", "2");
     odd.entry.subject = Some(subject("ConfigMap", "default", "x", "{.data['a b']}"));
-    assert_eq!(headers(&render(&hook(None, None), &[odd]))["ce-subject"], "ConfigMap/default/x/{.data['a%20b']}");
+    assert_eq!(
+        headers(&render(&hook(None, None), &[odd]))["ce-subject"],
+        "ConfigMap/default/x/{.data['a%20b']}"
+    );
 }
 
 /// <https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks>: a JSON object with `text`.
 const SLACK: &str = r#"{"text": {{ text|replace("&", "&amp;")|replace("<", "&lt;")|replace(">", "&gt;")|tojson }}}"#;
 /// <https://discord.com/developers/docs/resources/webhook#execute-webhook>: `content`, 2,000 characters at most.
-const DISCORD: &str = r#"{"content": {{ text|truncate(2000)|tojson }}, "allowed_mentions": {"parse": []}}"#;
+const DISCORD: &str =
+    r#"{"content": {{ text|truncate(2000)|tojson }}, "allowed_mentions": {"parse": []}}"#;
 /// <https://learn.microsoft.com/en-us/connectors/teams/#microsoft-teams-webhook>: a message with one Adaptive Card.
 const TEAMS: &str = r#"{"type": "message", "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive",
   "contentUrl": null, "content": {"$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
@@ -137,7 +169,12 @@ const NTFY: &str = "{{ text|truncate(1024) }}";
 fn samples() -> Vec<Vec<Item>> {
     let mut odd = updated("\"<&>\\", "é😀\n\t'}}{{ x }}");
     odd.template = Some("{{ value }} \"quoted\" {{ previous }}".into());
-    vec![vec![updated("1", "3")], vec![odd.clone()], vec![odd, updated("1", "3")], entries(100)]
+    vec![
+        vec![updated("1", "3")],
+        vec![odd.clone()],
+        vec![odd, updated("1", "3")],
+        entries(100),
+    ]
 }
 
 fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) {
@@ -145,20 +182,38 @@ fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) 
     let hook = hook(Some(template), content_type);
     for items in samples() {
         let event = render(&hook, &items);
-        assert_eq!((event.taken, &event.content_type), (items.len(), &hook.content_type));
+        assert_eq!(
+            (event.taken, &event.content_type),
+            (items.len(), &hook.content_type)
+        );
         let text = crate::notify::message::render(&items, Some("prod"), false, Limit::WEBHOOK).text;
         check(std::str::from_utf8(&event.body).unwrap(), &text);
     }
-    let test = Event::render(&hook, Content::Test { namespace: "team", name: "hook", id: "test-1" }, None, false);
+    let test = Event::render(
+        &hook,
+        Content::Test {
+            namespace: "team",
+            name: "hook",
+            id: "test-1",
+        },
+        None,
+        false,
+    );
     assert_eq!(test.content_type, hook.content_type);
-    check(std::str::from_utf8(&test.body).unwrap(), "Contact point is ready");
+    check(
+        std::str::from_utf8(&test.body).unwrap(),
+        "Contact point is ready",
+    );
 }
 
 #[test]
 fn slack_takes_it() {
     each(SLACK, None, |body, text| {
         let body: Value = serde_json::from_str(body).unwrap();
-        let expected = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let expected = text
+            .replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;");
         assert_eq!(body, json!({ "text": expected }));
     });
 }
@@ -179,8 +234,14 @@ fn teams_takes_it() {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["type"], "message");
         let card = &body["attachments"][0];
-        assert_eq!(card["contentType"], "application/vnd.microsoft.card.adaptive");
-        assert_eq!((&card["content"]["type"], &card["content"]["version"]), (&json!("AdaptiveCard"), &json!("1.2")));
+        assert_eq!(
+            card["contentType"],
+            "application/vnd.microsoft.card.adaptive"
+        );
+        assert_eq!(
+            (&card["content"]["type"], &card["content"]["version"]),
+            (&json!("AdaptiveCard"), &json!("1.2"))
+        );
         let block = &card["content"]["body"][0];
         assert_eq!(block["type"], "TextBlock");
         assert_eq!(block["text"], text.replace('\n', "\n\n"));
@@ -197,7 +258,10 @@ fn ntfy_takes_it() {
 
 #[test]
 fn a_body_that_fails_gives_way_to_the_events_own() {
-    let event = render(&hook(Some("{{ name.no.thing }}"), Some("text/plain")), &[updated("1", "3")]);
+    let event = render(
+        &hook(Some("{{ name.no.thing }}"), Some("text/plain")),
+        &[updated("1", "3")],
+    );
     assert_eq!(event.content_type, "application/json");
     assert_eq!(data(&event)["value"], "3");
 }
@@ -219,7 +283,15 @@ fn a_plain_request_keeps_the_receivers_shape() {
     templated.template = Some("mine".into());
     let body = |plain| {
         let content = Content::Entries(std::slice::from_ref(&templated));
-        data(&Event::render(&hook(Some(SLACK), None), content, None, plain))["text"].as_str().unwrap().to_owned()
+        data(&Event::render(
+            &hook(Some(SLACK), None),
+            content,
+            None,
+            plain,
+        ))["text"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     };
     assert_eq!(body(false), "mine");
     assert!(body(true).starts_with("Resource kind: Deployment"));

@@ -62,9 +62,15 @@ impl fmt::Display for Refused {
                  [get], such as quartermaster-metrics-reader"
             ),
             Self::Unanswered => {
-                write!(f, "the apiserver cannot be asked who may read metrics: the log of this replica says why")
+                write!(
+                    f,
+                    "the apiserver cannot be asked who may read metrics: the log of this replica says why"
+                )
             }
-            Self::Busy => write!(f, "too many tokens are tried at once: try again in a second"),
+            Self::Busy => write!(
+                f,
+                "too many tokens are tried at once: try again in a second"
+            ),
         }
     }
 }
@@ -73,10 +79,17 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let words = format!("{self}\n");
         match self {
-            Self::Unknown => (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], words).into_response(),
+            Self::Unknown => (
+                StatusCode::UNAUTHORIZED,
+                [(WWW_AUTHENTICATE, "Bearer")],
+                words,
+            )
+                .into_response(),
             Self::Forbidden(_) => (StatusCode::FORBIDDEN, words).into_response(),
             Self::Unanswered => (StatusCode::SERVICE_UNAVAILABLE, words).into_response(),
-            Self::Busy => (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], words).into_response(),
+            Self::Busy => {
+                (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], words).into_response()
+            }
         }
     }
 }
@@ -85,7 +98,11 @@ impl Callers {
     /// Nobody is known yet. `client` writes without the lease, for a replica that stands by is read too.
     pub fn new(client: Client, timings: &Timings) -> Self {
         Self {
-            apiserver: Apiserver { client, silent_on_who: Arc::default(), silent_on_whether: Arc::default() },
+            apiserver: Apiserver {
+                client,
+                silent_on_who: Arc::default(),
+                silent_on_whether: Arc::default(),
+            },
             known: Remembered::new(),
             allowed: Remembered::new(),
             known_for: timings.metrics_known_for,
@@ -96,15 +113,26 @@ impl Callers {
 
     async fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let token = bearer(headers).ok_or(Refused::Unknown)?;
-        let (asked, apiserver, lasts) = (token.to_owned(), self.apiserver.clone(), self.lasts(self.known_for));
+        let (asked, apiserver, lasts) = (
+            token.to_owned(),
+            self.apiserver.clone(),
+            self.lasts(self.known_for),
+        );
         let ask = || async move { lasts(apiserver.who(asked).await) };
-        let user = self.known.answer(token.as_bytes(), ask).await.ok_or(Refused::Busy)??;
+        let user = self
+            .known
+            .answer(token.as_bytes(), ask)
+            .await
+            .ok_or(Refused::Busy)??;
         let asked = asked_for(user);
         // Plain strings: this cannot fail.
         let question = serde_json::to_vec(&asked).unwrap_or_default();
         let (apiserver, lasts) = (self.apiserver.clone(), self.lasts(self.allowed_for));
         let ask = || async move { lasts(apiserver.may(asked).await) };
-        self.allowed.answer(&question, ask).await.ok_or(Refused::Busy)?
+        self.allowed
+            .answer(&question, ask)
+            .await
+            .ok_or(Refused::Busy)?
     }
 
     /// Adds to an answer how long it lasts, if it does, which is `well` for a good one.
@@ -137,13 +165,35 @@ pub async fn let_in(State(callers): State<Arc<Callers>>, request: Request, next:
 
 /// The token that a request carries (<https://www.rfc-editor.org/rfc/rfc6750#section-2.1>).
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
+    let (scheme, token) = headers
+        .get(AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .trim()
+        .split_once(' ')?;
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
 }
 
-fn asked_for(UserInfo { extra, groups, uid, username }: UserInfo) -> Asked {
-    let get = NonResourceAttributes { path: Some(PATH.into()), verb: Some("get".into()) };
-    Asked { extra, groups, uid, user: username, non_resource_attributes: Some(get), ..Asked::default() }
+fn asked_for(
+    UserInfo {
+        extra,
+        groups,
+        uid,
+        username,
+    }: UserInfo,
+) -> Asked {
+    let get = NonResourceAttributes {
+        path: Some(PATH.into()),
+        verb: Some("get".into()),
+    };
+    Asked {
+        extra,
+        groups,
+        uid,
+        user: username,
+        non_resource_attributes: Some(get),
+        ..Asked::default()
+    }
 }
 
 /// What is asked of it.
@@ -158,29 +208,54 @@ struct Apiserver {
 
 impl Apiserver {
     async fn who(&self, token: String) -> Result<UserInfo, Refused> {
-        let spec = TokenReviewSpec { token: Some(token), ..TokenReviewSpec::default() };
-        let review = TokenReview { spec, ..TokenReview::default() };
-        let status = self.ask(&review, &self.silent_on_who).await?.status.unwrap_or_default();
-        status.user.filter(|_| status.authenticated == Some(true)).ok_or(Refused::Unknown)
+        let spec = TokenReviewSpec {
+            token: Some(token),
+            ..TokenReviewSpec::default()
+        };
+        let review = TokenReview {
+            spec,
+            ..TokenReview::default()
+        };
+        let status = self
+            .ask(&review, &self.silent_on_who)
+            .await?
+            .status
+            .unwrap_or_default();
+        status
+            .user
+            .filter(|_| status.authenticated == Some(true))
+            .ok_or(Refused::Unknown)
     }
 
     async fn may(&self, asked: Asked) -> Result<(), Refused> {
         let user = asked.user.clone().unwrap_or_default();
-        let review = SubjectAccessReview { spec: asked, ..SubjectAccessReview::default() };
+        let review = SubjectAccessReview {
+            spec: asked,
+            ..SubjectAccessReview::default()
+        };
         let answer = self.ask(&review, &self.silent_on_whether).await?;
-        if answer.status.is_some_and(|status| status.allowed) { Ok(()) } else { Err(Refused::Forbidden(user)) }
+        if answer.status.is_some_and(|status| status.allowed) {
+            Ok(())
+        } else {
+            Err(Refused::Forbidden(user))
+        }
     }
 
     async fn ask<K>(&self, review: &K, silent: &AtomicBool) -> Result<K, Refused>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let answer = Api::all(self.client.clone()).create(&PostParams::default(), review).await;
+        let answer = Api::all(self.client.clone())
+            .create(&PostParams::default(), review)
+            .await;
         let silent = silent.swap(answer.is_err(), Ordering::Relaxed);
         answer.map_err(|error| {
             if !silent {
                 let error = &error as &dyn std::error::Error;
-                warn!(error, "the apiserver cannot be asked who may read the metrics");
+                warn!(
+                    error,
+                    "the apiserver cannot be asked who may read the metrics"
+                );
             }
             Refused::Unanswered
         })

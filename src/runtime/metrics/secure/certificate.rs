@@ -8,7 +8,10 @@ use anyhow::Context as _;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, PKCS_ECDSA_P256_SHA256, date_time_ymd};
+use rcgen::{
+    CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, PKCS_ECDSA_P256_SHA256,
+    date_time_ymd,
+};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -54,7 +57,10 @@ impl Certificate {
             MetricsCertificate::Mounted(folder) => {
                 let mounted = async {
                     let pair = Pair::read(folder).await?;
-                    anyhow::Ok(Mounted { shown: pair.config()?, seen: Some(pair.hash()) })
+                    anyhow::Ok(Mounted {
+                        shown: pair.config()?,
+                        seen: Some(pair.hash()),
+                    })
                 };
                 let mounted = mounted.await.with_context(|| {
                     "--metrics-cert-path: write a folder with tls.crt and tls.key (PEM), as a mounted Secret of the type \
@@ -86,25 +92,37 @@ impl Own {
     fn new(now: Timestamp) -> anyhow::Result<Self> {
         let day = |at: Timestamp| {
             let date: Date = at.to_zoned(TimeZone::UTC).date();
-            date_time_ymd(date.year().into(), date.month().unsigned_abs(), date.day().unsigned_abs())
+            date_time_ymd(
+                date.year().into(),
+                date.month().unsigned_abs(),
+                date.day().unsigned_abs(),
+            )
         };
         let days = |days: i64| SignedDuration::from_hours(24 * days);
         let mut params = CertificateParams::new(["localhost".to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, "quartermaster metrics");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "quartermaster metrics");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.not_before = day(now.checked_sub(days(1))?); // some clocks are slow
         params.not_after = day(now.checked_add(days(DAYS))?);
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let chain = vec![params.self_signed(&key)?.der().clone()];
         let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
-        Ok(Self { shown: config(chain, key)?, renewed_at: now.checked_add(days(DAYS - DAYS_LEFT))? })
+        Ok(Self {
+            shown: config(chain, key)?,
+            renewed_at: now.checked_add(days(DAYS - DAYS_LEFT))?,
+        })
     }
 
     fn at(&mut self, now: Timestamp) -> Arc<ServerConfig> {
         if self.renewed_at <= now {
             match Self::new(now) {
                 Ok(new) => *self = new,
-                Err(error) => warn!(error = causes(error.as_ref()), "the certificate of /metrics was not renewed"),
+                Err(error) => warn!(
+                    error = causes(error.as_ref()),
+                    "the certificate of /metrics was not renewed"
+                ),
             }
         }
         Arc::clone(&self.shown)
@@ -124,7 +142,10 @@ impl Mounted {
                 }
                 Err(error) => {
                     let error = causes(error.as_ref());
-                    warn!(error, "the certificate of /metrics was not replaced: the one before is still shown");
+                    warn!(
+                        error,
+                        "the certificate of /metrics was not replaced: the one before is still shown"
+                    );
                 }
             }
         }
@@ -142,21 +163,37 @@ impl Pair {
     async fn read(folder: &Path) -> anyhow::Result<Self> {
         let read = async |name: &str| {
             let path = folder.join(name);
-            fs::read(&path).await.with_context(|| path.display().to_string())
+            fs::read(&path)
+                .await
+                .with_context(|| path.display().to_string())
         };
-        Ok(Self { certificate: read("tls.crt").await?, key: read("tls.key").await? })
+        Ok(Self {
+            certificate: read("tls.crt").await?,
+            key: read("tls.key").await?,
+        })
     }
 
     fn hash(&self) -> [u8; 32] {
-        Sha256::new().chain_update(Sha256::digest(&self.certificate)).chain_update(&self.key).finalize().into()
+        Sha256::new()
+            .chain_update(Sha256::digest(&self.certificate))
+            .chain_update(&self.key)
+            .finalize()
+            .into()
     }
 
     /// The words of an error tell nothing of the key.
     fn config(&self) -> anyhow::Result<Arc<ServerConfig>> {
-        let chain = CertificateDer::pem_slice_iter(&self.certificate).collect::<Result<Vec<_>, _>>();
-        let chain = chain.ok().filter(|chain| !chain.is_empty()).context("tls.crt holds no PEM certificate")?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key).ok().context("tls.key holds no PEM private key")?;
-        config(chain, key).context("tls.key does not belong to tls.crt, or is of a kind that is not known")
+        let chain =
+            CertificateDer::pem_slice_iter(&self.certificate).collect::<Result<Vec<_>, _>>();
+        let chain = chain
+            .ok()
+            .filter(|chain| !chain.is_empty())
+            .context("tls.crt holds no PEM certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .ok()
+            .context("tls.key holds no PEM private key")?;
+        config(chain, key)
+            .context("tls.key does not belong to tls.crt, or is of a kind that is not known")
     }
 }
 
@@ -165,7 +202,8 @@ fn config(
     key: PrivateKeyDer<'static>,
 ) -> Result<Arc<ServerConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut config = config.with_no_client_auth().with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // A session that is taken up again would not be shown what is there now.
@@ -206,19 +244,38 @@ mod tests {
     async fn a_mounted_one_is_replaced_by_a_good_pair_alone() {
         let folder = Folder::new().unwrap();
         let which = MetricsCertificate::Mounted(folder.path().into());
-        let missing = Certificate::open(&which).await.err().map(|error| format!("{error:#}")).unwrap();
-        for words in ["--metrics-cert-path: write a folder with tls.crt and tls.key", "/tls.crt: No such file"] {
+        let missing = Certificate::open(&which)
+            .await
+            .err()
+            .map(|error| format!("{error:#}"))
+            .unwrap();
+        for words in [
+            "--metrics-cert-path: write a folder with tls.crt and tls.key",
+            "/tls.crt: No such file",
+        ] {
             assert!(missing.contains(words), "{missing}");
         }
         let authority = Authority::new("ours").unwrap();
-        let (one, other) = (authority.server(&["localhost"]).unwrap(), authority.server(&["localhost"]).unwrap());
+        let (one, other) = (
+            authority.server(&["localhost"]).unwrap(),
+            authority.server(&["localhost"]).unwrap(),
+        );
         write(folder.path(), &one);
         let certificate = Certificate::open(&which).await.unwrap();
         let first = certificate.current().await;
         for broken in [
-            Identity { cert_pem: "none".into(), ..other.clone() },
-            Identity { key_pem: "none".into(), ..other.clone() },
-            Identity { key_pem: one.key_pem.clone(), ..other.clone() },
+            Identity {
+                cert_pem: "none".into(),
+                ..other.clone()
+            },
+            Identity {
+                key_pem: "none".into(),
+                ..other.clone()
+            },
+            Identity {
+                key_pem: one.key_pem.clone(),
+                ..other.clone()
+            },
         ] {
             write(folder.path(), &broken);
             assert!(Arc::ptr_eq(&first, &certificate.current().await));

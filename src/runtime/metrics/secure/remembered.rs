@@ -29,7 +29,10 @@ pub struct Remembered<A> {
 impl<A: Clone + Send + Sync + 'static> Remembered<A> {
     /// None yet.
     pub fn new() -> Self {
-        Self { known: Mutex::default(), new: RateLimiter::direct(Quota::per_second(NEW_A_SECOND)) }
+        Self {
+            known: Mutex::default(),
+            new: RateLimiter::direct(Quota::per_second(NEW_A_SECOND)),
+        }
     }
 
     /// The answer to `question`, which `ask` gives together with the time that it lasts, if it lasts at all. None if too much
@@ -39,7 +42,12 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
         F: Future<Output = (A, Option<Duration>)> + Send + 'static,
     {
         let mut asked = self.asked(Sha256::digest(question).into(), ask)?;
-        asked.wait_for(Option::is_some).await.ok()?.as_ref().map(|(answer, _)| answer.clone())
+        asked
+            .wait_for(Option::is_some)
+            .await
+            .ok()?
+            .as_ref()
+            .map(|(answer, _)| answer.clone())
     }
 
     fn asked<F>(&self, question: Question, ask: impl FnOnce() -> F) -> Option<Asked<A>>
@@ -129,14 +137,18 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(2)).await;
             (1, LASTS)
         };
-        let given_up = tokio::time::timeout(Duration::from_secs(1), remembered.answer(b"token", slow)).await;
+        let given_up =
+            tokio::time::timeout(Duration::from_secs(1), remembered.answer(b"token", slow)).await;
         assert!(given_up.is_err());
         assert_eq!(remembered.answer(b"token", pending).await, Some(1));
     }
 
     /// With no limit to how fast new questions are asked.
     fn at_any_pace<A: Clone + Send + Sync + 'static>() -> Remembered<A> {
-        Remembered { new: RateLimiter::direct(Quota::per_second(NonZeroU32::MAX)), ..Remembered::new() }
+        Remembered {
+            new: RateLimiter::direct(Quota::per_second(NonZeroU32::MAX)),
+            ..Remembered::new()
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -144,30 +156,56 @@ mod tests {
         let remembered = at_any_pace();
         for number in 0..3 * MOST {
             tokio::time::advance(MINUTE / 100).await;
-            assert_eq!(remembered.answer(&number.to_be_bytes(), || ready((number, LASTS))).await, Some(number));
+            assert_eq!(
+                remembered
+                    .answer(&number.to_be_bytes(), || ready((number, LASTS)))
+                    .await,
+                Some(number)
+            );
             assert!(remembered.known.lock().unwrap().len() <= MOST);
         }
         // What still stands, or is under way, makes room for nobody.
         let remembered = at_any_pace();
         for number in 0..MOST {
-            assert!(remembered.asked(Sha256::digest(number.to_be_bytes()).into(), pending).is_some());
+            assert!(
+                remembered
+                    .asked(Sha256::digest(number.to_be_bytes()).into(), pending)
+                    .is_some()
+            );
         }
-        assert_eq!(remembered.answer(b"one more", || ready((1, LASTS))).await, None);
+        assert_eq!(
+            remembered.answer(b"one more", || ready((1, LASTS))).await,
+            None
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_tries_tokens_has_few_asked_about() {
         let remembered = Remembered::new();
-        assert_eq!(remembered.answer(b"known", || ready((0, LASTS))).await, Some(0));
+        assert_eq!(
+            remembered.answer(b"known", || ready((0, LASTS))).await,
+            Some(0)
+        );
         let (mut asked, began) = (0_u32, std::time::Instant::now());
         for number in 0..MOST {
-            asked += u32::from(remembered.answer(&number.to_be_bytes(), || ready((1, LASTS))).await.is_some());
+            asked += u32::from(
+                remembered
+                    .answer(&number.to_be_bytes(), || ready((1, LASTS)))
+                    .await
+                    .is_some(),
+            );
         }
         let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
-        assert!(asked <= NEW_A_SECOND.get() * (seconds + 1), "{asked} in {seconds} s");
+        assert!(
+            asked <= NEW_A_SECOND.get() * (seconds + 1),
+            "{asked} in {seconds} s"
+        );
         // What was known before goes on meanwhile.
         tokio::time::advance(2 * MINUTE).await;
-        assert_eq!(remembered.answer(b"known", || ready((2, LASTS))).await, Some(2));
+        assert_eq!(
+            remembered.answer(b"known", || ready((2, LASTS))).await,
+            Some(2)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -175,16 +213,32 @@ mod tests {
         let remembered = Remembered::new();
         let (mut asked, began) = (0_u32, std::time::Instant::now());
         for _ in 0..MOST {
-            asked += u32::from(remembered.answer(b"token", || ready((1, None))).await.is_some());
+            asked += u32::from(
+                remembered
+                    .answer(b"token", || ready((1, None)))
+                    .await
+                    .is_some(),
+            );
         }
         let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
-        assert!(asked <= NEW_A_SECOND.get() * (seconds + 1), "{asked} in {seconds} s");
+        assert!(
+            asked <= NEW_A_SECOND.get() * (seconds + 1),
+            "{asked} in {seconds} s"
+        );
     }
 
     #[tokio::test]
     async fn a_question_that_breaks_is_asked_again() {
         let remembered = Remembered::new();
-        assert_eq!(remembered.answer(b"token", || async { panic!("broken") }).await, None);
-        assert_eq!(remembered.answer(b"token", || ready((1, LASTS))).await, Some(1));
+        assert_eq!(
+            remembered
+                .answer(b"token", || async { panic!("broken") })
+                .await,
+            None
+        );
+        assert_eq!(
+            remembered.answer(b"token", || ready((1, LASTS))).await,
+            Some(1)
+        );
     }
 }

@@ -45,7 +45,9 @@ async fn apiserver(request: Request<Body>) -> Result<Response<Body>, BoxError> {
     let path = request.uri().path().to_owned();
     let mut review: Value = serde_json::from_slice(&request.into_body().collect_bytes().await?)?;
     review["status"] = match path.rsplit('/').next().unwrap() {
-        "tokenreviews" if review["spec"]["token"] == "good" => json!({ "authenticated": true, "user": {} }),
+        "tokenreviews" if review["spec"]["token"] == "good" => {
+            json!({ "authenticated": true, "user": {} })
+        }
         "tokenreviews" => json!({ "authenticated": false }),
         "subjectaccessreviews" => json!({ "allowed": true }),
         other => panic!("{other}"),
@@ -61,19 +63,37 @@ impl Site {
         std::fs::write(folder.path().join("tls.crt"), identity.cert_pem).unwrap();
         std::fs::write(folder.path().join("tls.key"), identity.key_pem).unwrap();
         // Its folder is gone by the first handshake: what was read stays.
-        let certificate = Certificate::open(&MetricsCertificate::Mounted(folder.path().into())).await.unwrap();
-        let callers = Callers::new(Client::new(service_fn(apiserver), "default"), &Timings::default());
+        let certificate = Certificate::open(&MetricsCertificate::Mounted(folder.path().into()))
+            .await
+            .unwrap();
+        let callers = Callers::new(
+            Client::new(service_fn(apiserver), "default"),
+            &Timings::default(),
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route("/metrics", get(|| ready("all of them")));
-        let timings = Timings { metrics_patience: patience, metrics_connection: life, ..Timings::default() };
-        let server = tokio::spawn(serve(listener, routes, certificate, callers, timings)).abort_handle();
+        let timings = Timings {
+            metrics_patience: patience,
+            metrics_connection: life,
+            ..Timings::default()
+        };
+        let server =
+            tokio::spawn(serve(listener, routes, certificate, callers, timings)).abort_handle();
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap())
+            .unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
         let client = client.with_root_certificates(roots).with_no_client_auth();
-        Self { address, client, server }
+        Self {
+            address,
+            client,
+            server,
+        }
     }
 
     async fn silent(&self) -> TcpStream {
@@ -84,18 +104,29 @@ impl Site {
         let mut config = self.client.clone();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let name = ServerName::try_from("localhost").unwrap();
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, self.silent().await).await.unwrap();
+        let stream = TlsConnector::from(Arc::new(config))
+            .connect(name, self.silent().await)
+            .await
+            .unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
         // Only so is each shown the certificate that is there now.
-        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+        assert_eq!(
+            stream.get_ref().1.handshake_kind(),
+            Some(HandshakeKind::Full)
+        );
         stream
     }
 
     /// What a request over HTTP/1.1 is answered with, head and all.
     async fn get(&self, token: &str) -> String {
         let mut stream = self.tls().await;
-        let head = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n");
-        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let head = format!(
+            "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        );
+        stream
+            .write_all(format!("{head}Connection: close\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await; // ends without TLS' own farewell, maybe
         answer
@@ -106,16 +137,24 @@ impl Site {
 async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = Vec::new();
     // However it ends.
-    let _ = timeout(SOON, stream.read_to_end(&mut rest)).await.expect("it is left open");
+    let _ = timeout(SOON, stream.read_to_end(&mut rest))
+        .await
+        .expect("it is left open");
 }
 
 #[tokio::test]
 async fn who_is_known_is_let_in() {
     let site = Site::new(LONG, LONG).await;
     let answer = site.get("good").await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("all of them"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("all of them"),
+        "{answer}"
+    );
     let answer = site.get("bad").await;
-    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.contains("\r\nwww-authenticate: Bearer\r\n"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 401 ") && answer.contains("\r\nwww-authenticate: Bearer\r\n"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
@@ -123,7 +162,9 @@ async fn who_says_nothing_is_cut_off() {
     let site = Site::new(SHORT, LONG).await;
     ended(&mut site.silent().await).await;
     let mut half = site.tls().await;
-    half.write_all(b"GET /metrics HTTP/1.1\r\nHost: local").await.unwrap();
+    half.write_all(b"GET /metrics HTTP/1.1\r\nHost: local")
+        .await
+        .unwrap();
     ended(&mut half).await;
 }
 
@@ -133,8 +174,14 @@ async fn no_connection_lasts_for_ever() {
     ended(&mut site.tls().await).await;
     let mut busy = site.tls().await;
     let served = async {
-        while busy.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok() {
-            let Ok(1..) = busy.read(&mut [0; 4096]).await else { break };
+        while busy
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .await
+            .is_ok()
+        {
+            let Ok(1..) = busy.read(&mut [0; 4096]).await else {
+                break;
+            };
         }
     };
     timeout(SOON, served).await.expect("it is served for ever");
@@ -147,11 +194,16 @@ async fn connections_are_bounded_and_each_place_comes_free_again() {
     for _ in 1..CONNECTIONS {
         silent.push(site.silent().await);
     }
-    let one_is_left = timeout(SOON, site.get("good")).await.expect("silent ones hold up others");
+    let one_is_left = timeout(SOON, site.get("good"))
+        .await
+        .expect("silent ones hold up others");
     assert!(one_is_left.contains(" 200 OK"), "{one_is_left}");
     silent.push(site.silent().await);
     let mut waits = pin!(site.get("good"));
-    assert!(timeout(SHORT, &mut waits).await.is_err(), "there are more connections than that");
+    assert!(
+        timeout(SHORT, &mut waits).await.is_err(),
+        "there are more connections than that"
+    );
     silent.clear();
     let served = timeout(SOON, waits).await.expect("no place comes free");
     assert!(served.contains(" 200 OK"), "{served}");

@@ -20,10 +20,16 @@ pub(super) fn not_found(words: impl Into<String>) -> Refused {
 }
 
 /// The balancer that a call is about, which may be too new to be shown.
-pub(super) fn existing<'a>(state: &'a State, form: &Form) -> Result<(String, &'a Balancer), Refused> {
+pub(super) fn existing<'a>(
+    state: &'a State,
+    form: &Form,
+) -> Result<(String, &'a Balancer), Refused> {
     let arn = required(form, "LoadBalancerArn")?;
     check_arn(arn)?;
-    let balancer = state.balancers.get(arn).ok_or_else(|| not_found(format!("Load balancer '{arn}' not found")))?;
+    let balancer = state
+        .balancers
+        .get(arn)
+        .ok_or_else(|| not_found(format!("Load balancer '{arn}' not found")))?;
     Ok((arn.to_owned(), balancer))
 }
 
@@ -31,7 +37,9 @@ fn check_arn(arn: &str) -> Result<(), Refused> {
     if arn.starts_with("arn:aws:elasticloadbalancing:") && arn.contains(":loadbalancer/") {
         return Ok(());
     }
-    Err(Refused::invalid(format!("'{arn}' is not a valid load balancer ARN")))
+    Err(Refused::invalid(format!(
+        "'{arn}' is not a valid load balancer ARN"
+    )))
 }
 
 /// The same call again gives the balancer that is there; another one of that name is refused.
@@ -39,7 +47,9 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     let name = required(&form, "Name")?.to_owned();
     check_name("load balancer", &name)?;
     if name.starts_with("internal-") {
-        return Err(Refused::invalid(format!("The load balancer name '{name}' cannot begin with 'internal-'")));
+        return Err(Refused::invalid(format!(
+            "The load balancer name '{name}' cannot begin with 'internal-'"
+        )));
     }
     one_of(&form, "Scheme", &SCHEMES)?;
     one_of(&form, "Type", &TYPES)?;
@@ -56,17 +66,36 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     form.set_list("SecurityGroups", &groups);
     form.remove("Tags");
     let duplicate = || {
-        let words = format!("A load balancer with the same name '{name}' exists, but with different settings");
+        let words = format!(
+            "A load balancer with the same name '{name}' exists, but with different settings"
+        );
         Err(Refused::new("DuplicateLoadBalancerName", words))
     };
-    if layer.state().all_lingering().any(|(_, deleted)| deleted.name == name) {
+    if layer
+        .state()
+        .all_lingering()
+        .any(|(_, deleted)| deleted.name == name)
+    {
         return duplicate();
     }
-    let former = layer.state().balancer_named(&name).map(|(arn, _)| arn.clone());
+    let former = layer
+        .state()
+        .balancer_named(&name)
+        .map(|(arn, _)| arn.clone());
     if let Some(arn) = former {
-        let mut found =
-            members(layer.moto.elb(&Form::elb("DescribeLoadBalancers", &[("Names.member.1", &name)])).await?);
-        if !found.iter().all(|balancer| same(&form, balancer, &subnets, &groups)) {
+        let mut found = members(
+            layer
+                .moto
+                .elb(&Form::elb(
+                    "DescribeLoadBalancers",
+                    &[("Names.member.1", &name)],
+                ))
+                .await?,
+        );
+        if !found
+            .iter()
+            .all(|balancer| same(&form, balancer, &subnets, &groups))
+        {
             return duplicate();
         }
         tracing::debug!(arn, "the balancer was there already");
@@ -82,7 +111,14 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
         let created = Instant::now();
         let arn = balancer.get("LoadBalancerArn");
         let (vpc, zones) = (place.vpc.clone(), place.zones.clone());
-        let new = Balancer { name: name.clone(), vpc, zones, created, forced: None, protected: false };
+        let new = Balancer {
+            name: name.clone(),
+            vpc,
+            zones,
+            created,
+            forced: None,
+            protected: false,
+        };
         state.balancers.insert(arn.to_owned(), new);
         state.made(arn, new_tags.clone());
     }
@@ -93,8 +129,14 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
 /// Whether the balancer is what the form asks for.
 fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) -> bool {
     let is = |param: &str, default: &str| form.get(param).unwrap_or(default) == balancer.get(param);
-    let zones = balancer.members("AvailabilityZones").iter().map(|zone| zone.get("SubnetId"));
-    let security_groups = balancer.members("SecurityGroups").iter().map(|group| group.text.as_str());
+    let zones = balancer
+        .members("AvailabilityZones")
+        .iter()
+        .map(|zone| zone.get("SubnetId"));
+    let security_groups = balancer
+        .members("SecurityGroups")
+        .iter()
+        .map(|group| group.text.as_str());
     is("Scheme", SCHEMES[0])
         && is("Type", TYPES[0])
         && is("IpAddressType", "ipv4")
@@ -107,7 +149,8 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     let names = named(&form, "Names", "load balancers")?;
     let all = arns.is_empty() && names.is_empty();
     if !arns.is_empty() && !names.is_empty() {
-        let words = "Load balancer names and load balancer ARNs cannot be specified at the same time";
+        let words =
+            "Load balancer names and load balancer ARNs cannot be specified at the same time";
         return Err(Refused::invalid(words));
     }
     let (ask, lingering) = {
@@ -115,9 +158,13 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let asked = |(arn, deleted): &(&String, &Deleted)| {
             state.shows(arn) && (all || arns.contains(arn) || names.contains(&deleted.name))
         };
-        let lingering: Vec<Element> =
-            state.all_lingering().filter(asked).map(|(_, deleted)| deleted.description.clone()).collect();
-        let lingers = |key: &str, value: &str| lingering.iter().any(|balancer| balancer.get(key) == value);
+        let lingering: Vec<Element> = state
+            .all_lingering()
+            .filter(asked)
+            .map(|(_, deleted)| deleted.description.clone())
+            .collect();
+        let lingers =
+            |key: &str, value: &str| lingering.iter().any(|balancer| balancer.get(key) == value);
         for arn in &arns {
             check_arn(arn)?;
             if !lingers("LoadBalancerArn", arn) && !state.shows(arn) {
@@ -125,7 +172,9 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             }
         }
         for name in &names {
-            let live = state.balancer_named(name).is_some_and(|(arn, _)| state.shows(arn));
+            let live = state
+                .balancer_named(name)
+                .is_some_and(|(arn, _)| state.shows(arn));
             if !lingers("LoadBalancerName", name) && !live {
                 return Err(not_found(format!("Load balancers '[{name}]' not found")));
             }
@@ -135,9 +184,15 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         ask.set("PageSize", "1000000");
         // moto has none that lingers.
         let live = |arn: &&String| state.balancers.contains_key(*arn);
-        ask.set_list("LoadBalancerArns", &arns.iter().filter(live).cloned().collect::<Vec<_>>());
+        ask.set_list(
+            "LoadBalancerArns",
+            &arns.iter().filter(live).cloned().collect::<Vec<_>>(),
+        );
         let live = |name: &&String| state.balancer_named(name).is_some();
-        ask.set_list("Names", &names.iter().filter(live).cloned().collect::<Vec<_>>());
+        ask.set_list(
+            "Names",
+            &names.iter().filter(live).cloned().collect::<Vec<_>>(),
+        );
         (ask, lingering)
     };
     let mut found = Vec::new();
@@ -157,7 +212,9 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
 /// What moto says of balancers, made right.
 pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
     for balancer in balancers {
-        let Some(known) = state.balancers.get(balancer.get("LoadBalancerArn")) else { continue };
+        let Some(known) = state.balancers.get(balancer.get("LoadBalancerArn")) else {
+            continue;
+        };
         let (code, reason) = state.balancer_state(known);
         let mut parts = vec![Element::text("Code", code)];
         if !reason.is_empty() {
@@ -170,10 +227,20 @@ pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
 
 /// A name that is another for another balancer of the same name, as AWS's is.
 fn dns(balancer: &Element) -> String {
-    let (_, id) = balancer.get("LoadBalancerArn").rsplit_once('/').unwrap_or_default();
+    let (_, id) = balancer
+        .get("LoadBalancerArn")
+        .rsplit_once('/')
+        .unwrap_or_default();
     let number = u64::from_str_radix(id, 16).unwrap_or_default() % 10_000_000_000;
-    let internal = if balancer.get("Scheme") == "internal" { "internal-" } else { "" };
-    format!("{internal}{}-{number}.{REGION}.elb.amazonaws.com", balancer.get("LoadBalancerName"))
+    let internal = if balancer.get("Scheme") == "internal" {
+        "internal-"
+    } else {
+        ""
+    };
+    format!(
+        "{internal}{}-{number}.{REGION}.elb.amazonaws.com",
+        balancer.get("LoadBalancerName")
+    )
 }
 
 /// One that is gone is deleted, also while describes still show it; one that is protected is not.
@@ -183,15 +250,24 @@ pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     match layer.state().balancers.get(arn) {
         None => return Ok(Vec::new()),
         Some(balancer) if balancer.protected => {
-            let words = format!("Load balancer '{arn}' cannot be deleted because deletion protection is enabled");
+            let words = format!(
+                "Load balancer '{arn}' cannot be deleted because deletion protection is enabled"
+            );
             return Err(Refused::new("OperationNotPermitted", words));
         }
         Some(_) => {}
     }
     let mut last = Vec::new();
     if !layer.state().times.linger.is_zero() {
-        last =
-            members(layer.moto.elb(&Form::elb("DescribeLoadBalancers", &[("LoadBalancerArns.member.1", arn)])).await?);
+        last = members(
+            layer
+                .moto
+                .elb(&Form::elb(
+                    "DescribeLoadBalancers",
+                    &[("LoadBalancerArns.member.1", arn)],
+                ))
+                .await?,
+        );
     }
     let done = layer.moto.elb(&form).await?;
     let mut state = layer.state();

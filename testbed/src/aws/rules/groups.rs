@@ -27,21 +27,32 @@ const DEFAULTS: [(&str, &str); 11] = [
 ];
 
 pub(super) fn not_found(arn: &str) -> Refused {
-    Refused::new("TargetGroupNotFound", format!("Target groups '{arn}' not found"))
+    Refused::new(
+        "TargetGroupNotFound",
+        format!("Target groups '{arn}' not found"),
+    )
 }
 
 /// The group that a call is about.
 pub(super) fn existing(state: &State, form: &Form) -> Result<String, Refused> {
     let arn = required(form, "TargetGroupArn")?;
     if !arn.contains(":targetgroup/") {
-        return Err(Refused::invalid(format!("'{arn}' is not a valid target group ARN")));
+        return Err(Refused::invalid(format!(
+            "'{arn}' is not a valid target group ARN"
+        )));
     }
-    state.groups.get(arn).map(|_| arn.to_owned()).ok_or_else(|| not_found(arn))
+    state
+        .groups
+        .get(arn)
+        .map(|_| arn.to_owned())
+        .ok_or_else(|| not_found(arn))
 }
 
 /// What the group is to be, with what AWS takes for the rest.
 fn settings(form: &Form) -> BTreeMap<String, String> {
-    let defaults = DEFAULTS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let defaults = DEFAULTS
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut settings: BTreeMap<String, String> = defaults.collect();
     settings.insert("HealthCheckProtocol".to_owned(), "HTTP".to_owned());
     settings.extend(form.params());
@@ -72,18 +83,26 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     };
     match former {
         Some((_, false)) => {
-            let words = format!("A target group with the same name '{name}' exists, but with different settings");
+            let words = format!(
+                "A target group with the same name '{name}' exists, but with different settings"
+            );
             return Err(Refused::new("DuplicateTargetGroupName", words));
         }
-        Some((arn, true)) => return shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await,
+        Some((arn, true)) => {
+            return shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await;
+        }
         None => {}
     }
     let mut made = members(layer.moto.elb(&form).await?);
     let mut state = layer.state();
     for group in &made {
         let arn = group.get("TargetGroupArn");
-        let new =
-            Group { name: name.clone(), settings: settings.clone(), targets: BTreeMap::new(), forced: BTreeMap::new() };
+        let new = Group {
+            name: name.clone(),
+            settings: settings.clone(),
+            targets: BTreeMap::new(),
+            forced: BTreeMap::new(),
+        };
         state.groups.insert(arn.to_owned(), new);
         state.made(arn, new_tags.clone());
     }
@@ -106,7 +125,9 @@ fn check_health_check(form: &Form) -> Result<(), Refused> {
     if let Some(path) = form.get("HealthCheckPath")
         && (!path.starts_with('/') || path.len() > 1024)
     {
-        return Err(Refused::invalid(format!("Health check path '{path}' must begin with a '/' character")));
+        return Err(Refused::invalid(format!(
+            "Health check path '{path}' must begin with a '/' character"
+        )));
     }
     Ok(())
 }
@@ -134,21 +155,39 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     let of: Option<BTreeSet<String>> = {
         let state = layer.state();
         let balancer = form.get("LoadBalancerArn");
-        if [!arns.is_empty(), !names.is_empty(), balancer.is_some()].iter().filter(|given| **given).count() > 1 {
+        if [!arns.is_empty(), !names.is_empty(), balancer.is_some()]
+            .iter()
+            .filter(|given| **given)
+            .count()
+            > 1
+        {
             return Err(Refused::invalid(
                 "Target group names, target group ARNs, and a load balancer ARN cannot be specified at the same time",
             ));
         }
-        if let Some(arn) = arns.iter().find(|arn| !(state.groups.contains_key(*arn) && state.shows(arn))) {
+        if let Some(arn) = arns
+            .iter()
+            .find(|arn| !(state.groups.contains_key(*arn) && state.shows(arn)))
+        {
             return Err(not_found(arn));
         }
-        let named = |name: &str| state.groups.iter().any(|(arn, group)| group.name == name && state.shows(arn));
+        let named = |name: &str| {
+            state
+                .groups
+                .iter()
+                .any(|(arn, group)| group.name == name && state.shows(arn))
+        };
         if let Some(name) = names.iter().find(|name| !named(name)) {
-            return Err(Refused::new("TargetGroupNotFound", format!("Target groups '[{name}]' not found")));
+            return Err(Refused::new(
+                "TargetGroupNotFound",
+                format!("Target groups '[{name}]' not found"),
+            ));
         }
         match balancer {
             Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
-                return Err(balancers::not_found(format!("Load balancer '{arn}' not found")));
+                return Err(balancers::not_found(format!(
+                    "Load balancer '{arn}' not found"
+                )));
             }
             Some(arn) => {
                 let on_it = |group: &&String| state.balancers_of(group).contains(arn);
@@ -159,7 +198,11 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     };
     let mut ask = form.clone();
     ask.remove("LoadBalancerArn");
-    let mut found: Vec<Element> = shown(layer, &ask).await?.into_iter().flat_map(|list| list.children).collect();
+    let mut found: Vec<Element> = shown(layer, &ask)
+        .await?
+        .into_iter()
+        .flat_map(|list| list.children)
+        .collect();
     let state = layer.state();
     found.retain(|group| {
         let arn = group.get("TargetGroupArn");

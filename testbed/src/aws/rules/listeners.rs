@@ -17,7 +17,11 @@ pub(super) fn not_found() -> Refused {
 
 fn existing(state: &State, form: &Form) -> Result<String, Refused> {
     let arn = required(form, "ListenerArn")?;
-    state.listeners.get(arn).map(|_| arn.to_owned()).ok_or_else(not_found)
+    state
+        .listeners
+        .get(arn)
+        .map(|_| arn.to_owned())
+        .ok_or_else(not_found)
 }
 
 /// The target groups that the default actions forward to.
@@ -38,22 +42,35 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
     let port = check_port(form)?;
     let protocol = required(form, "Protocol")?;
     if !["HTTP", "HTTPS"].contains(&protocol) {
-        return Err(Refused::invalid(format!("Protocol '{protocol}' must be one of 'HTTP, HTTPS'")));
+        return Err(Refused::invalid(format!(
+            "Protocol '{protocol}' must be one of 'HTTP, HTTPS'"
+        )));
     }
     check_certificate(state, form, protocol)?;
     if !form.has_list("DefaultActions") {
         return Err(missing("DefaultActions"));
     }
-    let vpc = state.balancers.get(balancer).map(|balancer| balancer.vpc.as_str());
+    let vpc = state
+        .balancers
+        .get(balancer)
+        .map(|balancer| balancer.vpc.as_str());
     for arn in forwards(form) {
-        let group = state.groups.get(&arn).ok_or_else(|| groups::not_found(&arn))?;
+        let group = state
+            .groups
+            .get(&arn)
+            .ok_or_else(|| groups::not_found(&arn))?;
         if group.settings.get("VpcId").map(String::as_str) != vpc {
             let words = format!("The target group '{arn}' is not in the load balancer's VPC");
             return Err(Refused::new("InvalidConfigurationRequest", words));
         }
-        if state.balancers_of(&arn).iter().any(|other| other != balancer) {
-            let words =
-                format!("The following target groups cannot be associated with more than one load balancer: {arn}");
+        if state
+            .balancers_of(&arn)
+            .iter()
+            .any(|other| other != balancer)
+        {
+            let words = format!(
+                "The following target groups cannot be associated with more than one load balancer: {arn}"
+            );
             return Err(Refused::new("TargetGroupAssociationLimit", words));
         }
     }
@@ -61,31 +78,57 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
         own != Some(arn.as_str()) && listener.balancer == balancer && listener.port == port
     };
     if state.listeners.iter().any(taken) {
-        let words = format!("A listener already exists on this port for load balancer '{balancer}'");
+        let words =
+            format!("A listener already exists on this port for load balancer '{balancer}'");
         return Err(Refused::new("DuplicateListener", words));
     }
     Ok(port)
 }
 
 fn check_certificate(state: &State, form: &Form, protocol: &str) -> Result<(), Refused> {
-    let certificates: Vec<String> =
-        form.members("Certificates").into_iter().filter_map(|mut one| one.remove("CertificateArn")).collect();
+    let certificates: Vec<String> = form
+        .members("Certificates")
+        .into_iter()
+        .filter_map(|mut one| one.remove("CertificateArn"))
+        .collect();
     match (protocol, certificates.as_slice()) {
         ("HTTPS", [arn]) if state.certificates.contains(arn) => Ok(()),
-        ("HTTPS", [arn]) => Err(Refused::new("CertificateNotFound", format!("Certificate '{arn}' not found"))),
-        ("HTTPS", []) => Err(Refused::invalid("A certificate must be specified for HTTPS listeners")),
-        ("HTTPS", _) => Err(Refused::invalid("Exactly one certificate must be specified")),
+        ("HTTPS", [arn]) => Err(Refused::new(
+            "CertificateNotFound",
+            format!("Certificate '{arn}' not found"),
+        )),
+        ("HTTPS", []) => Err(Refused::invalid(
+            "A certificate must be specified for HTTPS listeners",
+        )),
+        ("HTTPS", _) => Err(Refused::invalid(
+            "Exactly one certificate must be specified",
+        )),
         (_, []) if form.get("SslPolicy").is_none() => Ok(()),
-        (_, []) => Err(Refused::invalid("An SSL policy cannot be specified for HTTP listeners")),
-        _ => Err(Refused::invalid("A certificate cannot be specified for HTTP listeners")),
+        (_, []) => Err(Refused::invalid(
+            "An SSL policy cannot be specified for HTTP listeners",
+        )),
+        _ => Err(Refused::invalid(
+            "A certificate cannot be specified for HTTP listeners",
+        )),
     }
 }
 
 async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), Refused> {
-    let Some(policy) = form.get("SslPolicy") else { return Ok(()) };
-    let found = layer.moto.elb(&Form::elb("DescribeSSLPolicies", &[("Names.member.1", policy)])).await?;
+    let Some(policy) = form.get("SslPolicy") else {
+        return Ok(());
+    };
+    let found = layer
+        .moto
+        .elb(&Form::elb(
+            "DescribeSSLPolicies",
+            &[("Names.member.1", policy)],
+        ))
+        .await?;
     if members(found).is_empty() {
-        return Err(Refused::new("SSLPolicyNotFound", format!("SSL policy '{policy}' not found")));
+        return Err(Refused::new(
+            "SSLPolicyNotFound",
+            format!("SSL policy '{policy}' not found"),
+        ));
     }
     Ok(())
 }
@@ -100,7 +143,11 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
         let state = layer.state();
         let (balancer, _) = balancers::existing(&state, &form)?;
         let same = |listener: &&Listener| listener.settings == form.params();
-        let former = state.listeners.iter().find(|(_, listener)| same(listener)).map(|(arn, _)| arn.clone());
+        let former = state
+            .listeners
+            .iter()
+            .find(|(_, listener)| same(listener))
+            .map(|(arn, _)| arn.clone());
         match former {
             Some(arn) => (balancer, Err(arn)),
             None => (balancer.clone(), Ok(check(&state, &balancer, None, &form)?)),
@@ -115,8 +162,23 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     for listener in &mut made {
         let arn = listener.get("ListenerArn").to_owned();
         let protocol = listener.get("Protocol").to_owned();
-        let (balancer, groups, settings, since) = (balancer.clone(), forwards(&form), form.params(), Instant::now());
-        state.listeners.insert(arn.clone(), Listener { balancer, port, protocol, groups, settings, since });
+        let (balancer, groups, settings, since) = (
+            balancer.clone(),
+            forwards(&form),
+            form.params(),
+            Instant::now(),
+        );
+        state.listeners.insert(
+            arn.clone(),
+            Listener {
+                balancer,
+                port,
+                protocol,
+                groups,
+                settings,
+                since,
+            },
+        );
         state.made(&arn, new_tags.clone());
         finish(listener);
     }
@@ -130,12 +192,25 @@ pub(in crate::aws) fn finish(listener: &mut Element) {
         listener.remove("SslPolicy");
         listener.remove("Certificates");
     }
-    for action in listener.child_mut("DefaultActions").into_iter().flat_map(|actions| &mut actions.children) {
+    for action in listener
+        .child_mut("DefaultActions")
+        .into_iter()
+        .flat_map(|actions| &mut actions.children)
+    {
         let group = action.get("TargetGroupArn").to_owned();
         if !group.is_empty() && action.child("ForwardConfig").is_none() {
-            let tuple = vec![Element::text("TargetGroupArn", group), Element::text("Weight", "1")];
-            let stickiness = Element::with("TargetGroupStickinessConfig", vec![Element::text("Enabled", "false")]);
-            action.put(Element::with("ForwardConfig", vec![Element::list("TargetGroups", [tuple]), stickiness]));
+            let tuple = vec![
+                Element::text("TargetGroupArn", group),
+                Element::text("Weight", "1"),
+            ];
+            let stickiness = Element::with(
+                "TargetGroupStickinessConfig",
+                vec![Element::text("Enabled", "false")],
+            );
+            action.put(Element::with(
+                "ForwardConfig",
+                vec![Element::list("TargetGroups", [tuple]), stickiness],
+            ));
         }
     }
 }
@@ -154,11 +229,14 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let state = layer.state();
         match form.get("LoadBalancerArn") {
             Some(_) if !arns.is_empty() => {
-                let words = "Listener ARNs and a load balancer ARN cannot be specified at the same time";
+                let words =
+                    "Listener ARNs and a load balancer ARN cannot be specified at the same time";
                 return Err(Refused::invalid(words));
             }
             Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
-                return Err(balancers::not_found(format!("Load balancer '{arn}' not found")));
+                return Err(balancers::not_found(format!(
+                    "Load balancer '{arn}' not found"
+                )));
             }
             None if arns.is_empty() => {
                 let words = "You must specify either listener ARNs or a load balancer ARN";
@@ -166,11 +244,18 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             }
             _ => {}
         }
-        if arns.iter().any(|arn| !(state.listeners.contains_key(arn) && state.shows(arn))) {
+        if arns
+            .iter()
+            .any(|arn| !(state.listeners.contains_key(arn) && state.shows(arn)))
+        {
             return Err(not_found());
         }
     }
-    let mut found: Vec<Element> = shown(layer, &form).await?.into_iter().flat_map(|list| list.children).collect();
+    let mut found: Vec<Element> = shown(layer, &form)
+        .await?
+        .into_iter()
+        .flat_map(|list| list.children)
+        .collect();
     let state = layer.state();
     found.retain(|listener| state.shows(listener.get("ListenerArn")));
     if !arns.is_empty() {
@@ -187,8 +272,13 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
         let listener = state.listeners.get(&arn).ok_or_else(not_found)?;
         check_turned_to_https(&listener.protocol, &form)?;
         let settings = changed(&listener.settings, &form);
-        let after =
-            Form::elb("", &settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>());
+        let after = Form::elb(
+            "",
+            &settings
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect::<Vec<_>>(),
+        );
         let port = check(&state, &listener.balancer, Some(&arn), &after)?;
         (arn, settings, port, forwards(&after))
     };
@@ -210,10 +300,14 @@ fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
         return Ok(());
     }
     if !form.has_list("Certificates") {
-        return Err(Refused::invalid("A certificate must be specified for HTTPS listeners"));
+        return Err(Refused::invalid(
+            "A certificate must be specified for HTTPS listeners",
+        ));
     }
     if form.get("SslPolicy").is_none() {
-        return Err(Refused::invalid("An SSL policy must be specified for HTTPS listeners"));
+        return Err(Refused::invalid(
+            "An SSL policy must be specified for HTTPS listeners",
+        ));
     }
     Ok(())
 }
@@ -225,9 +319,16 @@ fn changed(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, S
     new.remove("ListenerArn");
     let head = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
     let sent: BTreeSet<String> = new.keys().map(|name| head(name)).collect();
-    let kept = former.iter().filter(|(name, _)| !sent.contains(&head(name)));
-    let mut all: BTreeMap<String, String> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
-    if new.get("Protocol").is_some_and(|protocol| protocol == "HTTP") {
+    let kept = former
+        .iter()
+        .filter(|(name, _)| !sent.contains(&head(name)));
+    let mut all: BTreeMap<String, String> = kept
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    if new
+        .get("Protocol")
+        .is_some_and(|protocol| protocol == "HTTP")
+    {
         all.retain(|name, _| !["Certificates", "SslPolicy"].contains(&head(name).as_str()));
     }
     all.extend(new);

@@ -122,27 +122,44 @@ fn page(state: &State, form: &Form, list: &str, key: &str, items: Vec<Element>) 
     };
     let more = items.len() > start + size;
     let items: Vec<Element> = items.into_iter().skip(start).take(size).collect();
-    let marker = items.last().filter(|_| more).map(|item| Element::text("NextMarker", item.get(key)));
-    Ok([Element::with(list, items)].into_iter().chain(marker).collect())
+    let marker = items
+        .last()
+        .filter(|_| more)
+        .map(|item| Element::text("NextMarker", item.get(key)));
+    Ok([Element::with(list, items)]
+        .into_iter()
+        .chain(marker)
+        .collect())
 }
 
 /// The one list of a result of moto's.
 pub(super) fn members(result: Vec<Element>) -> Vec<Element> {
-    result.into_iter().next().map(|list| list.children).unwrap_or_default()
+    result
+        .into_iter()
+        .next()
+        .map(|list| list.children)
+        .unwrap_or_default()
 }
 
 /// A name of at most 32 letters, digits and hyphens, none of which stands at an end.
 fn check_name(what: &str, name: &str) -> Result<(), Refused> {
     if name.len() > 32 {
-        return Err(Refused::invalid(format!("The {what} name '{name}' cannot be longer than '32' characters")));
+        return Err(Refused::invalid(format!(
+            "The {what} name '{name}' cannot be longer than '32' characters"
+        )));
     }
-    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+    if !name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    {
         return Err(Refused::invalid(format!(
             "The {what} name '{name}' can only contain characters that are alphanumeric characters or hyphens(-)"
         )));
     }
     if name.starts_with('-') || name.ends_with('-') {
-        return Err(Refused::invalid(format!("The {what} name '{name}' cannot begin or end with a hyphen(-)")));
+        return Err(Refused::invalid(format!(
+            "The {what} name '{name}' cannot begin or end with a hyphen(-)"
+        )));
     }
     Ok(())
 }

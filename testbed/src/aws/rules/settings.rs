@@ -10,7 +10,8 @@ use super::super::state::State;
 use super::super::xml::Element;
 use super::{balancers, missing, one_of};
 
-pub(super) const IP_ADDRESS_TYPES: [&str; 3] = ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
+pub(super) const IP_ADDRESS_TYPES: [&str; 3] =
+    ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
 
 /// Where a balancer stands.
 pub(super) struct Place {
@@ -25,7 +26,11 @@ fn not_right(words: impl Into<String>) -> Refused {
 /// The subnets that are asked for, plainly or by mappings.
 pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
     let mut subnets = form.list("Subnets");
-    subnets.extend(form.members("SubnetMappings").into_iter().filter_map(|mut mapping| mapping.remove("SubnetId")));
+    subnets.extend(
+        form.members("SubnetMappings")
+            .into_iter()
+            .filter_map(|mut mapping| mapping.remove("SubnetId")),
+    );
     subnets
 }
 
@@ -36,33 +41,45 @@ pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Pla
     let mut twice = false;
     for id in subnets {
         let Some(subnet) = network.subnets.get(id) else {
-            return Err(Refused::new("SubnetNotFound", format!("The subnet ID '{id}' does not exist")));
+            return Err(Refused::new(
+                "SubnetNotFound",
+                format!("The subnet ID '{id}' does not exist"),
+            ));
         };
         twice |= !zones.insert(subnet.zone.clone());
         vpcs.insert(subnet.vpc.clone());
     }
     if subnets.len() < 2 {
-        return Err(Refused::invalid("At least two subnets in two different Availability Zones must be specified"));
+        return Err(Refused::invalid(
+            "At least two subnets in two different Availability Zones must be specified",
+        ));
     }
     if vpcs.len() > 1 {
         return Err(not_right("All subnets must belong to the same VPC"));
     }
     if twice {
-        let words = "A load balancer cannot be attached to multiple subnets in the same Availability Zone";
+        let words =
+            "A load balancer cannot be attached to multiple subnets in the same Availability Zone";
         return Err(not_right(words));
     }
     let vpc = vpcs.pop_first().ok_or_else(|| missing("Subnets"))?;
     Ok(Place { vpc, zones })
 }
 
-pub(super) fn check_security_groups(network: &Network, groups: &[String], vpc: &str) -> Result<(), Refused> {
+pub(super) fn check_security_groups(
+    network: &Network,
+    groups: &[String],
+    vpc: &str,
+) -> Result<(), Refused> {
     for group in groups {
         match network.security_groups.get(group) {
             None => {
                 let words = format!("Security group '{group}' does not exist");
                 return Err(Refused::new("InvalidSecurityGroup", words));
             }
-            Some(other) if other != vpc => return Err(not_right("One or more security groups are invalid")),
+            Some(other) if other != vpc => {
+                return Err(not_right("One or more security groups are invalid"));
+            }
             Some(_) => {}
         }
     }
@@ -72,7 +89,9 @@ pub(super) fn check_security_groups(network: &Network, groups: &[String], vpc: &
 pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), Refused> {
     one_of(form, "IpAddressType", &IP_ADDRESS_TYPES)?;
     if !state.ipv6 && form.get("IpAddressType").is_some_and(|kind| kind != "ipv4") {
-        return Err(not_right("You must specify subnets with an associated IPv6 CIDR block."));
+        return Err(not_right(
+            "You must specify subnets with an associated IPv6 CIDR block.",
+        ));
     }
     Ok(())
 }
@@ -83,7 +102,10 @@ pub(super) async fn subnets(layer: &Layer, form: Form) -> Done {
         let (arn, balancer) = balancers::existing(&state, &form)?;
         let place = check_subnets(&state.network, &wanted_subnets(&form))?;
         if place.vpc != balancer.vpc {
-            let words = format!("All subnets must belong to the load balancer's VPC '{}'", balancer.vpc);
+            let words = format!(
+                "All subnets must belong to the load balancer's VPC '{}'",
+                balancer.vpc
+            );
             return Err(not_right(words));
         }
         check_ip_address_type(&state, &form)?;
@@ -130,7 +152,8 @@ pub(super) async fn modify_attributes(layer: &Layer, form: Form) -> Done {
     let done = layer.moto.elb(&form).await?;
     let mut attributes = form.members("Attributes").into_iter();
     let is_protection = |key: &String| key == "deletion_protection.enabled";
-    if let Some(protection) = attributes.rfind(|attribute| attribute.get("Key").is_some_and(is_protection))
+    if let Some(protection) =
+        attributes.rfind(|attribute| attribute.get("Key").is_some_and(is_protection))
         && let Some(balancer) = layer.state().balancers.get_mut(&arn)
     {
         balancer.protected = protection.get("Value").is_some_and(|value| value == "true");

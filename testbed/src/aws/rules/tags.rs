@@ -22,7 +22,10 @@ pub(super) fn check_count(count: usize) -> Result<(), Refused> {
 pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
     let mut tags = Tags::new();
     for mut tag in form.members("Tags") {
-        let (key, value) = (tag.remove("Key").unwrap_or_default(), tag.remove("Value").unwrap_or_default());
+        let (key, value) = (
+            tag.remove("Key").unwrap_or_default(),
+            tag.remove("Value").unwrap_or_default(),
+        );
         check("key", &key, 1, 128)?;
         check("value", &value, 0, 256)?;
         if key.to_lowercase().starts_with("aws:") {
@@ -39,8 +42,9 @@ pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
 }
 
 fn check(what: &str, text: &str, least: usize, most: usize) -> Result<(), Refused> {
-    let taken =
-        |character: char| character.is_alphanumeric() || character.is_whitespace() || "_.:/=+-@".contains(character);
+    let taken = |character: char| {
+        character.is_alphanumeric() || character.is_whitespace() || "_.:/=+-@".contains(character)
+    };
     if (least..=most).contains(&text.chars().count()) && text.chars().all(taken) {
         return Ok(());
     }
@@ -58,12 +62,18 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
         return Err(missing("ResourceArns"));
     }
     if arns.len() > super::AT_ONCE {
-        return Err(Refused::invalid(format!("Cannot have more than {} resources described", super::AT_ONCE)));
+        return Err(Refused::invalid(format!(
+            "Cannot have more than {} resources described",
+            super::AT_ONCE
+        )));
     }
     for arn in &arns {
         let (there, refused) = if arn.contains(":loadbalancer/") {
             let words = format!("Load balancer '{arn}' not found");
-            (state.balancers.contains_key(arn), balancers::not_found(words))
+            (
+                state.balancers.contains_key(arn),
+                balancers::not_found(words),
+            )
         } else if arn.contains(":targetgroup/") {
             (state.groups.contains_key(arn), groups::not_found(arn))
         } else if arn.contains(":listener/") {
@@ -104,7 +114,11 @@ pub(super) fn remove(layer: &Layer, form: &Form) -> Done {
         return Err(missing("TagKeys"));
     }
     for arn in resources(&state, form, false)? {
-        state.tags.entry(arn).or_default().retain(|key, _| !keys.contains(key));
+        state
+            .tags
+            .entry(arn)
+            .or_default()
+            .retain(|key, _| !keys.contains(key));
     }
     Ok(Vec::new())
 }
@@ -113,8 +127,15 @@ pub(super) fn describe(layer: &Layer, form: &Form) -> Done {
     let state = layer.state();
     let descriptions = resources(&state, form, true)?.into_iter().map(|arn| {
         let tags = state.shown_tags(&arn).into_iter();
-        let tags = tags.map(|(key, value)| vec![Element::text("Key", key), Element::text("Value", value)]);
-        vec![Element::text("ResourceArn", &arn), Element::list("Tags", tags)]
+        let tags =
+            tags.map(|(key, value)| vec![Element::text("Key", key), Element::text("Value", value)]);
+        vec![
+            Element::text("ResourceArn", &arn),
+            Element::list("Tags", tags),
+        ]
     });
-    Ok(vec![Element::list("TagDescriptions", descriptions.collect::<Vec<_>>())])
+    Ok(vec![Element::list(
+        "TagDescriptions",
+        descriptions.collect::<Vec<_>>(),
+    )])
 }

@@ -12,12 +12,22 @@ use super::{groups, missing};
 
 /// The targets that a call names; without a port it is the group's.
 fn wanted(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
-    let default = state.groups.get(group).and_then(|group| group.settings.get("Port")).cloned().unwrap_or_default();
+    let default = state
+        .groups
+        .get(group)
+        .and_then(|group| group.settings.get("Port"))
+        .cloned()
+        .unwrap_or_default();
     let targets = form.members("Targets").into_iter().map(|mut target| {
-        let id = target.remove("Id").filter(|id| !id.is_empty()).ok_or_else(|| missing("Targets.member.Id"))?;
+        let id = target
+            .remove("Id")
+            .filter(|id| !id.is_empty())
+            .ok_or_else(|| missing("Targets.member.Id"))?;
         let port = target.remove("Port").unwrap_or_else(|| default.clone());
         let port: u16 = port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
-            Refused::invalid(format!("The port '{port}' of target '{id}' must be between 1 and 65535"))
+            Refused::invalid(format!(
+                "The port '{port}' of target '{id}' must be between 1 and 65535"
+            ))
         })?;
         Ok((id, port))
     });
@@ -35,13 +45,20 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
     if targets.is_empty() {
         return Err(missing("Targets"));
     }
-    let of = |name: &str| state.groups.get(&arn).and_then(|group| group.settings.get(name)).map(String::as_str);
+    let of = |name: &str| {
+        state
+            .groups
+            .get(&arn)
+            .and_then(|group| group.settings.get(name))
+            .map(String::as_str)
+    };
     if of("TargetType") == Some("instance") {
         for (id, _) in &targets {
             match state.instances.get(id) {
                 None => return Err(invalid_target(format!("Instance ID '{id}' is not valid"))),
                 Some(instance) if !instance.running => {
-                    let words = "The following targets are not in a running state and cannot be registered";
+                    let words =
+                        "The following targets are not in a running state and cannot be registered";
                     return Err(invalid_target(format!("{words}: '{id}'")));
                 }
                 Some(_) if of("VpcId") != Some(state.network.vpc.as_str()) => {
@@ -54,9 +71,18 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
     }
     if let Some(group) = state.groups.get_mut(&arn) {
         for target in targets {
-            let there = group.targets.get(&target).is_some_and(|target| target.leaving.is_none());
+            let there = group
+                .targets
+                .get(&target)
+                .is_some_and(|target| target.leaving.is_none());
             if !there {
-                group.targets.insert(target, Registered { since: Instant::now(), leaving: None });
+                group.targets.insert(
+                    target,
+                    Registered {
+                        since: Instant::now(),
+                        leaving: None,
+                    },
+                );
             }
         }
     }
@@ -92,15 +118,31 @@ pub(super) fn health(layer: &Layer, form: &Form) -> Done {
     let found = if named.is_empty() {
         all
     } else {
-        named.into_iter().map(|target| (target.clone(), state.health(&arn, &target))).collect()
+        named
+            .into_iter()
+            .map(|target| (target.clone(), state.health(&arn, &target)))
+            .collect()
     };
-    Ok(vec![Element::list("TargetHealthDescriptions", found.into_iter().map(description))])
+    Ok(vec![Element::list(
+        "TargetHealthDescriptions",
+        found.into_iter().map(description),
+    )])
 }
 
 fn description(((id, port), health): (Target, Health)) -> Vec<Element> {
-    let parts = [("State", health.state), ("Reason", health.reason), ("Description", health.description)];
-    let parts = parts.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| Element::text(name, text));
-    let target = vec![Element::text("Id", id), Element::text("Port", port.to_string())];
+    let parts = [
+        ("State", health.state),
+        ("Reason", health.reason),
+        ("Description", health.description),
+    ];
+    let parts = parts
+        .into_iter()
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(name, text)| Element::text(name, text));
+    let target = vec![
+        Element::text("Id", id),
+        Element::text("Port", port.to_string()),
+    ];
     vec![
         Element::with("Target", target),
         Element::text("HealthCheckPort", port.to_string()),

@@ -5,17 +5,31 @@ use super::*;
 async fn from_its_beginning_to_its_end() {
     let aws = Aws::start().await.unwrap();
     aws.keep_provisioning(true);
-    let params = [("Name", "nginx-alb"), ("Tags.member.1.Key", "ManagedBy"), ("Tags.member.1.Value", "kopf")];
+    let params = [
+        ("Name", "nginx-alb"),
+        ("Tags.member.1.Key", "ManagedBy"),
+        ("Tags.member.1.Value", "kopf"),
+    ];
     let made = ok(&aws, "CreateLoadBalancer", &in_two(&params)).await;
     let arn = made.get("LoadBalancerArn").to_owned();
     let dns = made.get("DNSName").to_owned();
-    assert!(dns.starts_with("nginx-alb-") && dns.ends_with(".us-east-1.elb.amazonaws.com"), "{dns}");
-    let zones: Vec<&str> = made.only().members("AvailabilityZones").iter().map(|zone| zone.get("SubnetId")).collect();
+    assert!(
+        dns.starts_with("nginx-alb-") && dns.ends_with(".us-east-1.elb.amazonaws.com"),
+        "{dns}"
+    );
+    let zones: Vec<&str> = made
+        .only()
+        .members("AvailabilityZones")
+        .iter()
+        .map(|zone| zone.get("SubnetId"))
+        .collect();
     assert_eq!(zones, SUBNETS[..2]);
     assert_eq!(state_of(&aws, &arn).await, "provisioning");
     aws.keep_provisioning(false);
     let active = async || Ok((state_of(&aws, &arn).await == "active").then_some(()));
-    wait::until("it to be active", DEADLINE, active).await.unwrap();
+    wait::until("it to be active", DEADLINE, active)
+        .await
+        .unwrap();
     let there = aws.balancer("nginx-alb").await.unwrap().unwrap();
     let expected = super::super::Balancer {
         name: "nginx-alb".to_owned(),
@@ -36,16 +50,40 @@ async fn from_its_beginning_to_its_end() {
     ok(&aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &arn)]).await;
     assert!(aws.balancers().await.unwrap().is_empty());
     ok(&aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &arn)]).await;
-    assert_eq!(refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &arn)]).await, "LoadBalancerNotFound");
+    assert_eq!(
+        refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &arn)]).await,
+        "LoadBalancerNotFound"
+    );
     // One of the same name is another, at another address.
-    let again = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "nginx-alb")])).await;
-    assert_ne!((again.get("LoadBalancerArn"), again.get("DNSName")), (arn.as_str(), dns.as_str()));
-    let actions: Vec<String> =
-        aws.calls().iter().filter(|call| !call.is_read()).map(|call| call.action.clone()).collect();
+    let again = ok(
+        &aws,
+        "CreateLoadBalancer",
+        &in_two(&[("Name", "nginx-alb")]),
+    )
+    .await;
+    assert_ne!(
+        (again.get("LoadBalancerArn"), again.get("DNSName")),
+        (arn.as_str(), dns.as_str())
+    );
+    let actions: Vec<String> = aws
+        .calls()
+        .iter()
+        .filter(|call| !call.is_read())
+        .map(|call| call.action.clone())
+        .collect();
     let create = "CreateLoadBalancer";
-    assert_eq!(actions, [create, "DeleteLoadBalancer", "DeleteLoadBalancer", create]);
+    assert_eq!(
+        actions,
+        [create, "DeleteLoadBalancer", "DeleteLoadBalancer", create]
+    );
     assert_eq!(aws.calls()[0].params["Tags.member.1.Value"], "kopf");
-    assert_eq!(aws.calls()[0].answer, Outcome::Answered { http: 200, code: None });
+    assert_eq!(
+        aws.calls()[0].answer,
+        Outcome::Answered {
+            http: 200,
+            code: None
+        }
+    );
     aws.clear();
     assert!(aws.calls().is_empty());
 }
@@ -54,7 +92,15 @@ async fn from_its_beginning_to_its_end() {
 async fn the_same_again_gives_the_one_that_is_there() {
     let aws = shared().await;
     let name = fresh("same");
-    let arn = aws.create(&name, &["subnet-abc", "subnet-def"], "internal", &[("owner", "me")]).await.unwrap();
+    let arn = aws
+        .create(
+            &name,
+            &["subnet-abc", "subnet-def"],
+            "internal",
+            &[("owner", "me")],
+        )
+        .await
+        .unwrap();
     let again = [
         ("Name", name.as_str()),
         ("Scheme", "internal"),
@@ -63,8 +109,16 @@ async fn the_same_again_gives_the_one_that_is_there() {
         ("Tags.member.1.Key", "owner"),
         ("Tags.member.1.Value", "you"),
     ];
-    assert_eq!(ok(aws, "CreateLoadBalancer", &again).await.get("LoadBalancerArn"), arn);
-    assert_eq!(aws.balancer(&name).await.unwrap().unwrap().tags["owner"], "me");
+    assert_eq!(
+        ok(aws, "CreateLoadBalancer", &again)
+            .await
+            .get("LoadBalancerArn"),
+        arn
+    );
+    assert_eq!(
+        aws.balancer(&name).await.unwrap().unwrap().tags["owner"],
+        "me"
+    );
     let group = aws.security_groups().remove(0);
     let differences = [
         ("Scheme", "internet-facing"),
@@ -75,10 +129,19 @@ async fn the_same_again_gives_the_one_that_is_there() {
         ("Type", "network"),
     ];
     for difference in differences {
-        let other: Vec<_> = again.into_iter().filter(|(name, _)| *name != difference.0).chain([difference]).collect();
-        assert_eq!(refused(aws, "CreateLoadBalancer", &other).await, "DuplicateLoadBalancerName", "{difference:?}");
+        let other: Vec<_> = again
+            .into_iter()
+            .filter(|(name, _)| *name != difference.0)
+            .chain([difference])
+            .collect();
+        assert_eq!(
+            refused(aws, "CreateLoadBalancer", &other).await,
+            "DuplicateLoadBalancerName",
+            "{difference:?}"
+        );
     }
-    let of_that_name = |all: Vec<super::super::Balancer>| all.into_iter().filter(|one| one.name == name).count();
+    let of_that_name =
+        |all: Vec<super::super::Balancer>| all.into_iter().filter(|one| one.name == name).count();
     assert_eq!(of_that_name(aws.balancers().await.unwrap()), 1);
 }
 
@@ -92,8 +155,10 @@ async fn what_is_refused() {
     let configuration = "InvalidConfigurationRequest";
     let of = |name: &'static str, value| ("good", vec![(name, value)]);
     let names = ["", "-a", "a-", "a_b", "ä", "internal-a", &too_long];
-    let mut cases: Vec<(_, Vec<(&str, &str)>, &str)> =
-        names.iter().map(|name| (*name, Vec::new(), validation)).collect();
+    let mut cases: Vec<(_, Vec<(&str, &str)>, &str)> = names
+        .iter()
+        .map(|name| (*name, Vec::new(), validation))
+        .collect();
     let wrong = [
         (of("Scheme", "external"), validation),
         (of("Type", "classic"), validation),
@@ -102,18 +167,32 @@ async fn what_is_refused() {
         (of("Subnets.member.2", OTHER_SUBNETS[1]), configuration),
         (of("Subnets.member.2", "subnet-same-zone"), configuration),
         (of("Subnets.member.2", "subnet-abc"), configuration),
-        (of("SecurityGroups.member.1", "sg-nowhere"), "InvalidSecurityGroup"),
+        (
+            of("SecurityGroups.member.1", "sg-nowhere"),
+            "InvalidSecurityGroup",
+        ),
         (of("SecurityGroups.member.1", &foreign), configuration),
     ];
-    cases.extend(wrong.into_iter().map(|((name, params), code)| (name, params, code)));
+    cases.extend(
+        wrong
+            .into_iter()
+            .map(|((name, params), code)| (name, params, code)),
+    );
     for (name, changes, code) in cases {
         let mut params = in_two(&[("Name", name)]);
         params.extend(changes); // the last of two counts
-        assert_eq!(refused(aws, "CreateLoadBalancer", &params).await, code, "{params:?}");
+        assert_eq!(
+            refused(aws, "CreateLoadBalancer", &params).await,
+            code,
+            "{params:?}"
+        );
     }
     let one = [("Name", "good"), ("Subnets.member.1", "subnet-abc")];
     assert_eq!(refused(aws, "CreateLoadBalancer", &one).await, validation);
-    assert_eq!(refused(aws, "CreateLoadBalancer", &one[..1]).await, validation);
+    assert_eq!(
+        refused(aws, "CreateLoadBalancer", &one[..1]).await,
+        validation
+    );
     assert!(aws.balancer("good").await.unwrap().is_none());
     ok(aws, "CreateLoadBalancer", &in_two(&[("Name", &longest)])).await;
     assert_eq!(refused(aws, "CutLoadBalancer", &[]).await, "InvalidAction");
@@ -125,10 +204,28 @@ async fn one_that_is_protected_stays() {
     let name = fresh("protected");
     let arn = balancer(aws, &name).await;
     aws.protect(&arn, true).await.unwrap();
-    assert_eq!(refused(aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &arn)]).await, "OperationNotPermitted");
-    assert!(aws.balancer(&name).await.unwrap().unwrap().deletion_protection);
-    let attributes = ok(aws, "DescribeLoadBalancerAttributes", &[("LoadBalancerArn", &arn)]).await;
-    let protection = attributes.items().iter().find(|one| one.get("Key") == "deletion_protection.enabled").unwrap();
+    assert_eq!(
+        refused(aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &arn)]).await,
+        "OperationNotPermitted"
+    );
+    assert!(
+        aws.balancer(&name)
+            .await
+            .unwrap()
+            .unwrap()
+            .deletion_protection
+    );
+    let attributes = ok(
+        aws,
+        "DescribeLoadBalancerAttributes",
+        &[("LoadBalancerArn", &arn)],
+    )
+    .await;
+    let protection = attributes
+        .items()
+        .iter()
+        .find(|one| one.get("Key") == "deletion_protection.enabled")
+        .unwrap();
     assert_eq!(protection.get("Value"), "true");
     aws.protect(&arn, false).await.unwrap();
     aws.delete(&arn).await.unwrap();
@@ -142,18 +239,43 @@ async fn describes_by_name_by_arn_and_by_page() {
     for name in ["a", "b", "c"] {
         arns.push(balancer(&aws, name).await);
     }
-    let two = ok(&aws, "DescribeLoadBalancers", &[("Names.member.1", "c"), ("Names.member.2", "a")]).await;
+    let two = ok(
+        &aws,
+        "DescribeLoadBalancers",
+        &[("Names.member.1", "c"), ("Names.member.2", "a")],
+    )
+    .await;
     assert_eq!(two.items().len(), 2);
-    for missing in [("Names.member.2", "nowhere"), ("LoadBalancerArns.member.1", &format!("{}0", arns[0]))] {
+    for missing in [
+        ("Names.member.2", "nowhere"),
+        ("LoadBalancerArns.member.1", &format!("{}0", arns[0])),
+    ] {
         let mut params = vec![missing];
-        params.extend(missing.0.starts_with("Names").then_some(("Names.member.1", "a")));
-        assert_eq!(refused(&aws, "DescribeLoadBalancers", &params).await, "LoadBalancerNotFound");
+        params.extend(
+            missing
+                .0
+                .starts_with("Names")
+                .then_some(("Names.member.1", "a")),
+        );
+        assert_eq!(
+            refused(&aws, "DescribeLoadBalancers", &params).await,
+            "LoadBalancerNotFound"
+        );
     }
     let mut shown = Vec::new();
     let mut marker = String::new();
     for _ in 0..2 {
-        let page = ok(&aws, "DescribeLoadBalancers", &[("PageSize", "2"), ("Marker", &marker)]).await;
-        shown.extend(page.items().iter().map(|item| item.get("LoadBalancerArn").to_owned()));
+        let page = ok(
+            &aws,
+            "DescribeLoadBalancers",
+            &[("PageSize", "2"), ("Marker", &marker)],
+        )
+        .await;
+        shown.extend(
+            page.items()
+                .iter()
+                .map(|item| item.get("LoadBalancerArn").to_owned()),
+        );
         page.result().get("NextMarker").clone_into(&mut marker);
     }
     assert_eq!((shown, marker.as_str()), (arns.clone(), ""));
@@ -161,13 +283,31 @@ async fn describes_by_name_by_arn_and_by_page() {
     assert_eq!((all.items().len(), all.result().get("NextMarker")), (3, ""));
     aws.page_size(1);
     let page = ok(&aws, "DescribeLoadBalancers", &[]).await;
-    assert_eq!((page.get("LoadBalancerName"), page.result().get("NextMarker")), ("a", arns[0].as_str()));
+    assert_eq!(
+        (
+            page.get("LoadBalancerName"),
+            page.result().get("NextMarker")
+        ),
+        ("a", arns[0].as_str())
+    );
     let names: Vec<String> = (1..=21).map(|at| format!("Names.member.{at}")).collect();
     let many: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "a")).collect();
-    assert_eq!(refused(&aws, "DescribeLoadBalancers", &many).await, "ValidationError");
+    assert_eq!(
+        refused(&aws, "DescribeLoadBalancers", &many).await,
+        "ValidationError"
+    );
     ok(&aws, "DescribeLoadBalancers", &many[..20]).await;
-    for wrong in [("PageSize", "0"), ("PageSize", "401"), ("Marker", "nowhere"), ("LoadBalancerArns.member.1", "arn")] {
-        assert_eq!(refused(&aws, "DescribeLoadBalancers", &[wrong]).await, "ValidationError", "{wrong:?}");
+    for wrong in [
+        ("PageSize", "0"),
+        ("PageSize", "401"),
+        ("Marker", "nowhere"),
+        ("LoadBalancerArns.member.1", "arn"),
+    ] {
+        assert_eq!(
+            refused(&aws, "DescribeLoadBalancers", &[wrong]).await,
+            "ValidationError",
+            "{wrong:?}"
+        );
     }
 }
 
@@ -178,6 +318,9 @@ async fn of_many_at_once_one_is_made() {
     let params = in_two(&[("Name", &name)]);
     let calls = (0..8).map(|_| call(aws, "CreateLoadBalancer", &params));
     let answers = futures::future::try_join_all(calls).await.unwrap();
-    let arns: std::collections::BTreeSet<_> = answers.iter().map(|answer| answer.get("LoadBalancerArn")).collect();
+    let arns: std::collections::BTreeSet<_> = answers
+        .iter()
+        .map(|answer| answer.get("LoadBalancerArn"))
+        .collect();
     assert_eq!(arns.len(), 1);
 }

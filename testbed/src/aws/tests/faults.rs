@@ -13,8 +13,20 @@ async fn errors_in_place_of_the_answer() {
     let cases = [
         (Fault::Throttled, 400, "Throttling"),
         (Fault::Expired, 403, "ExpiredToken"),
-        (Fault::code("TooManyLoadBalancers", "words"), 400, "TooManyLoadBalancers"),
-        (Fault::Code(Refused::with_status(429, "PriorRequestNotComplete", "words")), 429, "PriorRequestNotComplete"),
+        (
+            Fault::code("TooManyLoadBalancers", "words"),
+            400,
+            "TooManyLoadBalancers",
+        ),
+        (
+            Fault::Code(Refused::with_status(
+                429,
+                "PriorRequestNotComplete",
+                "words",
+            )),
+            429,
+            "PriorRequestNotComplete",
+        ),
         (Fault::internal_failure(), 500, "InternalFailure"),
         (Fault::unavailable(), 503, "ServiceUnavailable"),
         (Fault::Bare(500), 500, ""),
@@ -24,14 +36,19 @@ async fn errors_in_place_of_the_answer() {
         let order = aws.fault(On::action("CreateLoadBalancer"), Times::First(2), fault);
         describe(&aws).await.unwrap().items();
         for hits in 1..=2 {
-            let answer = call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await.unwrap();
+            let answer = call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")]))
+                .await
+                .unwrap();
             assert_eq!((answer.status.as_u16(), answer.code()), (status, code));
             order.wait_for_hits(hits, DEADLINE).await.unwrap();
         }
         assert!(aws.balancers().await.unwrap().is_empty());
         let code = (!code.is_empty()).then(|| code.to_owned());
         let last = aws.calls().last().unwrap().clone();
-        assert_eq!((last.answer.clone(), last.done), (Outcome::Answered { http: status, code }, false));
+        assert_eq!(
+            (last.answer.clone(), last.done),
+            (Outcome::Answered { http: status, code }, false)
+        );
     }
     ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await;
 }
@@ -43,7 +60,12 @@ async fn an_order_stands_until_it_is_taken_back() {
     assert_eq!(describe(&aws).await.unwrap().code(), "Throttling");
     assert_eq!(describe(&aws).await.unwrap().code(), "Throttling");
     ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await;
-    assert!(aws.ask("DescribeLoadBalancers", &[]).await.unwrap().contains("<LoadBalancerName>one<"));
+    assert!(
+        aws.ask("DescribeLoadBalancers", &[])
+            .await
+            .unwrap()
+            .contains("<LoadBalancerName>one<")
+    );
     order.take_back();
     describe(&aws).await.unwrap().only();
     aws.fault(On::all(), Times::Nth(2), Fault::Throttled);
@@ -61,7 +83,9 @@ async fn connections_are_cut_before_or_after_the_deed() {
     let aws = Aws::start().await.unwrap();
     for (fault, done) in [(Fault::CutBefore, false), (Fault::CutAfter, true)] {
         aws.fault(On::all(), Times::First(1), fault);
-        call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await.unwrap_err();
+        call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")]))
+            .await
+            .unwrap_err();
         assert_eq!(aws.balancer("one").await.unwrap().is_some(), done);
         let last = aws.calls().last().unwrap().clone();
         assert_eq!((last.answer.clone(), last.done), (Outcome::Cut, done));
@@ -79,14 +103,25 @@ async fn answers_that_are_late_or_never_come() {
     let order = aws.fault(On::writes(), Times::First(1), Fault::Hang);
     let hanging = {
         let aws = aws.clone();
-        tokio::spawn(async move { call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await })
+        tokio::spawn(
+            async move { call(&aws, "CreateLoadBalancer", &in_two(&[("Name", "one")])).await },
+        )
     };
     order.wait_for_hits(1, DEADLINE).await.unwrap();
     describe(&aws).await.unwrap().items();
     assert!(!hanging.is_finished());
     hanging.abort();
-    let calls = aws.wait_for(DEADLINE, |calls| calls.iter().any(|call| call.action == "CreateLoadBalancer")).await;
-    assert!(calls.unwrap().iter().any(|call| call.answer == Outcome::Cut && !call.done));
+    let calls = aws
+        .wait_for(DEADLINE, |calls| {
+            calls.iter().any(|call| call.action == "CreateLoadBalancer")
+        })
+        .await;
+    assert!(
+        calls
+            .unwrap()
+            .iter()
+            .any(|call| call.answer == Outcome::Cut && !call.done)
+    );
     assert!(aws.balancers().await.unwrap().is_empty());
 }
 
@@ -95,7 +130,10 @@ async fn all_is_down() {
     let aws = Aws::start().await.unwrap();
     aws.down(true);
     let answer = describe(&aws).await.unwrap();
-    assert_eq!((answer.status.as_u16(), answer.code()), (503, "ServiceUnavailable"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.code()),
+        (503, "ServiceUnavailable")
+    );
     balancer(&aws, "one").await; // the test itself is not touched
     aws.down(false);
     assert_eq!(describe(&aws).await.unwrap().get("LoadBalancerName"), "one");
@@ -108,22 +146,39 @@ async fn who_may_call() {
     let cases = [
         (None, "MissingAuthenticationToken"),
         (Some("Bearer what".to_owned()), "IncompleteSignature"),
-        (Some(signature("AKIAWHO", REGION, service)), "InvalidClientTokenId"),
-        (Some(signature(ACCESS_KEY, "eu-west-1", service)), "SignatureDoesNotMatch"),
-        (Some(signature(ACCESS_KEY, REGION, "ec3")), "SignatureDoesNotMatch"),
+        (
+            Some(signature("AKIAWHO", REGION, service)),
+            "InvalidClientTokenId",
+        ),
+        (
+            Some(signature(ACCESS_KEY, "eu-west-1", service)),
+            "SignatureDoesNotMatch",
+        ),
+        (
+            Some(signature(ACCESS_KEY, REGION, "ec3")),
+            "SignatureDoesNotMatch",
+        ),
     ];
     for (authorization, code) in cases {
-        let answer = call_as(&aws, authorization.as_deref(), "DescribeLoadBalancers", &[]).await.unwrap();
+        let answer = call_as(&aws, authorization.as_deref(), "DescribeLoadBalancers", &[])
+            .await
+            .unwrap();
         assert_eq!((answer.status.as_u16(), answer.code()), (403, code));
         assert_eq!(aws.calls().last().unwrap().code(), Some(code));
     }
     aws.access_key(ACCESS_KEY, true);
     let answer = describe(&aws).await.unwrap();
-    assert_eq!((answer.status.as_u16(), answer.code()), (403, "ExpiredToken"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.code()),
+        (403, "ExpiredToken")
+    );
     assert!(answer.message().contains("expired"));
     aws.access_key(ACCESS_KEY, false);
     aws.access_key("AKIAWHO", false);
     describe(&aws).await.unwrap().items();
     let other = signature("AKIAWHO", REGION, service);
-    call_as(&aws, Some(&other), "DescribeLoadBalancers", &[]).await.unwrap().items();
+    call_as(&aws, Some(&other), "DescribeLoadBalancers", &[])
+        .await
+        .unwrap()
+        .items();
 }

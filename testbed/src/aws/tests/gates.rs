@@ -35,14 +35,26 @@ async fn what_is_asked_by_a_client_that_is_gone_is_not_done() {
     call.abort();
     assert!(call.await.unwrap_err().is_cancelled());
     gate.release();
-    let calls = aws.wait_for(DEADLINE, |calls| !calls.is_empty()).await.unwrap();
-    assert_eq!((calls[0].answer.clone(), calls[0].done), (Outcome::Cut, false));
+    let calls = aws
+        .wait_for(DEADLINE, |calls| !calls.is_empty())
+        .await
+        .unwrap();
+    assert_eq!(
+        (calls[0].answer.clone(), calls[0].done),
+        (Outcome::Cut, false)
+    );
     assert!(names(&aws).await.is_empty());
     // The same at the other point: it is done.
     let gate = aws.gate(On::writes(), 1, Point::After);
     held(&aws, &gate, "two").await.abort();
-    let calls = aws.wait_for(DEADLINE, |calls| calls.len() == 2).await.unwrap();
-    assert_eq!((calls[1].answer.clone(), calls[1].done), (Outcome::Cut, true));
+    let calls = aws
+        .wait_for(DEADLINE, |calls| calls.len() == 2)
+        .await
+        .unwrap();
+    assert_eq!(
+        (calls[1].answer.clone(), calls[1].done),
+        (Outcome::Cut, true)
+    );
     assert_eq!(names(&aws).await, ["two"]);
 }
 
@@ -54,7 +66,10 @@ async fn a_held_call_can_be_cut() {
         let call = held(&aws, &gate, "one").await;
         gate.cut();
         call.await.unwrap().unwrap_err();
-        assert_eq!(names(&aws).await, if there { vec!["one"] } else { Vec::new() });
+        assert_eq!(
+            names(&aws).await,
+            if there { vec!["one"] } else { Vec::new() }
+        );
     }
 }
 
@@ -91,7 +106,11 @@ async fn balancer_by_call(aws: &Aws, name: &str) -> reqwest::Result<Answer> {
 }
 
 /// A create that has come to the gate.
-async fn held(aws: &Aws, gate: &Gate, name: &'static str) -> tokio::task::JoinHandle<reqwest::Result<Answer>> {
+async fn held(
+    aws: &Aws,
+    gate: &Gate,
+    name: &'static str,
+) -> tokio::task::JoinHandle<reqwest::Result<Answer>> {
     let create = {
         let aws = aws.clone();
         tokio::spawn(async move { balancer_by_call(&aws, name).await })
@@ -101,5 +120,10 @@ async fn held(aws: &Aws, gate: &Gate, name: &'static str) -> tokio::task::JoinHa
 }
 
 async fn names(aws: &Aws) -> Vec<String> {
-    aws.balancers().await.unwrap().into_iter().map(|balancer| balancer.name).collect()
+    aws.balancers()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|balancer| balancer.name)
+        .collect()
 }

@@ -28,7 +28,9 @@ const LONG: Duration = Duration::from_hours(1);
 /// For tests that change no setting and order no fault.
 async fn shared() -> &'static Aws {
     static SHARED: OnceCell<Aws> = OnceCell::const_new();
-    SHARED.get_or_init(async || Aws::start().await.unwrap()).await
+    SHARED
+        .get_or_init(async || Aws::start().await.unwrap())
+        .await
 }
 
 /// A name that no other test has.
@@ -47,11 +49,17 @@ struct Answer {
 impl Answer {
     /// The error code.
     fn code(&self) -> &str {
-        self.xml.child("Error").map(|error| error.get("Code")).unwrap_or_default()
+        self.xml
+            .child("Error")
+            .map(|error| error.get("Code"))
+            .unwrap_or_default()
     }
 
     fn message(&self) -> &str {
-        self.xml.child("Error").map(|error| error.get("Message")).unwrap_or_default()
+        self.xml
+            .child("Error")
+            .map(|error| error.get("Message"))
+            .unwrap_or_default()
     }
 
     /// The only item of the only list.
@@ -80,7 +88,11 @@ impl Answer {
 static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     // Each test has a runtime of its own: no connection of another's is used.
-    reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap()
+    reqwest::Client::builder()
+        .no_proxy()
+        .pool_max_idle_per_host(0)
+        .build()
+        .unwrap()
 });
 
 fn signature(key: &str, region: &str, service: &str) -> String {
@@ -91,7 +103,13 @@ fn signature(key: &str, region: &str, service: &str) -> String {
 
 /// A call as a client makes it; an error if there is no answer.
 async fn call(aws: &Aws, action: &str, params: &[(&str, &str)]) -> reqwest::Result<Answer> {
-    call_as(aws, Some(&signature(ACCESS_KEY, REGION, "elasticloadbalancing")), action, params).await
+    call_as(
+        aws,
+        Some(&signature(ACCESS_KEY, REGION, "elasticloadbalancing")),
+        action,
+        params,
+    )
+    .await
 }
 
 async fn call_as(
@@ -100,7 +118,9 @@ async fn call_as(
     action: &str,
     params: &[(&str, &str)],
 ) -> reqwest::Result<Answer> {
-    let mut request = CLIENT.post(aws.url()).body(Form::elb(action, params).encode());
+    let mut request = CLIENT
+        .post(aws.url())
+        .body(Form::elb(action, params).encode());
     if let Some(value) = authorization {
         request = request.header("authorization", value);
     }
@@ -119,16 +139,26 @@ async fn ok(aws: &Aws, action: &str, params: &[(&str, &str)]) -> Answer {
 /// The error code of a call that is refused with HTTP 400.
 async fn refused(aws: &Aws, action: &str, params: &[(&str, &str)]) -> String {
     let answer = call(aws, action, params).await.unwrap();
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{action}: {:?}", answer.xml);
+    assert_eq!(
+        answer.status,
+        StatusCode::BAD_REQUEST,
+        "{action}: {:?}",
+        answer.xml
+    );
     answer.code().to_owned()
 }
 
 /// Makes a balancer in the first two subnets; its ARN.
 async fn balancer(aws: &Aws, name: &str) -> String {
-    aws.create(name, &SUBNETS[..2], "internet-facing", &[]).await.unwrap()
+    aws.create(name, &SUBNETS[..2], "internet-facing", &[])
+        .await
+        .unwrap()
 }
 
-const TWO: [(&str, &str); 2] = [("Subnets.member.1", "subnet-abc"), ("Subnets.member.2", "subnet-def")];
+const TWO: [(&str, &str); 2] = [
+    ("Subnets.member.1", "subnet-abc"),
+    ("Subnets.member.2", "subnet-def"),
+];
 
 /// These parameters and two subnets.
 fn in_two<'a>(params: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
@@ -136,6 +166,11 @@ fn in_two<'a>(params: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
 }
 
 async fn state_of(aws: &Aws, arn: &str) -> String {
-    let answer = ok(aws, "DescribeLoadBalancers", &[("LoadBalancerArns.member.1", arn)]).await;
+    let answer = ok(
+        aws,
+        "DescribeLoadBalancers",
+        &[("LoadBalancerArns.member.1", arn)],
+    )
+    .await;
     answer.only().child("State").unwrap().get("Code").to_owned()
 }

@@ -9,14 +9,27 @@ async fn subnets_have_names_of_our_own() {
     aws.alias("subnet-mine", "subnet-abc").unwrap();
     aws.alias("subnet-other", "subnet-nowhere").unwrap_err();
     let former = in_two(&[("Name", "one")]);
-    assert_eq!(refused(&aws, "CreateLoadBalancer", &former).await, "SubnetNotFound");
+    assert_eq!(
+        refused(&aws, "CreateLoadBalancer", &former).await,
+        "SubnetNotFound"
+    );
     let tags = [("key", "subnet-mine")];
-    aws.create("one", &["subnet-mine", "subnet-ghi"], "internal", &tags).await.unwrap();
+    aws.create("one", &["subnet-mine", "subnet-ghi"], "internal", &tags)
+        .await
+        .unwrap();
     let answer = ok(&aws, "DescribeLoadBalancers", &[]).await;
-    let subnets: Vec<_> = answer.only().members("AvailabilityZones").iter().map(|zone| zone.get("SubnetId")).collect();
+    let subnets: Vec<_> = answer
+        .only()
+        .members("AvailabilityZones")
+        .iter()
+        .map(|zone| zone.get("SubnetId"))
+        .collect();
     assert_eq!(subnets, ["subnet-mine", "subnet-ghi"]);
     assert!(answer.get("DNSName").starts_with("internal-one-"));
-    assert_eq!(aws.balancer("one").await.unwrap().unwrap().tags["key"], "subnet-mine");
+    assert_eq!(
+        aws.balancer("one").await.unwrap().unwrap().tags["key"],
+        "subnet-mine"
+    );
 }
 
 #[tokio::test]
@@ -32,7 +45,10 @@ async fn two_accounts_know_nothing_of_each_other() {
 async fn calls_of_other_services_pass() {
     let aws = Aws::start().await.unwrap();
     let body = Form::of("2016-11-15", "DescribeVpcs", &[]).encode();
-    let request = CLIENT.post(aws.url()).header("authorization", signature(ACCESS_KEY, REGION, "ec2")).body(body);
+    let request = CLIENT
+        .post(aws.url())
+        .header("authorization", signature(ACCESS_KEY, REGION, "ec2"))
+        .body(body);
     let text = request.send().await.unwrap().text().await.unwrap();
     assert!(text.contains(&aws.vpc()) && text.contains(&aws.other_vpc()));
     assert!(aws.calls().is_empty());
@@ -43,7 +59,10 @@ async fn the_environment_leads_here_alone() {
     let aws = Aws::start().await.unwrap();
     let env = aws.env();
     assert!(env.contains(&("AWS_ENDPOINT_URL".to_owned(), aws.url())));
-    assert!(env.iter().all(|(name, _)| !FOREIGN.contains(&name.as_str())));
+    assert!(
+        env.iter()
+            .all(|(name, _)| !FOREIGN.contains(&name.as_str()))
+    );
     for (name, value) in env.iter().filter(|(name, _)| name.ends_with("_FILE")) {
         assert!(!std::path::Path::new(value).exists(), "{name}");
     }
@@ -61,10 +80,21 @@ async fn two_hundred_balancers_are_read_in_no_time() {
     for at in 0..200 {
         let name = format!("web-{at}");
         let arn = ok(&aws, "DescribeLoadBalancers", &[("Names.member.1", &name)]).await;
-        ok(&aws, "DescribeTags", &[("ResourceArns.member.1", arn.get("LoadBalancerArn"))]).await;
+        ok(
+            &aws,
+            "DescribeTags",
+            &[("ResourceArns.member.1", arn.get("LoadBalancerArn"))],
+        )
+        .await;
     }
     let read = began.elapsed().checked_sub(made).unwrap();
     println!("200 balancers: made in {made:?}, 400 reads in {read:?}");
-    assert_eq!(ok(&aws, "DescribeLoadBalancers", &[]).await.items().len(), 200);
-    assert!(began.elapsed() < Duration::from_mins(10), "made in {made:?}, 400 reads in {read:?}");
+    assert_eq!(
+        ok(&aws, "DescribeLoadBalancers", &[]).await.items().len(),
+        200
+    );
+    assert!(
+        began.elapsed() < Duration::from_mins(10),
+        "made in {made:?}, 400 reads in {read:?}"
+    );
 }

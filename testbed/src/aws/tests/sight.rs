@@ -7,7 +7,12 @@ async fn a_new_balancer_is_not_shown_yet() {
     aws.hide_new(LONG);
     let made = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "new")])).await;
     let new = made.get("LoadBalancerArn").to_owned();
-    assert_eq!(ok(&aws, "DescribeLoadBalancers", &[]).await.get("LoadBalancerArn"), old);
+    assert_eq!(
+        ok(&aws, "DescribeLoadBalancers", &[])
+            .await
+            .get("LoadBalancerArn"),
+        old
+    );
     let hidden: [(&str, &str, &str); 5] = [
         ("DescribeLoadBalancers", "Names.member.1", "new"),
         ("DescribeLoadBalancers", "LoadBalancerArns.member.1", &new),
@@ -16,7 +21,11 @@ async fn a_new_balancer_is_not_shown_yet() {
         ("DescribeTargetGroups", "LoadBalancerArn", &new),
     ];
     for (action, param, value) in hidden {
-        assert_eq!(refused(&aws, action, &[(param, value)]).await, "LoadBalancerNotFound", "{action}");
+        assert_eq!(
+            refused(&aws, action, &[(param, value)]).await,
+            "LoadBalancerNotFound",
+            "{action}"
+        );
     }
     // Whoever makes it again gets it, and whoever knows it can change it.
     let again = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "new")])).await;
@@ -28,10 +37,17 @@ async fn a_new_balancer_is_not_shown_yet() {
     aws.hide_new(Duration::from_millis(100));
     let newer = balancer(&aws, "newer").await;
     let shown = async || {
-        let answer = call(&aws, "DescribeLoadBalancers", &[("LoadBalancerArns.member.1", &newer)]).await?;
+        let answer = call(
+            &aws,
+            "DescribeLoadBalancers",
+            &[("LoadBalancerArns.member.1", &newer)],
+        )
+        .await?;
         Ok((answer.status == StatusCode::OK).then_some(()))
     };
-    wait::until("it to be shown", DEADLINE, shown).await.unwrap();
+    wait::until("it to be shown", DEADLINE, shown)
+        .await
+        .unwrap();
 }
 
 /// The codes of the answers to these describes; empty where it is not refused.
@@ -39,7 +55,11 @@ async fn codes(aws: &Aws, asked: &[(&str, &str, &str)]) -> Vec<String> {
     let mut codes = Vec::new();
     for (action, param, value) in asked {
         let answer = call(aws, action, &[(*param, *value)]).await.unwrap();
-        assert!([StatusCode::OK, StatusCode::BAD_REQUEST].contains(&answer.status), "{action}: {}", answer.status);
+        assert!(
+            [StatusCode::OK, StatusCode::BAD_REQUEST].contains(&answer.status),
+            "{action}: {}",
+            answer.status
+        );
         codes.push(answer.code().to_owned());
     }
     codes
@@ -56,75 +76,183 @@ async fn nor_are_new_groups_and_listeners() {
     let listener = aws.create_listener(&arn, 81, &new).await.unwrap();
     let asked = [
         ("DescribeTargetGroups", "Names.member.1", "new"),
-        ("DescribeTargetGroups", "TargetGroupArns.member.1", new.as_str()),
+        (
+            "DescribeTargetGroups",
+            "TargetGroupArns.member.1",
+            new.as_str(),
+        ),
         ("DescribeTags", "ResourceArns.member.1", &new),
         ("DescribeListeners", "ListenerArns.member.1", &listener),
         ("DescribeTags", "ResourceArns.member.1", &listener),
     ];
     let (group_gone, listener_gone) = ("TargetGroupNotFound", "ListenerNotFound");
-    assert_eq!(codes(&aws, &asked).await, [group_gone, group_gone, group_gone, listener_gone, listener_gone]);
-    let both = [("ListenerArns.member.1", old_listener.as_str()), ("ListenerArns.member.2", &listener)];
-    assert_eq!(refused(&aws, "DescribeListeners", &both).await, listener_gone);
+    assert_eq!(
+        codes(&aws, &asked).await,
+        [
+            group_gone,
+            group_gone,
+            group_gone,
+            listener_gone,
+            listener_gone
+        ]
+    );
+    let both = [
+        ("ListenerArns.member.1", old_listener.as_str()),
+        ("ListenerArns.member.2", &listener),
+    ];
+    assert_eq!(
+        refused(&aws, "DescribeListeners", &both).await,
+        listener_gone
+    );
     // Lists are without them.
     let of_balancer = [("LoadBalancerArn", arn.as_str())];
-    assert_eq!(ok(&aws, "DescribeTargetGroups", &[]).await.get("TargetGroupArn"), old);
-    assert_eq!(ok(&aws, "DescribeTargetGroups", &of_balancer).await.get("TargetGroupArn"), old);
-    assert_eq!(ok(&aws, "DescribeListeners", &of_balancer).await.get("ListenerArn"), old_listener);
+    assert_eq!(
+        ok(&aws, "DescribeTargetGroups", &[])
+            .await
+            .get("TargetGroupArn"),
+        old
+    );
+    assert_eq!(
+        ok(&aws, "DescribeTargetGroups", &of_balancer)
+            .await
+            .get("TargetGroupArn"),
+        old
+    );
+    assert_eq!(
+        ok(&aws, "DescribeListeners", &of_balancer)
+            .await
+            .get("ListenerArn"),
+        old_listener
+    );
     // Whoever makes them again gets them.
     assert_eq!(aws.create_target_group("new", 81).await.unwrap(), new);
-    assert_eq!(aws.create_target_group("new", 82).await.unwrap_err().code, "DuplicateTargetGroupName");
+    assert_eq!(
+        aws.create_target_group("new", 82).await.unwrap_err().code,
+        "DuplicateTargetGroupName"
+    );
     assert_eq!(aws.create_listener(&arn, 81, &new).await.unwrap(), listener);
     // Whoever knows them can change them.
     aws.add_instance("i-1", 'a');
-    ok(&aws, "RegisterTargets", &[("TargetGroupArn", &new), ("Targets.member.1.Id", "i-1")]).await;
+    ok(
+        &aws,
+        "RegisterTargets",
+        &[("TargetGroupArn", &new), ("Targets.member.1.Id", "i-1")],
+    )
+    .await;
     assert_eq!(aws.targets(&new).len(), 1);
     aws.tag(&new, "key", "value").await.unwrap();
     aws.tag(&listener, "key", "value").await.unwrap();
-    ok(&aws, "ModifyListener", &[("ListenerArn", &listener), ("Port", "82")]).await;
+    ok(
+        &aws,
+        "ModifyListener",
+        &[("ListenerArn", &listener), ("Port", "82")],
+    )
+    .await;
     // They are there for whoever looks past the rules.
-    assert_eq!((aws.target_groups().await.unwrap().len(), aws.listeners(&arn).await.unwrap().len()), (2, 2));
+    assert_eq!(
+        (
+            aws.target_groups().await.unwrap().len(),
+            aws.listeners(&arn).await.unwrap().len()
+        ),
+        (2, 2)
+    );
     aws.hide_new(Duration::ZERO);
     assert_eq!(codes(&aws, &asked).await, [""; 5]);
     assert_eq!(ok(&aws, "DescribeTargetGroups", &[]).await.items().len(), 2);
-    assert_eq!(ok(&aws, "DescribeTargetGroups", &of_balancer).await.items().len(), 2);
-    assert_eq!(ok(&aws, "DescribeListeners", &of_balancer).await.items().len(), 2);
+    assert_eq!(
+        ok(&aws, "DescribeTargetGroups", &of_balancer)
+            .await
+            .items()
+            .len(),
+        2
+    );
+    assert_eq!(
+        ok(&aws, "DescribeListeners", &of_balancer)
+            .await
+            .items()
+            .len(),
+        2
+    );
     // What is hidden can be deleted.
     aws.hide_new(LONG);
     let newest = aws.create_target_group("newest", 80).await.unwrap();
     let on_it = aws.create_listener(&arn, 83, &newest).await.unwrap();
     ok(&aws, "DeleteListener", &[("ListenerArn", &on_it)]).await;
     ok(&aws, "DeleteTargetGroup", &[("TargetGroupArn", &newest)]).await;
-    assert_eq!((aws.target_groups().await.unwrap().len(), aws.listeners(&arn).await.unwrap().len()), (2, 2));
+    assert_eq!(
+        (
+            aws.target_groups().await.unwrap().len(),
+            aws.listeners(&arn).await.unwrap().len()
+        ),
+        (2, 2)
+    );
     // In time they are shown by themselves.
     aws.hide_new(Duration::from_millis(100));
     let late = aws.create_target_group("late", 80).await.unwrap();
     let late_listener = aws.create_listener(&arn, 84, &late).await.unwrap();
     let asked = [
         ("DescribeTargetGroups", "Names.member.1", "late"),
-        ("DescribeListeners", "ListenerArns.member.1", late_listener.as_str()),
+        (
+            "DescribeListeners",
+            "ListenerArns.member.1",
+            late_listener.as_str(),
+        ),
     ];
     let shown = async || Ok((codes(&aws, &asked).await == [""; 2]).then_some(()));
-    wait::until("them to be shown", DEADLINE, shown).await.unwrap();
+    wait::until("them to be shown", DEADLINE, shown)
+        .await
+        .unwrap();
 }
 
 /// The tags that `DescribeTags` shows of these.
 async fn tags_of(aws: &Aws, arns: &[&str]) -> Vec<Vec<(String, String)>> {
-    let names: Vec<String> = (1..=arns.len()).map(|at| format!("ResourceArns.member.{at}")).collect();
-    let params: Vec<_> = names.iter().map(String::as_str).zip(arns.iter().copied()).collect();
+    let names: Vec<String> = (1..=arns.len())
+        .map(|at| format!("ResourceArns.member.{at}"))
+        .collect();
+    let params: Vec<_> = names
+        .iter()
+        .map(String::as_str)
+        .zip(arns.iter().copied())
+        .collect();
     let answer = ok(aws, "DescribeTags", &params).await;
-    assert_eq!(answer.items().iter().map(|item| item.get("ResourceArn")).collect::<Vec<_>>(), arns);
+    assert_eq!(
+        answer
+            .items()
+            .iter()
+            .map(|item| item.get("ResourceArn"))
+            .collect::<Vec<_>>(),
+        arns
+    );
     let pair = |tag: &Element| (tag.get("Key").to_owned(), tag.get("Value").to_owned());
-    answer.items().iter().map(|item| item.members("Tags").iter().map(pair).collect()).collect()
+    answer
+        .items()
+        .iter()
+        .map(|item| item.members("Tags").iter().map(pair).collect())
+        .collect()
 }
 
 /// A balancer, a target group and a listener of these names, with the tag `owner`.
 async fn tagged(aws: &Aws, name: &str) -> [String; 3] {
     let vpc = aws.vpc();
-    let tag = [("Tags.member.1.Key", "owner"), ("Tags.member.1.Value", "me")];
-    let arn = aws.create(name, &SUBNETS[..2], "internal", &[("owner", "me")]).await.unwrap();
-    let mut params = vec![("Name", name), ("Protocol", "HTTP"), ("Port", "80"), ("VpcId", &vpc)];
+    let tag = [
+        ("Tags.member.1.Key", "owner"),
+        ("Tags.member.1.Value", "me"),
+    ];
+    let arn = aws
+        .create(name, &SUBNETS[..2], "internal", &[("owner", "me")])
+        .await
+        .unwrap();
+    let mut params = vec![
+        ("Name", name),
+        ("Protocol", "HTTP"),
+        ("Port", "80"),
+        ("VpcId", &vpc),
+    ];
     params.extend(tag);
-    let group = ok(aws, "CreateTargetGroup", &params).await.get("TargetGroupArn").to_owned();
+    let group = ok(aws, "CreateTargetGroup", &params)
+        .await
+        .get("TargetGroupArn")
+        .to_owned();
     let mut params = vec![
         ("LoadBalancerArn", arn.as_str()),
         ("Protocol", "HTTP"),
@@ -133,7 +261,10 @@ async fn tagged(aws: &Aws, name: &str) -> [String; 3] {
         ("DefaultActions.member.1.TargetGroupArn", &group),
     ];
     params.extend(tag);
-    let listener = ok(aws, "CreateListener", &params).await.get("ListenerArn").to_owned();
+    let listener = ok(aws, "CreateListener", &params)
+        .await
+        .get("ListenerArn")
+        .to_owned();
     [arn, group, listener]
 }
 
@@ -151,8 +282,16 @@ async fn tags_are_shown_late() {
     // They themselves are shown, and there is no less to them.
     let shown = ok(&aws, "DescribeLoadBalancers", &[("Names.member.1", "new")]).await;
     assert_eq!(shown.get("LoadBalancerArn"), new[0]);
-    assert_eq!(ok(&aws, "DescribeTargetGroups", &[("Names.member.1", "new")]).await.get("TargetGroupArn"), new[1]);
-    assert_eq!(aws.balancer("new").await.unwrap().unwrap().tags["owner"], "me");
+    assert_eq!(
+        ok(&aws, "DescribeTargetGroups", &[("Names.member.1", "new")])
+            .await
+            .get("TargetGroupArn"),
+        new[1]
+    );
+    assert_eq!(
+        aws.balancer("new").await.unwrap().unwrap().tags["owner"],
+        "me"
+    );
     // What is added since is late too, and is kept.
     aws.tag(&new[1], "added", "since").await.unwrap();
     assert_eq!(tags_of(&aws, &[&new[1]]).await, [Vec::new()]);
@@ -164,7 +303,9 @@ async fn tags_are_shown_late() {
     let late = tagged(&aws, "late").await;
     let late: Vec<&str> = late.iter().map(String::as_str).collect();
     let in_time = async || Ok((tags_of(&aws, &late).await == vec![owner.clone(); 3]).then_some(()));
-    wait::until("their tags to be shown", DEADLINE, in_time).await.unwrap();
+    wait::until("their tags to be shown", DEADLINE, in_time)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -176,9 +317,15 @@ async fn a_deleted_balancer_lingers() {
     let by_name = [("Names.member.1", "old")];
     let by_arn = [("LoadBalancerArns.member.1", old.as_str())];
     let delete = [("LoadBalancerArn", old.as_str())];
-    let was = ok(&aws, "DescribeLoadBalancers", &by_name).await.only().clone();
+    let was = ok(&aws, "DescribeLoadBalancers", &by_name)
+        .await
+        .only()
+        .clone();
     let tags = tags_of(&aws, &[&old, &other]).await;
-    assert_eq!((was.child("State").unwrap().get("Code"), tags[0].len()), ("active", 1));
+    assert_eq!(
+        (was.child("State").unwrap().get("Code"), tags[0].len()),
+        ("active", 1)
+    );
     aws.linger(LONG);
     ok(&aws, "DeleteLoadBalancer", &delete).await;
     for asked in [&by_name, &by_arn] {
@@ -186,31 +333,71 @@ async fn a_deleted_balancer_lingers() {
     }
     let all = async || {
         let shown = ok(&aws, "DescribeLoadBalancers", &[]).await;
-        shown.items().iter().map(|item| item.get("LoadBalancerName").to_owned()).collect::<Vec<_>>()
+        shown
+            .items()
+            .iter()
+            .map(|item| item.get("LoadBalancerName").to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(all().await, ["other", "old"]);
     let both = [("Names.member.1", "old"), ("Names.member.2", "other")];
-    assert_eq!(ok(&aws, "DescribeLoadBalancers", &both).await.items().len(), 2);
-    let page = ok(&aws, "DescribeLoadBalancers", &[("PageSize", "1"), ("Marker", &other)]).await;
+    assert_eq!(
+        ok(&aws, "DescribeLoadBalancers", &both).await.items().len(),
+        2
+    );
+    let page = ok(
+        &aws,
+        "DescribeLoadBalancers",
+        &[("PageSize", "1"), ("Marker", &other)],
+    )
+    .await;
     assert_eq!(page.get("LoadBalancerArn"), old);
     assert_eq!(tags_of(&aws, &[&old, &other]).await, tags);
     // It is not there all the same.
     assert_eq!(aws.balancers().await.unwrap().len(), 1);
-    for action in ["DescribeListeners", "DescribeTargetGroups", "DescribeLoadBalancerAttributes"] {
-        assert_eq!(refused(&aws, action, &delete).await, "LoadBalancerNotFound", "{action}");
+    for action in [
+        "DescribeListeners",
+        "DescribeTargetGroups",
+        "DescribeLoadBalancerAttributes",
+    ] {
+        assert_eq!(
+            refused(&aws, action, &delete).await,
+            "LoadBalancerNotFound",
+            "{action}"
+        );
     }
-    assert_eq!(refused(&aws, "DescribeListeners", &[("ListenerArns.member.1", &listener)]).await, "ListenerNotFound");
-    assert_eq!(aws.tag(&old, "key", "value").await.unwrap_err().code, "LoadBalancerNotFound");
+    assert_eq!(
+        refused(
+            &aws,
+            "DescribeListeners",
+            &[("ListenerArns.member.1", &listener)]
+        )
+        .await,
+        "ListenerNotFound"
+    );
+    assert_eq!(
+        aws.tag(&old, "key", "value").await.unwrap_err().code,
+        "LoadBalancerNotFound"
+    );
     ok(&aws, "DeleteLoadBalancer", &delete).await;
     // Its name is not free, also for one just like it.
-    let duplicate = aws.create("old", &SUBNETS[..2], "internal", &[("owner", "me")]).await.unwrap_err();
+    let duplicate = aws
+        .create("old", &SUBNETS[..2], "internal", &[("owner", "me")])
+        .await
+        .unwrap_err();
     assert_eq!(duplicate.code, "DuplicateLoadBalancerName");
     aws.linger(Duration::ZERO);
     assert_eq!(all().await, ["other"]);
     for asked in [&by_name, &by_arn] {
-        assert_eq!(refused(&aws, "DescribeLoadBalancers", asked).await, "LoadBalancerNotFound");
+        assert_eq!(
+            refused(&aws, "DescribeLoadBalancers", asked).await,
+            "LoadBalancerNotFound"
+        );
     }
-    assert_eq!(refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &old)]).await, "LoadBalancerNotFound");
+    assert_eq!(
+        refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &old)]).await,
+        "LoadBalancerNotFound"
+    );
     let again = balancer(&aws, "old").await;
     assert_ne!(again, old);
     // In time it is gone by itself, and its name is free.
@@ -228,14 +415,35 @@ async fn one_that_was_never_shown_does_not_appear_when_it_is_deleted() {
     aws.linger(LONG);
     let arn = balancer(&aws, "web").await;
     aws.delete(&arn).await.unwrap();
-    assert_eq!(refused(&aws, "DescribeLoadBalancers", &[("Names.member.1", "web")]).await, "LoadBalancerNotFound");
-    assert!(ok(&aws, "DescribeLoadBalancers", &[]).await.items().is_empty());
+    assert_eq!(
+        refused(&aws, "DescribeLoadBalancers", &[("Names.member.1", "web")]).await,
+        "LoadBalancerNotFound"
+    );
+    assert!(
+        ok(&aws, "DescribeLoadBalancers", &[])
+            .await
+            .items()
+            .is_empty()
+    );
     let taken = in_two(&[("Name", "web")]);
-    assert_eq!(refused(&aws, "CreateLoadBalancer", &taken).await, "DuplicateLoadBalancerName");
+    assert_eq!(
+        refused(&aws, "CreateLoadBalancer", &taken).await,
+        "DuplicateLoadBalancerName"
+    );
     aws.hide_new(Duration::ZERO);
-    assert_eq!(ok(&aws, "DescribeLoadBalancers", &[]).await.get("LoadBalancerArn"), arn);
+    assert_eq!(
+        ok(&aws, "DescribeLoadBalancers", &[])
+            .await
+            .get("LoadBalancerArn"),
+        arn
+    );
     aws.behave();
-    assert!(ok(&aws, "DescribeLoadBalancers", &[]).await.items().is_empty());
+    assert!(
+        ok(&aws, "DescribeLoadBalancers", &[])
+            .await
+            .items()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -247,6 +455,9 @@ async fn all_that_behaves_is_shown() {
     let hidden: Vec<&str> = hidden.iter().map(String::as_str).collect();
     aws.behave();
     let later = tagged(&aws, "later").await;
-    let all: Vec<&str> = hidden.into_iter().chain(later.iter().map(String::as_str)).collect();
+    let all: Vec<&str> = hidden
+        .into_iter()
+        .chain(later.iter().map(String::as_str))
+        .collect();
     assert!(tags_of(&aws, &all).await.iter().all(|tags| tags.len() == 1));
 }

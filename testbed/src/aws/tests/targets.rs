@@ -26,7 +26,10 @@ async fn with_targets(aws: &Aws, action: &str, group: &str, targets: &[&str]) ->
             params.push((format!("Targets.member.{at}.Port"), port.to_owned()));
         }
     }
-    let params: Vec<_> = params.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let params: Vec<_> = params
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
     call(aws, action, &params).await.unwrap()
 }
 
@@ -34,9 +37,17 @@ async fn with_targets(aws: &Aws, action: &str, group: &str, targets: &[&str]) ->
 async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
     let answer = with_targets(aws, "DescribeTargetHealth", group, targets).await;
     let lines = answer.items().iter().map(|item| {
-        let (target, health) = (item.child("Target").unwrap(), item.child("TargetHealth").unwrap());
-        let line =
-            format!("{}:{} {} {}", target.get("Id"), target.get("Port"), health.get("State"), health.get("Reason"));
+        let (target, health) = (
+            item.child("Target").unwrap(),
+            item.child("TargetHealth").unwrap(),
+        );
+        let line = format!(
+            "{}:{} {} {}",
+            target.get("Id"),
+            target.get("Port"),
+            health.get("State"),
+            health.get("Reason")
+        );
         line.trim_end().to_owned()
     });
     lines.collect()
@@ -46,38 +57,79 @@ async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
 async fn described(aws: &Aws, group: &str) -> (String, String) {
     let answer = with_targets(aws, "DescribeTargetHealth", group, &[]).await;
     let health = answer.only().child("TargetHealth").unwrap();
-    (health.get("Reason").to_owned(), health.get("Description").to_owned())
+    (
+        health.get("Reason").to_owned(),
+        health.get("Description").to_owned(),
+    )
 }
 
 async fn until_healthy(aws: &Aws, group: &str, count: usize) {
     let healthy = async || {
-        let healthy = aws.targets(group).into_iter().filter(|target| target.health == "healthy").count();
+        let healthy = aws
+            .targets(group)
+            .into_iter()
+            .filter(|target| target.health == "healthy")
+            .count();
         Ok((healthy == count).then_some(()))
     };
-    wait::until("the targets to be healthy", DEADLINE, healthy).await.unwrap();
+    wait::until("the targets to be healthy", DEADLINE, healthy)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn traffic_arrives_at_healthy_targets() {
     let (aws, arn, group) = web().await;
     aws.target_times(LONG, LONG);
-    ok(&aws, "RegisterTargets", &[("TargetGroupArn", &group), ("Targets.member.1.Id", "i-1")]).await;
-    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 unused Target.NotInUse"]);
+    ok(
+        &aws,
+        "RegisterTargets",
+        &[("TargetGroupArn", &group), ("Targets.member.1.Id", "i-1")],
+    )
+    .await;
+    assert_eq!(
+        health(&aws, &group, &[]).await,
+        ["i-1:30080 unused Target.NotInUse"]
+    );
     aws.create_listener(&arn, 80, &group).await.unwrap();
-    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 initial Elb.RegistrationInProgress"]);
+    assert_eq!(
+        health(&aws, &group, &[]).await,
+        ["i-1:30080 initial Elb.RegistrationInProgress"]
+    );
     assert!(aws.route("web", 80).is_empty());
     aws.target_times(Duration::ZERO, LONG);
     assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 healthy"]);
-    with_targets(&aws, "RegisterTargets", &group, &["i-2", "i-1:30081", "i-1"]).await;
-    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 healthy", "i-1:30081 healthy", "i-2:30080 healthy"]);
+    with_targets(
+        &aws,
+        "RegisterTargets",
+        &group,
+        &["i-2", "i-1:30081", "i-1"],
+    )
+    .await;
+    assert_eq!(
+        health(&aws, &group, &[]).await,
+        [
+            "i-1:30080 healthy",
+            "i-1:30081 healthy",
+            "i-2:30080 healthy"
+        ]
+    );
     let at = |id: &str, port| (id.to_owned(), port);
-    assert_eq!(aws.route("web", 80), [at("i-1", 30080), at("i-1", 30081), at("i-2", 30080)]);
-    aws.health("web", "i-1", "unhealthy", "Target.FailedHealthChecks").unwrap();
-    assert_eq!(health(&aws, &group, &["i-1"]).await, ["i-1:30080 unhealthy Target.FailedHealthChecks"]);
+    assert_eq!(
+        aws.route("web", 80),
+        [at("i-1", 30080), at("i-1", 30081), at("i-2", 30080)]
+    );
+    aws.health("web", "i-1", "unhealthy", "Target.FailedHealthChecks")
+        .unwrap();
+    assert_eq!(
+        health(&aws, &group, &["i-1"]).await,
+        ["i-1:30080 unhealthy Target.FailedHealthChecks"]
+    );
     assert_eq!(aws.route(&arn, 80), [at("i-2", 30080)]);
     assert!(aws.route(&arn, 81).is_empty() && aws.route("other", 80).is_empty());
     // With none healthy, all are tried.
-    aws.health(&group, "i-2", "unhealthy", "Target.Timeout").unwrap();
+    aws.health(&group, "i-2", "unhealthy", "Target.Timeout")
+        .unwrap();
     assert_eq!(aws.route("web", 80).len(), 3);
     aws.set_state("web", "provisioning", "").unwrap();
     assert!(aws.route("web", 80).is_empty());
@@ -90,12 +142,18 @@ async fn a_target_drains_before_it_is_gone() {
     with_targets(&aws, "RegisterTargets", &group, &["i-1", "i-2"]).await;
     // Nothing to drain where nothing comes.
     with_targets(&aws, "DeregisterTargets", &group, &["i-2"]).await;
-    assert_eq!(health(&aws, &group, &["i-2"]).await, ["i-2:30080 unused Target.NotRegistered"]);
+    assert_eq!(
+        health(&aws, &group, &["i-2"]).await,
+        ["i-2:30080 unused Target.NotRegistered"]
+    );
     aws.create_listener(&arn, 80, &group).await.unwrap();
     with_targets(&aws, "RegisterTargets", &group, &["i-2"]).await;
     with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never there
     let draining = "i-1:30080 draining Target.DeregistrationInProgress";
-    assert_eq!(health(&aws, &group, &[]).await, [draining, "i-2:30080 healthy"]);
+    assert_eq!(
+        health(&aws, &group, &[]).await,
+        [draining, "i-2:30080 healthy"]
+    );
     assert_eq!(aws.route("web", 80), [("i-2".to_owned(), 30080)]);
     with_targets(&aws, "RegisterTargets", &group, &["i-1"]).await;
     until_healthy(&aws, &group, 2).await;
@@ -113,24 +171,57 @@ async fn only_what_can_be_reached_is_a_target() {
     aws.create_listener(&arn, 80, &group).await.unwrap();
     aws.end_instance("i-2");
     for target in ["i-nowhere", "i-2"] {
-        assert_eq!(with_targets(&aws, "RegisterTargets", &group, &["i-1", target]).await.code(), "InvalidTarget");
+        assert_eq!(
+            with_targets(&aws, "RegisterTargets", &group, &["i-1", target])
+                .await
+                .code(),
+            "InvalidTarget"
+        );
     }
     assert!(aws.targets(&group).is_empty());
     for targets in [&["i-1:0"][..], &["i-1:what"], &[""], &[]] {
-        assert_eq!(with_targets(&aws, "RegisterTargets", &group, targets).await.code(), "ValidationError");
+        assert_eq!(
+            with_targets(&aws, "RegisterTargets", &group, targets)
+                .await
+                .code(),
+            "ValidationError"
+        );
     }
     let vpc = aws.other_vpc();
-    let foreign = [("Name", "foreign"), ("Protocol", "HTTP"), ("Port", "80"), ("VpcId", vpc.as_str())];
-    let foreign = ok(&aws, "CreateTargetGroup", &foreign).await.get("TargetGroupArn").to_owned();
-    assert_eq!(with_targets(&aws, "RegisterTargets", &foreign, &["i-1"]).await.code(), "InvalidTarget");
+    let foreign = [
+        ("Name", "foreign"),
+        ("Protocol", "HTTP"),
+        ("Port", "80"),
+        ("VpcId", vpc.as_str()),
+    ];
+    let foreign = ok(&aws, "CreateTargetGroup", &foreign)
+        .await
+        .get("TargetGroupArn")
+        .to_owned();
+    assert_eq!(
+        with_targets(&aws, "RegisterTargets", &foreign, &["i-1"])
+            .await
+            .code(),
+        "InvalidTarget"
+    );
     // In a zone that the balancer has no subnet in, nothing arrives, until it has one.
     with_targets(&aws, "RegisterTargets", &group, &["i-3"]).await;
-    assert_eq!(health(&aws, &group, &[]).await, ["i-3:30080 unused Target.NotInUse"]);
+    assert_eq!(
+        health(&aws, &group, &[]).await,
+        ["i-3:30080 unused Target.NotInUse"]
+    );
     aws.set_subnets(&arn, &SUBNETS).await.unwrap();
     assert_eq!(health(&aws, &group, &[]).await, ["i-3:30080 healthy"]);
     ok(&aws, "DeleteTargetGroup", &[("TargetGroupArn", &foreign)]).await;
-    for action in ["RegisterTargets", "DeregisterTargets", "DescribeTargetHealth"] {
-        assert_eq!(with_targets(&aws, action, &foreign, &["i-1"]).await.code(), "TargetGroupNotFound");
+    for action in [
+        "RegisterTargets",
+        "DeregisterTargets",
+        "DescribeTargetHealth",
+    ] {
+        assert_eq!(
+            with_targets(&aws, action, &foreign, &["i-1"]).await.code(),
+            "TargetGroupNotFound"
+        );
     }
 }
 
@@ -139,7 +230,10 @@ async fn each_reason_has_its_description() {
     let (aws, arn, group) = web().await;
     aws.target_times(Duration::ZERO, LONG);
     let says = async |reason: &str, description: &str| {
-        assert_eq!(described(&aws, &group).await, (reason.to_owned(), description.to_owned()));
+        assert_eq!(
+            described(&aws, &group).await,
+            (reason.to_owned(), description.to_owned())
+        );
     };
     with_targets(&aws, "RegisterTargets", &group, &["i-3"]).await;
     let no_listener = "Target group is not configured to receive traffic from the load balancer";
@@ -150,26 +244,50 @@ async fn each_reason_has_its_description() {
     aws.set_subnets(&arn, &SUBNETS).await.unwrap();
     says("", "").await;
     let cases = [
-        ("initial", "Elb.InitialHealthChecking", "Initial health checks in progress"),
+        (
+            "initial",
+            "Elb.InitialHealthChecking",
+            "Initial health checks in progress",
+        ),
         ("unhealthy", "Target.Timeout", "Request timed out"),
-        ("unhealthy", "Target.FailedHealthChecks", "Health checks failed"),
-        ("unhealthy", "Target.ResponseCodeMismatch", "Health checks failed with these codes: [404]"),
+        (
+            "unhealthy",
+            "Target.FailedHealthChecks",
+            "Health checks failed",
+        ),
+        (
+            "unhealthy",
+            "Target.ResponseCodeMismatch",
+            "Health checks failed with these codes: [404]",
+        ),
     ];
     for (health, reason, description) in cases {
         aws.health(&group, "i-3", health, reason).unwrap();
         says(reason, description).await;
     }
     with_targets(&aws, "DeregisterTargets", &group, &["i-3"]).await;
-    says("Target.DeregistrationInProgress", "Target deregistration is in progress").await;
+    says(
+        "Target.DeregistrationInProgress",
+        "Target deregistration is in progress",
+    )
+    .await;
 }
 
 /// None of those that AWS has is without one.
 #[tokio::test]
 async fn all_reasons_are_known() {
     let model = super::super::api_model().await.unwrap();
-    let reasons = model["shapes"]["TargetHealthReasonEnum"]["enum"].as_array().unwrap();
-    let reasons: BTreeSet<&str> = reasons.iter().filter_map(serde_json::Value::as_str).collect();
-    let described: BTreeSet<&str> = super::super::health::DESCRIPTIONS.iter().map(|(reason, _)| *reason).collect();
+    let reasons = model["shapes"]["TargetHealthReasonEnum"]["enum"]
+        .as_array()
+        .unwrap();
+    let reasons: BTreeSet<&str> = reasons
+        .iter()
+        .filter_map(serde_json::Value::as_str)
+        .collect();
+    let described: BTreeSet<&str> = super::super::health::DESCRIPTIONS
+        .iter()
+        .map(|(reason, _)| *reason)
+        .collect();
     assert_eq!(described, reasons);
 }
 
@@ -182,15 +300,41 @@ fn health_is_checked_from_the_listener_on() {
     let (vpc, port, protocol) = (String::new(), 80, "HTTP".to_owned());
     let (forced, protected, zones) = (None, false, BTreeSet::new());
     let (name, created) = ("web".to_owned(), hours_ago);
-    let balancer = state::Balancer { name, vpc, zones, created, forced, protected };
+    let balancer = state::Balancer {
+        name,
+        vpc,
+        zones,
+        created,
+        forced,
+        protected,
+    };
     state.balancers.insert("balancer".to_owned(), balancer);
     let target = ("10.0.0.1".to_owned(), 80);
-    let registered = state::Registered { since: hours_ago, leaving: None };
+    let registered = state::Registered {
+        since: hours_ago,
+        leaving: None,
+    };
     let (name, settings, forced) = ("web".to_owned(), BTreeMap::new(), BTreeMap::new());
-    let group = state::Group { name, settings, targets: [(target.clone(), registered)].into(), forced };
+    let group = state::Group {
+        name,
+        settings,
+        targets: [(target.clone(), registered)].into(),
+        forced,
+    };
     state.groups.insert("group".to_owned(), group);
-    let (balancer, groups, settings) = ("balancer".to_owned(), vec!["group".to_owned()], BTreeMap::new());
-    let listener = state::Listener { balancer, port, protocol, groups, settings, since: now };
+    let (balancer, groups, settings) = (
+        "balancer".to_owned(),
+        vec!["group".to_owned()],
+        BTreeMap::new(),
+    );
+    let listener = state::Listener {
+        balancer,
+        port,
+        protocol,
+        groups,
+        settings,
+        since: now,
+    };
     state.listeners.insert("listener".to_owned(), listener);
     state.times.initial = LONG / 2;
     assert_eq!(state.health("group", &target).state, "initial");

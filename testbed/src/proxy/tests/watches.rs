@@ -24,7 +24,10 @@ async fn a_watch_streams_and_can_be_frozen() {
         assert!(quiet.is_err(), "{quiet:?}");
         frozen.take_back();
         for name in ["two", "three"] {
-            assert_eq!((watch.name().await, other.name().await), (name.to_owned(), name.to_owned()));
+            assert_eq!(
+                (watch.name().await, other.name().await),
+                (name.to_owned(), name.to_owned())
+            );
         }
         assert_eq!(elsewhere.hits(), 0);
         drop((watch, other));
@@ -41,12 +44,22 @@ async fn a_watch_streams_and_can_be_frozen() {
 async fn events_can_be_hidden() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
-        let hiding = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED" || event.name == "b");
+        let hiding = proxy.hide(Match::watch("pods"), |event| {
+            event.kind == "DELETED" || event.name == "b"
+        });
         let mut watch = client.watch().await;
-        for (kind, name) in [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a"), ("ADDED", "c")] {
+        for (kind, name) in [
+            ("ADDED", "a"),
+            ("ADDED", "b"),
+            ("DELETED", "a"),
+            ("ADDED", "c"),
+        ] {
             upstream.tell(kind, name);
         }
-        assert_eq!((watch.name().await, watch.name().await), ("a".to_owned(), "c".to_owned()));
+        assert_eq!(
+            (watch.name().await, watch.name().await),
+            ("a".to_owned(), "c".to_owned())
+        );
         assert_eq!(hiding.hits(), 2);
         hiding.take_back();
         upstream.tell("ADDED", "b");
@@ -61,21 +74,31 @@ async fn a_watch_ends_cleanly_midway_or_with_410() {
         let (upstream, proxy, client) = start(builder);
         let pods = Match::watch("pods");
         let mut watch = client.watch().await;
-        assert_eq!(proxy.end_watches(&Match::watch("services"), Ending::Clean), 0);
+        assert_eq!(
+            proxy.end_watches(&Match::watch("services"), Ending::Clean),
+            0
+        );
         assert_eq!(proxy.end_watches(&pods, Ending::Clean), 1);
         assert_eq!(watch.next().await.unwrap(), Value::Null);
 
         let mut watch = client.watch().await;
         assert_eq!(proxy.end_watches(&pods, Ending::MidEvent), 1);
         assert!(watch.next().await.is_err());
-        assert!(watch.1.starts_with(b"{\"type\":\"MODIFIED\""), "{:?}", watch.1);
+        assert!(
+            watch.1.starts_with(b"{\"type\":\"MODIFIED\""),
+            "{:?}",
+            watch.1
+        );
 
         let mut watch = client.watch().await;
         upstream.tell("ADDED", "one");
         assert_eq!(watch.name().await, "one");
         assert_eq!(proxy.end_watches(&pods, Ending::Gone), 1);
         let error = watch.next().await.unwrap();
-        assert_eq!((&error["type"], &error["object"]["code"]), (&json!("ERROR"), &json!(410)));
+        assert_eq!(
+            (&error["type"], &error["object"]["code"]),
+            (&json!("ERROR"), &json!(410))
+        );
         assert_eq!(watch.next().await.unwrap(), Value::Null);
 
         let before = upstream.asked();

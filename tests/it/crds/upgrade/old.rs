@@ -13,7 +13,8 @@ const ORIGINAL: &str = include_str!("../original.yaml");
 /// Specs in YAML: each was let in by the original CRD, and is refused today.
 pub fn contact_points() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
-    let telegram = |token: &str, more: &str| format!("{{type: Telegram, apiToken: {{{token}}}, {more}}}");
+    let telegram =
+        |token: &str, more: &str| format!("{{type: Telegram, apiToken: {{{token}}}, {more}}}");
     let webhook = |url: &str, header: &str, more: &str| {
         format!(
             "{{type: Webhook, apiToken: {{secretName: s, key: k}}, webhookSpec: {{url: '{url}', headerName: '{header}'}}, \
@@ -26,11 +27,17 @@ pub fn contact_points() -> Vec<String> {
         format!("{{type: {}, apiToken: {{{s}}}}}", long(100)),
         telegram(s, ""),
         telegram(s, "telegramSpec: {chatId: 0}"),
-        telegram(s, "telegramSpec: {chatId: 1}, webhookSpec: {url: https://h, headerName: X-A}"),
+        telegram(
+            s,
+            "telegramSpec: {chatId: 1}, webhookSpec: {url: https://h, headerName: X-A}",
+        ),
         telegram("secretName: '', key: ''", "telegramSpec: {chatId: 1}"),
         telegram("secretName: A_B, key: k", "telegramSpec: {chatId: 1}"),
         telegram("secretName: s, key: a b", "telegramSpec: {chatId: 1}"),
-        telegram(&format!("secretName: {}, key: {}", long(300), long(300)), "telegramSpec: {chatId: 1}"),
+        telegram(
+            &format!("secretName: {}, key: {}", long(300), long(300)),
+            "telegramSpec: {chatId: 1}",
+        ),
         format!("{{type: Webhook, apiToken: {{{s}}}}}"),
         webhook("", "", ""),
         webhook("https://h", "", ""),
@@ -80,7 +87,9 @@ pub fn tracked_fields() -> Vec<String> {
 pub fn config_map_syncs() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let sync = |from: &str, name: &str, to: &str| {
-        format!("{{sourceNamespace: '{from}', configMapName: '{name}', destinationNamespace: '{to}'}}")
+        format!(
+            "{{sourceNamespace: '{from}', configMapName: '{name}', destinationNamespace: '{to}'}}"
+        )
     };
     vec![
         sync("", "", ""),
@@ -101,7 +110,10 @@ pub fn app_services() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let ports = |ports: &str| format!("{{size: 1, image: i, ports: [{ports}]}}");
     let port = |rest: &str| ports(&format!("{{port: 80, {rest}}}"));
-    let many = (1..=65).map(|n| format!("{{port: {n}, name: p{n}}}")).collect::<Vec<_>>().join(", ");
+    let many = (1..=65)
+        .map(|n| format!("{{port: {n}, name: p{n}}}"))
+        .collect::<Vec<_>>()
+        .join(", ");
     vec![
         "{size: 1, image: ''}".into(),
         "{size: 1, image: 'a b'}".into(),
@@ -113,7 +125,9 @@ pub fn app_services() -> Vec<String> {
         ports("{port: 80, name: a}, {port: 81, name: a}"),
         ports("{port: 80, name: a}, {port: 80, name: b}"),
         ports("{port: 80, name: a, nodePort: 30000}, {port: 81, name: b, nodePort: 30000}"),
-        ports("{port: 53, name: a, targetPort: dns}, {port: 53, name: b, targetPort: dns, protocol: UDP}"),
+        ports(
+            "{port: 53, name: a, targetPort: dns}, {port: 53, name: b, targetPort: dns, protocol: UDP}",
+        ),
         port("name: Http"),
         port(&format!("name: {}", long(64))),
         port("targetPort: 5000000000"),
@@ -142,8 +156,14 @@ pub fn my_apps() -> Vec<(String, String)> {
         banner(&"\u{e4}".repeat(70_000)),
         banner(r"a\0b"),
     ];
-    let numbered = specs.into_iter().enumerate().map(|(number, spec)| (format!("ma-{number}"), spec));
-    let named = [("ma.dot".into(), "{image: nginx}".into()), ("a".repeat(64), "{image: nginx}".into())];
+    let numbered = specs
+        .into_iter()
+        .enumerate()
+        .map(|(number, spec)| (format!("ma-{number}"), spec));
+    let named = [
+        ("ma.dot".into(), "{image: nginx}".into()),
+        ("a".repeat(64), "{image: nginx}".into()),
+    ];
     numbered.chain(named).collect()
 }
 
@@ -159,9 +179,16 @@ pub fn my_ingresses() -> Vec<(String, String)> {
         format!("{{subnets: [{}, b]}}", many.join(", ")),
         "{subnets: [subnet-abc, subnet-def], scheme: public}".into(),
     ];
-    let numbered = specs.into_iter().enumerate().map(|(number, spec)| (format!("mi-{number}"), spec));
-    let named = ["mi.dot", "internal", &"a".repeat(29)]
-        .map(|name| (name.to_owned(), "{subnets: [subnet-abc, subnet-def]}".to_owned()));
+    let numbered = specs
+        .into_iter()
+        .enumerate()
+        .map(|(number, spec)| (format!("mi-{number}"), spec));
+    let named = ["mi.dot", "internal", &"a".repeat(29)].map(|name| {
+        (
+            name.to_owned(),
+            "{subnets: [subnet-abc, subnet-def]}".to_owned(),
+        )
+    });
     numbered.chain(named).collect()
 }
 
@@ -176,8 +203,16 @@ pub async fn install_original(client: &Client, subresource: bool) {
         api.create(&PostParams::default(), &crd).await.unwrap();
         let name = crd.name_any();
         wait_until("the original CRD is served", async || {
-            let conditions = api.get(&name).await.unwrap().status.and_then(|s| s.conditions).unwrap_or_default();
-            conditions.iter().any(|c| c.type_ == "Established" && c.status == "True")
+            let conditions = api
+                .get(&name)
+                .await
+                .unwrap()
+                .status
+                .and_then(|s| s.conditions)
+                .unwrap_or_default();
+            conditions
+                .iter()
+                .any(|c| c.type_ == "Established" && c.status == "True")
         })
         .await;
     }
@@ -198,14 +233,18 @@ pub async fn store(
         object.data["spec"] = serde_saphyr::from_str(yaml).unwrap();
     }
     // Right after its CRD the apiserver may answer 429 or 404 for a moment.
-    wait_until(&format!("{name} is stored"), async || match api.create(&PostParams::default(), &object).await {
-        Ok(_) => true,
-        Err(kube::Error::Api(said)) if said.code == 429 || said.code == 404 => false,
-        Err(said) => panic!("the original CRD refuses {yaml:?}: {said}"),
+    wait_until(&format!("{name} is stored"), async || {
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => true,
+            Err(kube::Error::Api(said)) if said.code == 429 || said.code == 404 => false,
+            Err(said) => panic!("the original CRD refuses {yaml:?}: {said}"),
+        }
     })
     .await;
     if by_subresource {
         let patch = json!({ "status": status });
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
     }
 }

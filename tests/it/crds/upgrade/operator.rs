@@ -18,7 +18,11 @@ use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 /// is said nothing more is written.
 #[tokio::test]
 async fn the_operator_takes_old_objects_as_they_are() {
-    let plane = Arc::new(ControlPlane::start(Options::apiserver_only()).await.unwrap());
+    let plane = Arc::new(
+        ControlPlane::start(Options::apiserver_only())
+            .await
+            .unwrap(),
+    );
     let client = plane.client().await.unwrap();
     install_original(&client, false).await;
     let receiver = Receiver::start().unwrap();
@@ -30,7 +34,15 @@ async fn the_operator_takes_old_objects_as_they_are() {
     let (points, fields) = (ContactPoint::api_resource(), TrackedField::api_resource());
     let odd_points = contact_points();
     for (number, yaml) in odd_points.iter().enumerate() {
-        store(&client, &points, &format!("cp-{number}"), Some(yaml), &json!({}), false).await;
+        store(
+            &client,
+            &points,
+            &format!("cp-{number}"),
+            Some(yaml),
+            &json!({}),
+            false,
+        )
+        .await;
     }
     store(&client, &points, "bare", None, &well, true).await;
     let hook = format!(
@@ -40,7 +52,15 @@ async fn the_operator_takes_old_objects_as_they_are() {
     store(&client, &points, "good", Some(&hook), &well, true).await;
     let odd_fields = tracked_fields();
     for (number, yaml) in odd_fields.iter().enumerate() {
-        store(&client, &fields, &format!("tf-{number}"), Some(yaml), &theirs, false).await;
+        store(
+            &client,
+            &fields,
+            &format!("tf-{number}"),
+            Some(yaml),
+            &theirs,
+            false,
+        )
+        .await;
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
     store(&client, &fields, "good", Some(good), &theirs, false).await;
@@ -49,12 +69,36 @@ async fn the_operator_takes_old_objects_as_they_are() {
     // Kubernetes itself lets nothing else be written of an object with a scale below zero: no status, no label.
     odd_services.push("{size: -1, image: i}".into());
     for (number, yaml) in odd_services.iter().enumerate() {
-        store(&client, &services, &format!("app-{number}"), Some(yaml), &json!({}), false).await;
+        store(
+            &client,
+            &services,
+            &format!("app-{number}"),
+            Some(yaml),
+            &json!({}),
+            false,
+        )
+        .await;
     }
-    store(&client, &services, "no.label", Some("{size: 1, image: i}"), &json!({}), false).await;
+    store(
+        &client,
+        &services,
+        "no.label",
+        Some("{size: 1, image: i}"),
+        &json!({}),
+        false,
+    )
+    .await;
     let (syncs, odd_syncs) = (ConfigMapSync::api_resource(), config_map_syncs());
     for (number, yaml) in odd_syncs.iter().enumerate() {
-        store(&client, &syncs, &format!("sync-{number}"), Some(yaml), &json!({}), false).await;
+        store(
+            &client,
+            &syncs,
+            &format!("sync-{number}"),
+            Some(yaml),
+            &json!({}),
+            false,
+        )
+        .await;
     }
     store(&client, &syncs, "bare", None, &json!({}), false).await;
     let (apps, odd_apps) = (MyApp::api_resource(), my_apps());
@@ -68,67 +112,132 @@ async fn the_operator_takes_old_objects_as_they_are() {
         store(&client, &ingresses, name, Some(yaml), &json!({}), false).await;
     }
     install(&plane).await;
-    let role = ["create", "clusterrole", "quartermaster-tracker-role", "--verb=get,list,watch"];
-    plane.run_kubectl(&[&role[..], &["--resource=deployments.apps"]].concat(), "").await.unwrap();
+    let role = [
+        "create",
+        "clusterrole",
+        "quartermaster-tracker-role",
+        "--verb=get,list,watch",
+    ];
+    plane
+        .run_kubectl(&[&role[..], &["--resource=deployments.apps"]].concat(), "")
+        .await
+        .unwrap();
 
-    let bed = Bed { plane: Plane::Own(Arc::clone(&plane)), client, namespace: "default".into() };
-    bed.create::<Secret>("s", json!({ "stringData": { "k": "token" } })).await;
+    let bed = Bed {
+        plane: Plane::Own(Arc::clone(&plane)),
+        client,
+        namespace: "default".into(),
+    };
+    bed.create::<Secret>("s", json!({ "stringData": { "k": "token" } }))
+        .await;
     bed.deployment("web", 3).await;
-    let settings = Settings::default().kubeconfig(plane.admin_kubeconfig()).whole_cluster();
+    let settings = Settings::default()
+        .kubeconfig(plane.admin_kubeconfig())
+        .whole_cluster();
     let operator = Operator::start(&bed, settings).await;
     bed.until("good", "taken over", |point: &ContactPoint| {
-        point.status.as_ref().is_some_and(|status| status.ready && status.observed_generation.is_some())
+        point
+            .status
+            .as_ref()
+            .is_some_and(|status| status.ready && status.observed_generation.is_some())
     })
     .await;
     for number in 0..odd_points.len() {
-        bed.until(&format!("cp-{number}"), "says how it stands", |point: &ContactPoint| {
-            point.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
-        })
+        bed.until(
+            &format!("cp-{number}"),
+            "says how it stands",
+            |point: &ContactPoint| {
+                point
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| !status.conditions.is_empty())
+            },
+        )
         .await;
     }
     bed.not_ready("bare", "SpecInvalid").await;
     let says = |reason: &'static str| {
         move |app: &AppService| {
-            let ready = app.status.as_ref().and_then(|status| status.condition("Ready"));
-            ready.is_some_and(|ready| ready.status == "False" && ready.reason.as_deref().unwrap().contains(reason))
+            let ready = app
+                .status
+                .as_ref()
+                .and_then(|status| status.condition("Ready"));
+            ready.is_some_and(|ready| {
+                ready.status == "False" && ready.reason.as_deref().unwrap().contains(reason)
+            })
         }
     };
     let below_zero = format!("app-{}", odd_services.len() - 1);
     for number in 0..odd_services.len() - 1 {
-        bed.until(&format!("app-{number}"), "says how it stands", says("")).await;
+        bed.until(&format!("app-{number}"), "says how it stands", says(""))
+            .await;
     }
-    bed.until("app-0", "says what to write", says("SpecInvalid")).await;
+    bed.until("app-0", "says what to write", says("SpecInvalid"))
+        .await;
     let words = bed.event(&below_zero, "SpecInvalid").await;
-    assert!(words.starts_with("spec.size: write a number from 0"), "{words}");
-    bed.until("no.label", "says what to write", says("SpecInvalid")).await;
-    for name in (0..odd_syncs.len()).map(|number| format!("sync-{number}")).chain(["bare".into()]) {
+    assert!(
+        words.starts_with("spec.size: write a number from 0"),
+        "{words}"
+    );
+    bed.until("no.label", "says what to write", says("SpecInvalid"))
+        .await;
+    for name in (0..odd_syncs.len())
+        .map(|number| format!("sync-{number}"))
+        .chain(["bare".into()])
+    {
         let says = |sync: &ConfigMapSync| {
             sync.status.as_ref().is_some_and(|status| {
-                status.conditions.first().is_some_and(|condition| condition.reason == "SpecInvalid")
+                status
+                    .conditions
+                    .first()
+                    .is_some_and(|condition| condition.reason == "SpecInvalid")
             })
         };
         let sync = bed.until(&name, "says what to write", says).await;
-        assert!(sync.finalizers().is_empty(), "{name}: it has nothing to clean up");
+        assert!(
+            sync.finalizers().is_empty(),
+            "{name}: it has nothing to clean up"
+        );
     }
     for number in 0..odd_fields.len() {
         let name = format!("tf-{number}");
-        let waits = |field: &TrackedField| field.annotations().contains_key("quartermaster.dev/waiting");
+        let waits = |field: &TrackedField| {
+            field
+                .annotations()
+                .contains_key("quartermaster.dev/waiting")
+        };
         let field = bed.until(&name, "says why it waits", waits).await;
         // A target that is gone meanwhile is news; nothing else is.
         let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
-        assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
-        assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
+        assert!(
+            new.is_empty() || new == [Action::Deleted],
+            "{name}: {history:?}"
+        );
+        assert!(
+            history[..2].iter().all(|entry| entry.id.is_none()),
+            "{name}: {history:?}"
+        );
     }
     let last = format!("tf-{}", odd_fields.len() - 1);
     bed.waiting(&last, "FieldNotFound").await;
     bed.event(&last, "FieldNotFound").await;
     let field: TrackedField = bed.api().get(&last).await.unwrap();
-    assert_eq!(field.history().unwrap().len(), 2, "a field that cannot exist records nothing");
-    for name in odd_apps.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
+    assert_eq!(
+        field.history().unwrap().len(),
+        2,
+        "a field that cannot exist records nothing"
+    );
+    for name in odd_apps
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .chain(["bare"])
+    {
         let app = bed
             .until(name, "says why", |app: &MyApp| {
-                app.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
+                app.status
+                    .as_ref()
+                    .is_some_and(|status| !status.conditions.is_empty())
             })
             .await;
         let reason = &app.status.unwrap().conditions[0].reason;
@@ -140,26 +249,53 @@ async fn the_operator_takes_old_objects_as_they_are() {
         };
         assert_eq!(reason, wanted, "{name}");
     }
-    for name in odd_ingresses.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
+    for name in odd_ingresses
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .chain(["bare"])
+    {
         let says = |ingress: &MyIngress| {
-            let conditions = ingress.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
-            conditions.first().is_some_and(|condition| condition.reason == "SpecInvalid")
+            let conditions = ingress
+                .status
+                .as_ref()
+                .map(|status| &*status.conditions)
+                .unwrap_or_default();
+            conditions
+                .first()
+                .is_some_and(|condition| condition.reason == "SpecInvalid")
         };
         let ingress = bed.until(name, "says what to write", says).await;
-        assert!(ingress.finalizers().is_empty(), "{name}: it has nothing to clean up");
+        assert!(
+            ingress.finalizers().is_empty(),
+            "{name}: it has nothing to clean up"
+        );
     }
     // What the document's program told is not told again; what it missed is.
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
         let history = field.history().unwrap();
-        let told: Vec<_> = history.iter().filter_map(|entry| entry.value.as_deref()).collect();
+        let told: Vec<_> = history
+            .iter()
+            .filter_map(|entry| entry.value.as_deref())
+            .collect();
         let last = history.last();
-        told == ["1", "3", "4"] && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
+        told == ["1", "3", "4"]
+            && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
     })
     .await;
-    receiver.wait_for(SOON, |_| !changes(&receiver).is_empty()).await.unwrap();
-    let told: Vec<_> = changes(&receiver).iter().map(|change| change["value"].clone()).collect();
-    assert_eq!((told, receiver.requests().len()), (vec![json!("4")], 1), "no test message, no repetition");
+    receiver
+        .wait_for(SOON, |_| !changes(&receiver).is_empty())
+        .await
+        .unwrap();
+    let told: Vec<_> = changes(&receiver)
+        .iter()
+        .map(|change| change["value"].clone())
+        .collect();
+    assert_eq!(
+        (told, receiver.requests().len()),
+        (vec![json!("4")], 1),
+        "no test message, no repetition"
+    );
 
     let since = plane.audit().mark().await.unwrap();
     bed.delete::<AppService>(&below_zero).await;
@@ -167,8 +303,10 @@ async fn the_operator_takes_old_objects_as_they_are() {
     bed.ready("marker").await;
     let mut writes = plane.audit().writes(since).await.unwrap();
     writes.retain(|subject, _| {
-        matches!(&*subject.group, "tg.azamaton.ru" | "kosmos.io" | "apps.bixbite.io" | "demo.rtfm.co.ua")
-            && subject.verb != "delete"
+        matches!(
+            &*subject.group,
+            "tg.azamaton.ru" | "kosmos.io" | "apps.bixbite.io" | "demo.rtfm.co.ua"
+        ) && subject.verb != "delete"
             && subject.name != "marker"
     });
     assert!(writes.is_empty(), "{writes:?}");

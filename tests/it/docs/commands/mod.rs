@@ -43,7 +43,11 @@ const NOT_RUN: &str = "not-run.md";
 /// The commands of that list.
 fn not_run() -> BTreeSet<String> {
     let text = super::page(NOT_RUN);
-    let listed = text.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next()).flat_map(str::lines);
+    let listed = text
+        .split("```text\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .flat_map(str::lines);
     listed.map(str::to_owned).collect()
 }
 
@@ -51,10 +55,21 @@ fn not_run() -> BTreeSet<String> {
 fn walked() -> Vec<(String, Vec<Step>)> {
     let mut walked: Vec<_> = pages()
         .into_iter()
-        .map(|(path, text)| (path.file_stem().unwrap().to_string_lossy().into_owned(), steps(&text)))
+        .map(|(path, text)| {
+            (
+                path.file_stem().unwrap().to_string_lossy().into_owned(),
+                steps(&text),
+            )
+        })
         .filter(|(_, steps)| !steps.is_empty())
         .collect();
-    walked.sort_by_key(|(name, _)| (name != "getting-started", !Stage::of(name).installed, name.clone()));
+    walked.sort_by_key(|(name, _)| {
+        (
+            name != "getting-started",
+            !Stage::of(name).installed,
+            name.clone(),
+        )
+    });
     walked
 }
 
@@ -63,28 +78,54 @@ fn what_is_not_run_is_there() {
     let commands: BTreeSet<String> = walked()
         .into_iter()
         .flat_map(|(_, steps)| steps)
-        .filter_map(|step| if let Step::Command(command) = step { Some(command.text) } else { None })
+        .filter_map(|step| {
+            if let Step::Command(command) = step {
+                Some(command.text)
+            } else {
+                None
+            }
+        })
         .collect();
     assert!(commands.len() > 60, "{}", commands.len());
     for listed in not_run() {
-        assert!(commands.contains(&listed), "docs/{NOT_RUN}: no page has the command {listed}");
+        assert!(
+            commands.contains(&listed),
+            "docs/{NOT_RUN}: no page has the command {listed}"
+        );
     }
     for command in LASTING.into_iter().chain(ASKS) {
-        assert!(commands.contains(command), "no page has the command {command}");
+        assert!(
+            commands.contains(command),
+            "no page has the command {command}"
+        );
     }
 }
 
 #[tokio::test]
 async fn every_page_does_what_it_says() {
-    let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
-    let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
+    let plane = Plane::Own(Arc::new(
+        ControlPlane::start(Options::default()).await.unwrap(),
+    ));
+    let bed = Bed {
+        client: plane.client().await.unwrap(),
+        plane,
+        namespace: "default".into(),
+    };
     let (telegram, aws) = (bot_api(), Aws::start().await.unwrap());
     telegram.add_chat(Chat::new(Kind::Supergroup, -1_001_234_567_890).unwrap());
     let only = std::env::var("QUARTERMASTER_TEST_PAGE").unwrap_or_default();
-    let mut walk = Walk { bed, telegram, aws, not_run: not_run(), there: There::Nothing };
+    let mut walk = Walk {
+        bed,
+        telegram,
+        aws,
+        not_run: not_run(),
+        there: There::Nothing,
+    };
     let mut ran = 0;
     for (name, mut steps) in walked() {
-        steps.retain(|step| !matches!(step, Step::Command(command) if walk.not_run.contains(&command.text)));
+        steps.retain(
+            |step| !matches!(step, Step::Command(command) if walk.not_run.contains(&command.text)),
+        );
         if !steps.is_empty() && (only.is_empty() || only == name) {
             ran += walk.page(&name, &steps).await;
         }
@@ -129,14 +170,22 @@ impl Walk {
             // What a page installs it may take away again while the operator runs.
             self.bed.plane.audit().expect_refusals().unwrap();
         }
-        self.there = if stage.installed { There::Installed } else { There::Something };
+        self.there = if stage.installed {
+            There::Installed
+        } else {
+            There::Something
+        };
 
         let (mut ran, mut scenes, mut operator) = (0, stage.scenes.iter().peekable(), None);
-        self.scene(&shell, name, &stage, scenes.next().unwrap(), &mut operator).await;
+        self.scene(&shell, name, &stage, scenes.next().unwrap(), &mut operator)
+            .await;
         for step in steps {
             let command = match step {
                 Step::Manifest(manifest) => {
-                    let apply = format!("kubectl apply -f - <<'YAML'\n{}YAML", stage.written(manifest));
+                    let apply = format!(
+                        "kubectl apply -f - <<'YAML'\n{}YAML",
+                        stage.written(manifest)
+                    );
                     self.run(&shell, name, &apply).await;
                     continue;
                 }
@@ -151,24 +200,50 @@ impl Walk {
             println!("{:5.1} s  {first_line}", asked.elapsed().as_secs_f32());
             ran += 1;
         }
-        assert_eq!(scenes.next(), None, "{name}: the page has no such command, in this order");
+        assert_eq!(
+            scenes.next(),
+            None,
+            "{name}: the page has no such command, in this order"
+        );
         let asked = Instant::now();
         shell.end();
         self.tidy(&shell, name, operator.is_some()).await;
         println!("{:5.1} s  to tidy up", asked.elapsed().as_secs_f32());
-        println!("{name}: {ran} commands in {:.1} s", began.elapsed().as_secs_f32());
+        println!(
+            "{name}: {ran} commands in {:.1} s",
+            began.elapsed().as_secs_f32()
+        );
         ran
     }
 
     /// Has things be as the stage says.
-    async fn scene(&self, shell: &Shell, page: &str, stage: &Stage, scene: &Scene, operator: &mut Option<Operator>) {
+    async fn scene(
+        &self,
+        shell: &Shell,
+        page: &str,
+        stage: &Stage,
+        scene: &Scene,
+        operator: &mut Option<Operator>,
+    ) {
         let asked = Instant::now();
-        self.run(shell, page, &stage.written(&format!("set -eu\n{}", scene.text))).await;
-        println!("{:5.1} s  what is there before {}", asked.elapsed().as_secs_f32(), scene.before);
+        self.run(
+            shell,
+            page,
+            &stage.written(&format!("set -eu\n{}", scene.text)),
+        )
+        .await;
+        println!(
+            "{:5.1} s  what is there before {}",
+            asked.elapsed().as_secs_f32(),
+            scene.before
+        );
         if let Some(runs) = scene.operator {
             *operator = None;
             if runs {
-                let settings = Settings::default().whole_cluster().telegram(&self.telegram.url()).aws(&self.aws);
+                let settings = Settings::default()
+                    .whole_cluster()
+                    .telegram(&self.telegram.url())
+                    .aws(&self.aws);
                 *operator = Some(Operator::start(&self.bed, settings).await);
             }
         }
@@ -181,13 +256,24 @@ impl Walk {
             shell.start(&text).await;
             return;
         }
-        let printed: Vec<_> = command.printed.iter().map(|line| stage.written(line)).collect();
+        let printed: Vec<_> = command
+            .printed
+            .iter()
+            .map(|line| stage.written(line))
+            .collect();
         let run = async || {
-            if ASKS.contains(&&*command.text) { shell.agree(&text).await } else { shell.run(&text).await }
+            if ASKS.contains(&&*command.text) {
+                shell.agree(&text).await
+            } else {
+                shell.run(&text).await
+            }
         };
-        let is_well = |came: &Came| came.well && (printed.is_empty() || shown::is_as_shown(&printed, &came.out));
-        let mut came =
-            tokio::time::timeout(PATIENCE, run()).await.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
+        let is_well = |came: &Came| {
+            came.well && (printed.is_empty() || shown::is_as_shown(&printed, &came.out))
+        };
+        let mut came = tokio::time::timeout(PATIENCE, run())
+            .await
+            .unwrap_or_else(|_| panic!("{page}: {text} does not end"));
         if only_reads(&text) && !is_well(&came) {
             // It is on its way.
             let _ = until("it is as shown", SOON, async || {
@@ -196,14 +282,33 @@ impl Walk {
             })
             .await;
         }
-        assert!(came.well, "{page}: {text}\n{}{}\n{}", came.out, came.err, shell.said());
-        assert!(is_well(&came), "{page}: {text}\nshown:\n{}\nprinted:\n{}{}", printed.join("\n"), came.out, came.err);
+        assert!(
+            came.well,
+            "{page}: {text}\n{}{}\n{}",
+            came.out,
+            came.err,
+            shell.said()
+        );
+        assert!(
+            is_well(&came),
+            "{page}: {text}\nshown:\n{}\nprinted:\n{}{}",
+            printed.join("\n"),
+            came.out,
+            came.err
+        );
         for (chat, message) in &command.told {
             let (chat, message) = (stage.written(chat), stage.written(message));
-            until(format!("{page}: chat {chat} has been told {message:?}"), SOON, async || {
-                let all = self.telegram.messages();
-                Ok(all.iter().any(|it| it.chat_id.to_string() == chat && it.text == message).then_some(()))
-            })
+            until(
+                format!("{page}: chat {chat} has been told {message:?}"),
+                SOON,
+                async || {
+                    let all = self.telegram.messages();
+                    Ok(all
+                        .iter()
+                        .any(|it| it.chat_id.to_string() == chat && it.text == message)
+                        .then_some(()))
+                },
+            )
             .await
             .unwrap();
         }
@@ -228,8 +333,14 @@ impl Walk {
               kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
             done";
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
-        let kinds = registry::KINDS.iter().map(Ours::crd_name).collect::<Vec<_>>().join(",");
-        let text = text.replace("RELEASE", if operator { "" } else { nobody }).replace("KINDS", &kinds);
+        let kinds = registry::KINDS
+            .iter()
+            .map(Ours::crd_name)
+            .collect::<Vec<_>>()
+            .join(",");
+        let text = text
+            .replace("RELEASE", if operator { "" } else { nobody })
+            .replace("KINDS", &kinds);
         self.run(shell, page, &text).await;
     }
 }
@@ -237,15 +348,23 @@ impl Walk {
 /// Whether it may be said again until it shows what is on its way.
 fn only_reads(text: &str) -> bool {
     let words: Vec<_> = text.split_whitespace().collect();
-    let reads = ["get", "describe", "events", "status", "history"].iter().any(|word| words.contains(word));
-    let writes = ["apply", "create", "patch", "delete", "annotate", "run"].iter().any(|word| words.contains(word));
+    let reads = ["get", "describe", "events", "status", "history"]
+        .iter()
+        .any(|word| words.contains(word));
+    let writes = ["apply", "create", "patch", "delete", "annotate", "run"]
+        .iter()
+        .any(|word| words.contains(word));
     reads && !writes
 }
 
 #[test]
 fn what_only_reads_may_be_said_again() {
-    assert!(only_reads("kubectl get tf -A") && only_reads("quartermaster status -o json | jq .summary"));
-    assert!(!only_reads("kubectl get secret a -o json | kubectl create -f -"));
+    assert!(
+        only_reads("kubectl get tf -A") && only_reads("quartermaster status -o json | jq .summary")
+    );
+    assert!(!only_reads(
+        "kubectl get secret a -o json | kubectl create -f -"
+    ));
     assert!(!only_reads("kubectl apply -f example/"));
 }
 
@@ -254,8 +373,15 @@ fn what_only_reads_may_be_said_again() {
 fn every_stage_is_of_a_page() {
     let pages: BTreeSet<String> = walked().into_iter().map(|(name, _)| name).collect();
     let folder = root().join("tests/it/docs/commands/stages");
-    for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
-        let name = Path::new(&file).file_stem().unwrap().to_string_lossy().into_owned();
+    for file in std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+    {
+        let name = Path::new(&file)
+            .file_stem()
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
         assert!(pages.contains(&name), "{}", file.display());
     }
 }

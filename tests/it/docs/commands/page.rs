@@ -29,7 +29,9 @@ pub fn steps(page: &str) -> Vec<Step> {
             "yaml" if lines.contains(&"kind: Kustomization") => {}
             "yaml" => steps.push(Step::Manifest(lines.join("\n") + "\n")),
             "sh" => {
-                let mut lines = lines.into_iter().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+                let mut lines = lines
+                    .into_iter()
+                    .filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
                 while let Some(line) = lines.next() {
                     steps.push(Step::Command(command(line, &mut lines)));
                 }
@@ -47,7 +49,9 @@ fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
     for line in page.lines() {
         let trimmed = line.trim_start();
         match (trimmed.strip_prefix("```"), open.take()) {
-            (Some(language), None) => open = Some((line.len() - trimmed.len(), language.trim(), Vec::new())),
+            (Some(language), None) => {
+                open = Some((line.len() - trimmed.len(), language.trim(), Vec::new()))
+            }
             (Some(_), Some((_, language, lines))) => blocks.push((language, lines)),
             (None, Some((indent, language, mut lines))) => {
                 lines.push(line.get(indent..).unwrap_or_default());
@@ -68,11 +72,16 @@ fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
             steps.push(Step::Command(command(line, &mut lines)));
             continue;
         }
-        let Some(Step::Command(last)) = steps.last_mut() else { panic!("{line}: no command prints this") };
+        let Some(Step::Command(last)) = steps.last_mut() else {
+            panic!("{line}: no command prints this")
+        };
         if let Some(chat) = line.strip_prefix("    Telegram, chat ") {
             last.told.push((chat.to_owned(), String::new()));
         } else if let Some(text) = line.strip_prefix("    | ") {
-            let (_, message) = last.told.last_mut().unwrap_or_else(|| panic!("{line}: in which chat?"));
+            let (_, message) = last
+                .told
+                .last_mut()
+                .unwrap_or_else(|| panic!("{line}: in which chat?"));
             if !message.is_empty() {
                 message.push('\n');
             }
@@ -91,10 +100,16 @@ fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Comm
             break end;
         }
         text.push('\n');
-        text.push_str(rest.next().unwrap_or_else(|| panic!("{text}: where does it end?")));
+        text.push_str(
+            rest.next()
+                .unwrap_or_else(|| panic!("{text}: where does it end?")),
+        );
     };
     text.truncate(end);
-    Command { text: text.trim_end().to_owned(), ..Command::default() }
+    Command {
+        text: text.trim_end().to_owned(),
+        ..Command::default()
+    }
 }
 
 /// Where a command line ends, before its comment; none if it goes on in the next line.
@@ -111,7 +126,9 @@ fn end(text: &str) -> Option<usize> {
         }
         before = c;
     }
-    let goes_on = ["\\", "|", "&&"].iter().any(|end| text.trim_end().ends_with(end));
+    let goes_on = ["\\", "|", "&&"]
+        .iter()
+        .any(|end| text.trim_end().ends_with(end));
     (quote.is_none() && !goes_on).then_some(text.len())
 }
 
@@ -150,10 +167,16 @@ $ y \\
 $ no command
 ```
 ";
-    let command = |text: &str| Command { text: text.into(), ..Command::default() };
+    let command = |text: &str| Command {
+        text: text.into(),
+        ..Command::default()
+    };
     let patch = Command {
         printed: vec!["x patched".into()],
-        told: vec![("7".into(), "one\ntwo".into()), ("7".into(), "three".into())],
+        told: vec![
+            ("7".into(), "one\ntwo".into()),
+            ("7".into(), "three".into()),
+        ],
         ..command("kubectl x -p '{\n  \"a\": 1}'")
     };
     let expected = [

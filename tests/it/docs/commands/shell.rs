@@ -40,7 +40,16 @@ done
 ";
 
 /// What is in the checkout of somebody who has built nothing.
-const CHECKOUT: [&str; 8] = ["Makefile", "Cargo.toml", "charts", "config", "deploy", "example", "hack", "tests"];
+const CHECKOUT: [&str; 8] = [
+    "Makefile",
+    "Cargo.toml",
+    "charts",
+    "config",
+    "deploy",
+    "example",
+    "hack",
+    "tests",
+];
 
 /// A shell, with a home and a working folder of its own.
 pub struct Shell {
@@ -70,7 +79,11 @@ impl Shell {
             fs::create_dir(at(name)).unwrap();
         }
         for name in CHECKOUT {
-            symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join(name), at("checkout").join(name)).unwrap();
+            symlink(
+                Path::new(env!("CARGO_MANIFEST_DIR")).join(name),
+                at("checkout").join(name),
+            )
+            .unwrap();
         }
         symlink(plane.binaries().join("kubectl"), at("bin/kubectl")).unwrap();
         symlink(tool("helm").await, at("bin/helm")).unwrap();
@@ -85,7 +98,10 @@ impl Shell {
         // `make` asks for Rust's version, which rustup looks up in the user's home.
         let rustup = user("RUSTUP_HOME").or(user("HOME").map(|home| home + "/.rustup"));
         for (name, value) in [
-            ("PATH", format!("{}:{}", text(at("bin")), user("PATH").unwrap())),
+            (
+                "PATH",
+                format!("{}:{}", text(at("bin")), user("PATH").unwrap()),
+            ),
             ("RUSTUP_HOME", rustup.unwrap_or_default()),
             ("HOME", text(at("home"))),
             ("KUBECONFIG", text(at("kubeconfig"))),
@@ -93,24 +109,37 @@ impl Shell {
             // An operator that a page has somebody run.
             ("QUARTERMASTER_TELEGRAM_API_URL", telegram.into()),
             ("QUARTERMASTER_METRICS_BIND_ADDRESS", "127.0.0.1:0".into()),
-            ("QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS", "127.0.0.1:0".into()),
+            (
+                "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS",
+                "127.0.0.1:0".into(),
+            ),
         ] {
             env.insert(name.into(), value);
         }
-        Self { folder, env, lasting: Vec::new() }
+        Self {
+            folder,
+            env,
+            lasting: Vec::new(),
+        }
     }
 
     /// Runs shell text to its end.
     pub async fn run(&self, text: &str) -> Came {
         let mut command = Command::new("bash");
-        command.args(["-c", &format!("set -o pipefail\n{text}")]).stdin(Stdio::null());
+        command
+            .args(["-c", &format!("set -o pipefail\n{text}")])
+            .stdin(Stdio::null());
         Self::came(self.dressed(command).output().await.unwrap())
     }
 
     /// Runs it in a terminal, in which somebody says yes.
     pub async fn agree(&self, text: &str) -> Came {
         let mut command = Command::new("script");
-        command.args(["-qec", text, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["-qec", text, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = self.dressed(command).spawn().unwrap();
         let mut terminal = child.stdin.take().unwrap();
         terminal.write_all(b"yes\n").await.unwrap();
@@ -120,21 +149,37 @@ impl Shell {
     }
 
     fn dressed(&self, mut command: Command) -> Command {
-        command.current_dir(self.folder.path().join("checkout")).env_clear().envs(&self.env).kill_on_drop(true);
+        command
+            .current_dir(self.folder.path().join("checkout"))
+            .env_clear()
+            .envs(&self.env)
+            .kill_on_drop(true);
         command
     }
 
     fn came(output: std::process::Output) -> Came {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Came { well: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
+        Came {
+            well: output.status.success(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     /// Starts what lasts until Ctrl-C, and waits until it says something.
     pub async fn start(&mut self, text: &str) {
-        let log = self.folder.path().join(format!("lasting-{}.log", self.lasting.len()));
-        let program =
-            Program::new("env").arg("-i").args(self.env.iter().map(|(name, value)| format!("{name}={value}")));
-        let program = program.args(["bash", "-c", text]).current_dir(self.folder.path().join("checkout"));
+        let log = self
+            .folder
+            .path()
+            .join(format!("lasting-{}.log", self.lasting.len()));
+        let program = Program::new("env").arg("-i").args(
+            self.env
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        );
+        let program = program
+            .args(["bash", "-c", text])
+            .current_dir(self.folder.path().join("checkout"));
         let child = program.spawn(log).unwrap();
         let said = until(format!("{text} says something"), SOON, async || {
             Ok((!child.log_text()?.trim().is_empty()).then_some(()))

@@ -3,7 +3,10 @@
 /// Whether they are the same, but for ages, times and what AWS chooses. Columns may be narrower.
 pub fn is_as_shown(shown: &[String], printed: &str) -> bool {
     let words = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
-    let printed = printed.lines().filter(|line| !line.trim().is_empty()).map(words);
+    let printed = printed
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(words);
     printed.eq(shown.iter().map(|line| words(line)))
 }
 
@@ -12,12 +15,17 @@ fn masked(word: &str) -> String {
     let is_age = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
             && word.ends_with(['s', 'm', 'h', 'd'])
-            && word.chars().all(|c| c.is_ascii_digit() || "smhd".contains(c))
+            && word
+                .chars()
+                .all(|c| c.is_ascii_digit() || "smhd".contains(c))
     };
     if is_age(word) {
         return "AGE".into();
     }
-    if let Some((name, _)) = word.split_once("-alb-").filter(|_| word.ends_with(".elb.amazonaws.com")) {
+    if let Some((name, _)) = word
+        .split_once("-alb-")
+        .filter(|_| word.ends_with(".elb.amazonaws.com"))
+    {
         return format!("{name}-alb-DNS");
     }
     timeless(word)
@@ -30,7 +38,13 @@ fn timeless(word: &str) -> String {
     for shape in ["0000-00-00T00:00:00", "0000-00-00", "00:00:00"] {
         let shape: Vec<char> = shape.chars().collect();
         for at in 0..(chars.len() + 1).saturating_sub(shape.len()) {
-            let fits = shape.iter().zip(&chars[at..]).all(|(s, c)| if *s == '0' { c.is_ascii_digit() } else { s == c });
+            let fits = shape.iter().zip(&chars[at..]).all(|(s, c)| {
+                if *s == '0' {
+                    c.is_ascii_digit()
+                } else {
+                    s == c
+                }
+            });
             if fits {
                 masked[at..at + shape.len()].copy_from_slice(&shape);
             }
@@ -41,12 +55,24 @@ fn timeless(word: &str) -> String {
 
 #[test]
 fn what_changes_is_not_compared() {
-    let shown = ["NAME   AGE".to_owned(), "web    5s".into(), r#"{"time":"2026-02-11T20:44:21Z","value":"3"}"#.into()];
+    let shown = [
+        "NAME   AGE".to_owned(),
+        "web    5s".into(),
+        r#"{"time":"2026-02-11T20:44:21Z","value":"3"}"#.into(),
+    ];
     let is = |text| is_as_shown(&shown, text);
-    assert!(is("NAME AGE\n\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"));
-    assert!(!is("NAME AGE\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"4\"}\n"), "another value");
+    assert!(is(
+        "NAME AGE\n\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"
+    ));
+    assert!(
+        !is("NAME AGE\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"4\"}\n"),
+        "another value"
+    );
     assert!(!is("NAME AGE\nweb  2m11s\n"), "a line less");
-    assert!(!is("NAME AGE\nweb  soon\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"), "no age");
+    assert!(
+        !is("NAME AGE\nweb  soon\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"),
+        "no age"
+    );
     assert_eq!(masked("a-alb-12.us-east-1.elb.amazonaws.com"), "a-alb-DNS");
     assert_eq!(masked("11:20:45Z"), "00:00:00Z");
 }

@@ -39,7 +39,10 @@ impl Stage {
     fn parse(text: &str) -> Self {
         let installed = !text.lines().any(|line| line == "#! nothing is installed");
         let mut written = Vec::new();
-        let mut scenes = vec![Scene { operator: installed.then_some(true), ..Scene::default() }];
+        let mut scenes = vec![Scene {
+            operator: installed.then_some(true),
+            ..Scene::default()
+        }];
         for line in text.lines() {
             let scene = scenes.last_mut().unwrap();
             match line {
@@ -49,7 +52,10 @@ impl Stage {
                 _ if line.starts_with("#!") => panic!("{line}: there is no such mark"),
                 _ => {
                     if let Some(command) = line.strip_prefix("#: ") {
-                        scenes.push(Scene { before: command.to_owned(), ..Scene::default() });
+                        scenes.push(Scene {
+                            before: command.to_owned(),
+                            ..Scene::default()
+                        });
                     } else if let Some(pair) = line.strip_prefix("#= ") {
                         let (from, to) = pair.split_once(' ').unwrap();
                         written.push((from.to_owned(), to.to_owned()));
@@ -60,22 +66,39 @@ impl Stage {
                 }
             }
         }
-        Self { installed, scenes, written }
+        Self {
+            installed,
+            scenes,
+            written,
+        }
     }
 
     /// What the reader writes.
     pub fn written(&self, text: &str) -> String {
-        self.written.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+        self.written
+            .iter()
+            .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 }
 
 #[test]
 fn a_stage_is_read() {
-    let stage = Stage::parse("#= NAME web\nfirst\n#: kubectl get NAME\nthen\n#! the operator ends\n");
+    let stage =
+        Stage::parse("#= NAME web\nfirst\n#: kubectl get NAME\nthen\n#! the operator ends\n");
     assert!(stage.installed);
     assert_eq!(stage.written("NAME/x"), "web/x");
-    let scene = |before: &str, text: &str, operator| Scene { before: before.into(), text: text.into(), operator };
-    assert_eq!(stage.scenes, [scene("", "first\n", Some(true)), scene("kubectl get NAME", "then\n", Some(false))]);
+    let scene = |before: &str, text: &str, operator| Scene {
+        before: before.into(),
+        text: text.into(),
+        operator,
+    };
+    assert_eq!(
+        stage.scenes,
+        [
+            scene("", "first\n", Some(true)),
+            scene("kubectl get NAME", "then\n", Some(false))
+        ]
+    );
     let bare = Stage::parse("#! nothing is installed\n");
     assert!(!bare.installed && bare.scenes[0].operator.is_none());
 }

@@ -22,7 +22,11 @@ impl Counted {
         let mut nodes = vec![from];
         for step in steps {
             let found = nodes.iter().flat_map(|node| {
-                if step.descends { self.descend(&step.select, node) } else { self.select(&step.select, node) }
+                if step.descends {
+                    self.descend(&step.select, node)
+                } else {
+                    self.select(&step.select, node)
+                }
             });
             nodes = found.collect();
         }
@@ -41,7 +45,10 @@ impl Counted {
 
     fn select<'a>(&mut self, select: &Select, node: &'a Value) -> Vec<&'a Value> {
         let text = query::text(&[Step::child(select.clone())]);
-        let found = JsonPath::parse(&format!("${text}")).unwrap().query(node).all();
+        let found = JsonPath::parse(&format!("${text}"))
+            .unwrap()
+            .query(node)
+            .all();
         self.visited += 1;
         match select {
             Select::Name(_) | Select::Index(_) => {}
@@ -49,9 +56,14 @@ impl Counted {
             Select::Filter(filter) => {
                 for child in children(node, usize::MAX) {
                     self.visited += 1;
-                    let ends: Vec<_> = filter.paths.iter().map(|path| self.run(path, child)).collect();
+                    let ends: Vec<_> = filter
+                        .paths
+                        .iter()
+                        .map(|path| self.run(path, child))
+                        .collect();
                     if filter.compares_trees {
-                        let nodes = |end: &[&Value]| end.iter().map(|value| nodes(value)).sum::<u64>();
+                        let nodes =
+                            |end: &[&Value]| end.iter().map(|value| nodes(value)).sum::<u64>();
                         self.visited += nodes(&ends[0]).min(nodes(&ends[2]));
                     }
                 }
@@ -62,15 +74,23 @@ impl Counted {
 }
 
 fn nodes(value: &Value) -> u64 {
-    1 + children(value, usize::MAX).into_iter().map(nodes).sum::<u64>()
+    1 + children(value, usize::MAX)
+        .into_iter()
+        .map(nodes)
+        .sum::<u64>()
 }
 
 fn addresses(values: &[&Value]) -> Vec<*const Value> {
-    values.iter().map(|value| std::ptr::from_ref(*value)).collect()
+    values
+        .iter()
+        .map(|value| std::ptr::from_ref(*value))
+        .collect()
 }
 
 fn cost(field: &str, object: &Value) -> Cost {
-    Field::compile("X", field).unwrap().cost(&mut Sizes::of(object))
+    Field::compile("X", field)
+        .unwrap()
+        .cost(&mut Sizes::of(object))
 }
 
 fn any_path() -> impl Strategy<Value = String> {
@@ -96,13 +116,20 @@ fn any_path() -> impl Strategy<Value = String> {
         "[?(@.*.*)]",
         "[?(@<=@.a)]",
     ]);
-    (prop::collection::vec(step, 1..5), prop::option::of(0usize..4)).prop_map(|(steps, descends)| {
-        let steps = steps.iter().enumerate().map(|(index, step)| match descends {
-            Some(at) if at == index => format!("..{}", step.trim_start_matches('.')),
-            _ => (*step).to_owned(),
-        });
-        format!("{{{}}}", steps.collect::<String>())
-    })
+    (
+        prop::collection::vec(step, 1..5),
+        prop::option::of(0usize..4),
+    )
+        .prop_map(|(steps, descends)| {
+            let steps = steps
+                .iter()
+                .enumerate()
+                .map(|(index, step)| match descends {
+                    Some(at) if at == index => format!("..{}", step.trim_start_matches('.')),
+                    _ => (*step).to_owned(),
+                });
+            format!("{{{}}}", steps.collect::<String>())
+        })
 }
 
 proptest! {
@@ -144,15 +171,24 @@ fn huge() -> Value {
 #[case("{.spec.none[*].none}")]
 fn what_leads_to_few_nodes_is_cheap_in_any_object(#[case] path: &str) {
     let cost = cost(path, &huge());
-    assert!(cost.visited < 50 && cost.written.unwrap() < 50, "{path}: {cost:?}");
+    assert!(
+        cost.visited < 50 && cost.written.unwrap() < 50,
+        "{path}: {cost:?}"
+    );
 }
 
 #[test]
 fn a_path_of_names_is_estimated_without_a_walk_through_the_object() {
     let object = huge();
     let mut sizes = Sizes::of(&object);
-    Field::compile("X", "{.spec.template.spec.containers[0].image}").unwrap().cost(&mut sizes);
-    assert!(sizes.large.is_none() && sizes.walked() < 10, "{}", sizes.walked());
+    Field::compile("X", "{.spec.template.spec.containers[0].image}")
+        .unwrap()
+        .cost(&mut sizes);
+    assert!(
+        sizes.large.is_none() && sizes.walked() < 10,
+        "{}",
+        sizes.walked()
+    );
 }
 
 #[rstest]
@@ -163,7 +199,10 @@ fn a_path_of_names_is_estimated_without_a_walk_through_the_object() {
 #[case("{..[?(@.a==@.b)]}", 100_000 * 4)]
 fn what_leads_through_all_nodes_costs_as_many(#[case] path: &str, #[case] least: u64) {
     let cost = cost(path, &huge());
-    assert!(cost.visited >= least && cost.visited < 6 * least, "{path}: {cost:?}");
+    assert!(
+        cost.visited >= least && cost.visited < 6 * least,
+        "{path}: {cost:?}"
+    );
 }
 
 #[test]

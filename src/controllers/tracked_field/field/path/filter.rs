@@ -21,18 +21,26 @@ impl Parser<'_> {
             return Err(SHAPE.into());
         }
         self.in_filter = true;
-        let left = self.side().map_err(|problem| format!("{problem} ({SHAPE})"))?;
+        let left = self
+            .side()
+            .map_err(|problem| format!("{problem} ({SHAPE})"))?;
         self.skip_spaces();
-        let operator = ["==", "!=", "<=", ">=", "<", ">"].into_iter().find(|o| self.rest.starts_with(o));
+        let operator = ["==", "!=", "<=", ">=", "<", ">"]
+            .into_iter()
+            .find(|o| self.rest.starts_with(o));
         let filter = if let Some(operator) = operator {
             self.rest = &self.rest[operator.len()..];
-            let right = self.side().map_err(|problem| format!("{problem} ({SHAPE})"))?;
+            let right = self
+                .side()
+                .map_err(|problem| format!("{problem} ({SHAPE})"))?;
             compare(&left, operator, &right)?
         } else {
             match left {
-                Side::Path { steps, .. } => {
-                    Filter { text: relative(&steps), paths: vec![steps], compares_trees: false }
-                }
+                Side::Path { steps, .. } => Filter {
+                    text: relative(&steps),
+                    paths: vec![steps],
+                    compares_trees: false,
+                },
                 Side::Literal(_) => return Err(SHAPE.into()),
             }
         };
@@ -49,7 +57,10 @@ impl Parser<'_> {
         match self.peek() {
             Some(end @ ('\'' | '"')) => self.literal(end),
             Some('+' | '-' | '0'..='9') => {
-                let end = self.rest.find(|c: char| !"+-.0123456789".contains(c)).unwrap_or(self.rest.len());
+                let end = self
+                    .rest
+                    .find(|c: char| !"+-.0123456789".contains(c))
+                    .unwrap_or(self.rest.len());
                 let (text, rest) = self.rest.split_at(end);
                 self.rest = rest;
                 number(text).map(Side::Literal)
@@ -60,7 +71,10 @@ impl Parser<'_> {
                 }
                 let steps = self.steps(false)?;
                 match <[_; 1]>::try_from(steps.queries) {
-                    Ok([path]) => Ok(Side::Path { steps: path, singular: steps.singular }),
+                    Ok([path]) => Ok(Side::Path {
+                        steps: path,
+                        singular: steps.singular,
+                    }),
                     Err(_) => Err("several names at once are not supported in a filter".into()),
                 }
             }
@@ -88,7 +102,10 @@ impl Parser<'_> {
                     Some('n') => '\n',
                     Some('r') => '\r',
                     Some('t') => '\t',
-                    _ => return Err("in a quoted text a backslash stands before \\, a quote, n, r or t only".into()),
+                    _ => return Err(
+                        "in a quoted text a backslash stands before \\, a quote, n, r or t only"
+                            .into(),
+                    ),
                 }),
                 Some(other) => text.push(other),
             }
@@ -98,10 +115,16 @@ impl Parser<'_> {
 
 /// A comparison matches only what has both its sides, as kubectl has it; to the RFC, two missing sides are equal.
 fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
-    let mut filter = Filter { text: String::new(), paths: Vec::new(), compares_trees: true };
+    let mut filter = Filter {
+        text: String::new(),
+        paths: Vec::new(),
+        compares_trees: true,
+    };
     for side in [left, right] {
         match side {
-            Side::Path { singular: false, .. } => {
+            Side::Path {
+                singular: false, ..
+            } => {
                 return Err("a filter compares one value with one: use names and indexes there, no *, no slice".into());
             }
             Side::Path { steps, .. } => {

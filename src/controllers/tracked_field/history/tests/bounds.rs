@@ -12,12 +12,18 @@ fn entries(count: i64) -> History {
 }
 
 fn deliver(history: &mut History, count: usize) {
-    let ids: Vec<_> = pending(history).take(count).map(|(entry, _)| entry.id.clone().unwrap()).collect();
+    let ids: Vec<_> = pending(history)
+        .take(count)
+        .map(|(entry, _)| entry.id.clone().unwrap())
+        .collect();
     mark(history, ids.into_iter().map(|id| (id, Outcome::Delivered)));
 }
 
 fn pending_limits(items: usize, bytes: usize) -> Bounds {
-    Bounds { pending: Limits { items, bytes }, ..Bounds::new(None) }
+    Bounds {
+        pending: Limits { items, bytes },
+        ..Bounds::new(None)
+    }
 }
 
 fn bytes(history: &[Entry]) -> usize {
@@ -27,7 +33,16 @@ fn bytes(history: &[Entry]) -> usize {
 #[test]
 fn limits_of_finished_entries_are_the_products() {
     let limit = |limit| Bounds::new(limit).finished.items;
-    let limits = [None, Some(1), Some(200), Some(0), Some(-5), Some(201), Some(i64::MAX)].map(limit);
+    let limits = [
+        None,
+        Some(1),
+        Some(200),
+        Some(0),
+        Some(-5),
+        Some(201),
+        Some(i64::MAX),
+    ]
+    .map(limit);
     assert_eq!(limits, [50, 1, 200, 1, 1, 200, 200]);
 }
 
@@ -35,42 +50,96 @@ fn limits_of_finished_entries_are_the_products() {
 fn the_oldest_finished_entries_go_first() {
     let mut history = entries(10);
     deliver(&mut history, 10);
-    assert_eq!(bound(&mut history, Bounds::new(Some(3)), FREE, ids()), Bounded { merged: 0, dropped: 7 });
-    assert_eq!(told(&history), [(Updated, Some("7")), (Updated, Some("8")), (Updated, Some("9"))]);
-    assert_eq!(bound(&mut history, Bounds::new(Some(3)), FREE, ids()), Bounded::default());
+    assert_eq!(
+        bound(&mut history, Bounds::new(Some(3)), FREE, ids()),
+        Bounded {
+            merged: 0,
+            dropped: 7
+        }
+    );
+    assert_eq!(
+        told(&history),
+        [
+            (Updated, Some("7")),
+            (Updated, Some("8")),
+            (Updated, Some("9"))
+        ]
+    );
+    assert_eq!(
+        bound(&mut history, Bounds::new(Some(3)), FREE, ids()),
+        Bounded::default()
+    );
 }
 
 #[test]
 fn the_entry_before_the_oldest_pending_one_and_the_last_one_stay() {
-    let none = Bounds { finished: Limits { items: 0, bytes: 0 }, ..Bounds::new(None) };
+    let none = Bounds {
+        finished: Limits { items: 0, bytes: 0 },
+        ..Bounds::new(None)
+    };
     let mut history = entries(10);
     deliver(&mut history, 6);
     bound(&mut history, none, FREE, ids());
-    assert_eq!(history.iter().map(|entry| entry.value.as_deref().unwrap()).collect::<String>(), "56789");
+    assert_eq!(
+        history
+            .iter()
+            .map(|entry| entry.value.as_deref().unwrap())
+            .collect::<String>(),
+        "56789"
+    );
     deliver(&mut history, 4);
     bound(&mut history, none, FREE, ids());
-    assert_eq!(history.iter().map(|entry| entry.value.as_deref().unwrap()).collect::<String>(), "9");
+    assert_eq!(
+        history
+            .iter()
+            .map(|entry| entry.value.as_deref().unwrap())
+            .collect::<String>(),
+        "9"
+    );
 }
 
 #[test]
 fn finished_entries_are_bounded_by_bytes() {
-    let mut history = recorded((0..200).map(|value| present("a", &format!("{value}{}", "\u{1}".repeat(1000)))));
+    let mut history =
+        recorded((0..200).map(|value| present("a", &format!("{value}{}", "\u{1}".repeat(1000)))));
     deliver(&mut history, 199);
     bound(&mut history, Bounds::new(Some(200)), FREE, ids());
     let finished = &history[..history.len() - 1];
     assert!(bytes(finished) <= 256 * 1024, "{}", bytes(finished));
     assert!(bytes(finished) > 240 * 1024, "{}", bytes(finished));
-    assert!(finished.last().unwrap().value.as_deref().unwrap().starts_with("198"));
+    assert!(
+        finished
+            .last()
+            .unwrap()
+            .value
+            .as_deref()
+            .unwrap()
+            .starts_with("198")
+    );
 }
 
 #[test]
 fn pending_neighbours_in_the_middle_become_one() {
     let mut history = entries(10);
-    let result = bound(&mut history, pending_limits(9, 1 << 20), FREE, || "merged".into());
-    assert_eq!(result, Bounded { merged: 2, dropped: 0 });
+    let result = bound(&mut history, pending_limits(9, 1 << 20), FREE, || {
+        "merged".into()
+    });
+    assert_eq!(
+        result,
+        Bounded {
+            merged: 2,
+            dropped: 0
+        }
+    );
     let expected: Vec<_> = history
         .iter()
-        .map(|entry| (entry.first_value.as_deref(), entry.value.as_deref().unwrap(), entry.changes()))
+        .map(|entry| {
+            (
+                entry.first_value.as_deref(),
+                entry.value.as_deref().unwrap(),
+                entry.changes(),
+            )
+        })
         .collect();
     let alone = |value| (None, value, 1);
     let middle = [(Some("1"), "2", 2), (Some("3"), "4", 2)];
@@ -84,10 +153,15 @@ fn pending_neighbours_in_the_middle_become_one() {
 fn what_is_in_flight_is_not_touched() {
     let mut history = entries(20);
     let in_flight = |id: &str| ["id-1", "id-2", "id-3", "id-4", "id-5"].contains(&id);
-    bound(&mut history, pending_limits(8, 1 << 20), in_flight, || "merged".into());
+    bound(&mut history, pending_limits(8, 1 << 20), in_flight, || {
+        "merged".into()
+    });
     assert_eq!(history.len(), 7);
     assert_eq!(history[..5], entries(20)[..5]);
-    assert_eq!((history[5].id.as_deref(), history[5].changes()), (Some("merged"), 14));
+    assert_eq!(
+        (history[5].id.as_deref(), history[5].changes()),
+        (Some("merged"), 14)
+    );
     assert_eq!(history[6], entries(20)[19]);
 }
 
@@ -95,21 +169,55 @@ fn what_is_in_flight_is_not_touched() {
 fn what_a_merged_entry_says_happened() {
     let merged = |states: &[State]| {
         let (first, last) = (present("a", "first"), present("z", "last"));
-        let mut history = recorded([first].into_iter().chain(states.iter().cloned()).chain([last]));
+        let mut history = recorded(
+            [first]
+                .into_iter()
+                .chain(states.iter().cloned())
+                .chain([last]),
+        );
         assert_eq!(history.len(), states.len() + 2);
-        bound(&mut history, pending_limits(3, 1 << 20), FREE, || "merged".into());
-        assert_eq!((history.len(), history[1].changes()), (3, states.len() as u64));
+        bound(&mut history, pending_limits(3, 1 << 20), FREE, || {
+            "merged".into()
+        });
+        assert_eq!(
+            (history.len(), history[1].changes()),
+            (3, states.len() as u64)
+        );
         let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
-        (history[1].action, value(&history[1].first_value), value(&history[1].value))
+        (
+            history[1].action,
+            value(&history[1].first_value),
+            value(&history[1].value),
+        )
     };
     let says = |action, first: &str, last: &str| (action, first.to_owned(), last.to_owned());
-    let (one, two, gone, new) = (present("a", "1"), present("a", "2"), State::Absent, present("b", "3"));
+    let (one, two, gone, new) = (
+        present("a", "1"),
+        present("a", "2"),
+        State::Absent,
+        present("b", "3"),
+    );
     assert_eq!(merged(&[one.clone(), two.clone()]), says(Updated, "1", "2"));
-    assert_eq!(merged(&[one.clone(), gone.clone()]), says(Deleted, "1", "-"));
-    assert_eq!(merged(&[gone.clone(), new.clone()]), says(Created, "-", "3"));
-    assert_eq!(merged(&[new.clone(), present("b", "4")]), says(Created, "3", "4"));
-    assert_eq!(merged(&[gone.clone(), new.clone(), State::Absent]), says(Deleted, "-", "-"));
-    assert_eq!(merged(&[one, gone, new, present("b", "4")]), says(Created, "1", "4"));
+    assert_eq!(
+        merged(&[one.clone(), gone.clone()]),
+        says(Deleted, "1", "-")
+    );
+    assert_eq!(
+        merged(&[gone.clone(), new.clone()]),
+        says(Created, "-", "3")
+    );
+    assert_eq!(
+        merged(&[new.clone(), present("b", "4")]),
+        says(Created, "3", "4")
+    );
+    assert_eq!(
+        merged(&[gone.clone(), new.clone(), State::Absent]),
+        says(Deleted, "-", "-")
+    );
+    assert_eq!(
+        merged(&[one, gone, new, present("b", "4")]),
+        says(Created, "1", "4")
+    );
 }
 
 #[test]
@@ -117,14 +225,27 @@ fn two_subjects_become_one_only_when_there_is_no_other_way() {
     let mut history = History::new();
     let mut ids = ids();
     for second in 0..40 {
-        let field = if second % 10 < 5 { format!("field-{second}") } else { "same".into() };
+        let field = if second % 10 < 5 {
+            format!("field-{second}")
+        } else {
+            "same".into()
+        };
         let value = present("a", &second.to_string());
-        record(&mut history, &subject(&field), [Observation::new(at(second), value, None)], &mut ids);
+        record(
+            &mut history,
+            &subject(&field),
+            [Observation::new(at(second), value, None)],
+            &mut ids,
+        );
     }
     let (first, last) = (history[0].clone(), history[39].clone());
     bound(&mut history, pending_limits(30, 1 << 20), FREE, &mut ids);
     assert!(history.len() <= 30, "{}", history.len());
-    assert!(history.iter().all(|entry| entry.merged.is_none() || entry.subject == Some(subject("same"))));
+    assert!(
+        history
+            .iter()
+            .all(|entry| entry.merged.is_none() || entry.subject == Some(subject("same")))
+    );
     assert_eq!(changes(&history), 40);
 
     bound(&mut history, pending_limits(5, 1 << 20), FREE, &mut ids);
@@ -138,72 +259,145 @@ fn two_subjects_become_one_only_when_there_is_no_other_way() {
 /// A receiver that is down while one field changes thousands of times, each change in a pass of its own.
 #[test]
 fn thousands_of_changes_stay_within_the_bounds() {
-    for (times, value) in [(5000, String::new()), (700, "<&>\u{2028}\"\u{1}я".repeat(90))] {
+    for (times, value) in [
+        (5000, String::new()),
+        (700, "<&>\u{2028}\"\u{1}я".repeat(90)),
+    ] {
         let mut history = entries(3);
         deliver(&mut history, 3);
         let mut ids = ids();
         let mut merged = 0;
         for change in 0..times {
             let state = present("a", &format!("{change}{value}"));
-            record(&mut history, &subject("replicas"), [Observation::new(at(change), state, None)], &mut ids);
-            let in_flight: Vec<_> = pending(&history).take(20).filter_map(|(entry, _)| entry.id.clone()).collect();
-            merged += bound(&mut history, Bounds::new(None), |id| in_flight.iter().any(|i| i == id), &mut ids).merged;
+            record(
+                &mut history,
+                &subject("replicas"),
+                [Observation::new(at(change), state, None)],
+                &mut ids,
+            );
+            let in_flight: Vec<_> = pending(&history)
+                .take(20)
+                .filter_map(|(entry, _)| entry.id.clone())
+                .collect();
+            merged += bound(
+                &mut history,
+                Bounds::new(None),
+                |id| in_flight.iter().any(|i| i == id),
+                &mut ids,
+            )
+            .merged;
             assert!(history.len() <= 503);
         }
         assert_eq!(changes(&history), 3 + times.unsigned_abs());
         assert_eq!(history.len() + merged, 3 + usize::try_from(times).unwrap());
         assert!(history[3].value.as_deref().unwrap().starts_with('0'));
-        assert!(history.last().unwrap().value.as_deref().unwrap().starts_with(&(times - 1).to_string()));
+        assert!(
+            history
+                .last()
+                .unwrap()
+                .value
+                .as_deref()
+                .unwrap()
+                .starts_with(&(times - 1).to_string())
+        );
         assert!(bytes(&history) < 600 * 1024, "{}", bytes(&history));
         // What is in the middle is of one grain: no entry stands for most of them.
         assert!(history.iter().all(|entry| entry.changes() <= 32));
-        assert!(history.len() > if value.is_empty() { 430 } else { 60 }, "{}", history.len());
+        assert!(
+            history.len() > if value.is_empty() { 430 } else { 60 },
+            "{}",
+            history.len()
+        );
     }
 }
 
 #[test]
 fn a_buffer_is_bounded_and_counts_what_it_folds() {
-    let mut buffer = ObservationBuffer::new(Limits { items: 16, bytes: 1 << 20 });
-    let folded: usize =
-        (0..100).map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string()), None))).sum();
+    let mut buffer = ObservationBuffer::new(Limits {
+        items: 16,
+        bytes: 1 << 20,
+    });
+    let folded: usize = (0..100)
+        .map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string()), None)))
+        .sum();
     let mut history = entries(1);
     let drained = buffer.drain();
     assert!(drained.len() <= 16 && buffer.drain().is_empty());
     assert_eq!(drained.len() + folded, 100);
     // The first one is what the history has already.
-    assert_eq!(record(&mut history, &subject("replicas"), drained, ids()).changes, 99);
+    assert_eq!(
+        record(&mut history, &subject("replicas"), drained, ids()).changes,
+        99
+    );
     assert_eq!(changes(&history), 100);
     assert_eq!(history.last().unwrap().value.as_deref(), Some("99"));
-    assert!(history.iter().any(|entry| entry.merged.is_some() && entry.first_value.is_some()));
+    assert!(
+        history
+            .iter()
+            .any(|entry| entry.merged.is_some() && entry.first_value.is_some())
+    );
 }
 
 /// What became one stands for changes, even where it ends as it began.
 #[test]
 fn what_a_folded_observation_says_happened() {
     let told_of = |states: &[State]| {
-        let mut buffer = ObservationBuffer::new(Limits { items: 3, bytes: 1 << 20 });
+        let mut buffer = ObservationBuffer::new(Limits {
+            items: 3,
+            bytes: 1 << 20,
+        });
         let first = [present("a", "first")];
         for state in first.iter().chain(states).chain([&present("z", "last")]) {
             buffer.push(Observation::new(at(0), state.clone(), None));
         }
         let mut history = History::new();
         record(&mut history, &subject("replicas"), buffer.drain(), ids());
-        assert_eq!((history.len(), changes(&history)), (3, states.len() as u64 + 2));
-        (history[1].action, history[1].first_value.clone(), history[1].value.clone())
+        assert_eq!(
+            (history.len(), changes(&history)),
+            (3, states.len() as u64 + 2)
+        );
+        (
+            history[1].action,
+            history[1].first_value.clone(),
+            history[1].value.clone(),
+        )
     };
-    let says = |action, first: Option<&str>, last: Option<&str>| (action, first.map(Into::into), last.map(Into::into));
-    let (one, back, gone, new) = (present("a", "1"), present("a", "first"), State::Absent, present("b", "first"));
-    assert_eq!(told_of(&[one.clone(), back]), says(Updated, Some("1"), Some("first")));
-    assert_eq!(told_of(&[one.clone(), gone.clone()]), says(Deleted, Some("1"), None));
-    assert_eq!(told_of(&[gone, new.clone()]), says(Created, None, Some("first")));
-    assert_eq!(told_of(&[one, new]), says(Created, Some("1"), Some("first")));
+    let says = |action, first: Option<&str>, last: Option<&str>| {
+        (action, first.map(Into::into), last.map(Into::into))
+    };
+    let (one, back, gone, new) = (
+        present("a", "1"),
+        present("a", "first"),
+        State::Absent,
+        present("b", "first"),
+    );
+    assert_eq!(
+        told_of(&[one.clone(), back]),
+        says(Updated, Some("1"), Some("first"))
+    );
+    assert_eq!(
+        told_of(&[one.clone(), gone.clone()]),
+        says(Deleted, Some("1"), None)
+    );
+    assert_eq!(
+        told_of(&[gone, new.clone()]),
+        says(Created, None, Some("first"))
+    );
+    assert_eq!(
+        told_of(&[one, new]),
+        says(Created, Some("1"), Some("first"))
+    );
 }
 
 #[test]
 fn a_buffer_is_bounded_by_bytes() {
     let mut buffer = ObservationBuffer::default();
     for n in 0..2000 {
-        buffer.push(Observation::new(at(n), present("a", &format!("{n}{}", "x".repeat(2000))), None));
+        buffer.push(Observation::new(
+            at(n),
+            present("a", &format!("{n}{}", "x".repeat(2000))),
+            None,
+        ));
     }
     let drained = buffer.drain();
     let held: usize = drained.iter().map(Observation::size).sum();
@@ -214,8 +408,14 @@ fn a_buffer_is_bounded_by_bytes() {
 #[test]
 fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
     let mut buffer = ObservationBuffer::default();
-    let push = |buffer: &mut ObservationBuffer, state| buffer.push(Observation::new(at(0), state, None));
-    for state in [State::Absent, State::Absent, present("a", "1"), present("a", "1")] {
+    let push =
+        |buffer: &mut ObservationBuffer, state| buffer.push(Observation::new(at(0), state, None));
+    for state in [
+        State::Absent,
+        State::Absent,
+        present("a", "1"),
+        present("a", "1"),
+    ] {
         push(&mut buffer, state);
     }
     let drained = buffer.drain();
@@ -223,14 +423,29 @@ fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
     push(&mut buffer, present("a", "1"));
     push(&mut buffer, present("a", "2"));
     buffer.restore(drained);
-    let states: Vec<_> = buffer.drain().into_iter().map(|observation| observation.state).collect();
-    assert_eq!(states, [State::Absent, present("a", "1"), present("a", "2")]);
+    let states: Vec<_> = buffer
+        .drain()
+        .into_iter()
+        .map(|observation| observation.state)
+        .collect();
+    assert_eq!(
+        states,
+        [State::Absent, present("a", "1"), present("a", "2")]
+    );
 }
 
 /// What a thousand objects of ten entries hold in memory.
 #[test]
 fn a_history_is_small() {
     assert!(size_of::<Entry>() <= 320, "{}", size_of::<Entry>());
-    assert!(size_of::<Observation>() <= 120, "{}", size_of::<Observation>());
-    assert!(size_of::<ObservationBuffer>() <= 64, "{}", size_of::<ObservationBuffer>());
+    assert!(
+        size_of::<Observation>() <= 120,
+        "{}",
+        size_of::<Observation>()
+    );
+    assert!(
+        size_of::<ObservationBuffer>() <= 64,
+        "{}",
+        size_of::<ObservationBuffer>()
+    );
 }

@@ -20,17 +20,27 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn subject(field: &str) -> Subject {
-    let target =
-        Target { kind: "Deployment".into(), namespace: "shop".into(), name: "web".into(), ..Target::default() };
+    let target = Target {
+        kind: "Deployment".into(),
+        namespace: "shop".into(),
+        name: "web".into(),
+        ..Target::default()
+    };
     Subject::new(&target, field)
 }
 
 fn present(uid: &str, value: &str) -> State {
-    State::Present { uid: Some(uid.into()), value: Observed::of_text(value) }
+    State::Present {
+        uid: Some(uid.into()),
+        value: Observed::of_text(value),
+    }
 }
 
 fn missing(uid: &str) -> State {
-    State::Present { uid: Some(uid.into()), value: Observed::Missing }
+    State::Present {
+        uid: Some(uid.into()),
+        value: Observed::Missing,
+    }
 }
 
 /// Ids `id-1`, `id-2`, ...
@@ -46,14 +56,22 @@ fn ids() -> impl FnMut() -> String {
 fn recorded(states: impl IntoIterator<Item = State>) -> History {
     let (mut history, mut ids) = (History::new(), ids());
     for (second, state) in (0..).zip(states) {
-        record(&mut history, &subject("replicas"), [Observation::new(at(second), state, None)], &mut ids);
+        record(
+            &mut history,
+            &subject("replicas"),
+            [Observation::new(at(second), state, None)],
+            &mut ids,
+        );
     }
     history
 }
 
 /// Action and value of each entry.
 fn told(history: &[Entry]) -> Vec<(Action, Option<&str>)> {
-    history.iter().map(|entry| (entry.action, entry.value.as_deref())).collect()
+    history
+        .iter()
+        .map(|entry| (entry.action, entry.value.as_deref()))
+        .collect()
 }
 
 fn changes(history: &[Entry]) -> u64 {
@@ -69,11 +87,24 @@ fn original(entries: serde_json::Value) -> History {
 fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     hold(&mut history, true, &BTreeMap::new(), at(9));
-    let failed = Outcome::Failed { reason: "Bad Request".into() };
-    let outcomes = [("id-1".to_owned(), Outcome::Delivered), ("id-2".into(), failed.clone()), ("gone".into(), failed)];
+    let failed = Outcome::Failed {
+        reason: "Bad Request".into(),
+    };
+    let outcomes = [
+        ("id-1".to_owned(), Outcome::Delivered),
+        ("id-2".into(), failed.clone()),
+        ("gone".into(), failed),
+    ];
     assert_eq!(mark(&mut history, outcomes.clone()), 2);
-    let marks: Vec<_> = history.iter().map(|entry| (entry.delivery.unwrap(), entry.reason.as_deref())).collect();
-    let expected = [(Delivery::Delivered, None), (Delivery::Failed, Some("Bad Request")), (Delivery::Pending, None)];
+    let marks: Vec<_> = history
+        .iter()
+        .map(|entry| (entry.delivery.unwrap(), entry.reason.as_deref()))
+        .collect();
+    let expected = [
+        (Delivery::Delivered, None),
+        (Delivery::Failed, Some("Bad Request")),
+        (Delivery::Pending, None),
+    ];
     assert_eq!(marks, expected);
     assert_eq!(history[0].held_since, None);
     let before = history.clone();
@@ -84,11 +115,39 @@ fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
 #[test]
 fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
     let mut history = recorded([present("a", "1")]);
-    assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Expired { reason: "too old".into() })]), 1);
-    assert_eq!((history[0].delivery, history[0].reason.as_deref()), (Some(Delivery::Failed), Some("too old")));
+    assert_eq!(
+        mark(
+            &mut history,
+            [(
+                "id-1".into(),
+                Outcome::Expired {
+                    reason: "too old".into()
+                }
+            )]
+        ),
+        1
+    );
+    assert_eq!(
+        (history[0].delivery, history[0].reason.as_deref()),
+        (Some(Delivery::Failed), Some("too old"))
+    );
     assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Delivered)]), 1);
-    assert_eq!((history[0].delivery, history[0].reason.as_ref()), (Some(Delivery::Delivered), None));
-    assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Failed { reason: "late".into() })]), 0);
+    assert_eq!(
+        (history[0].delivery, history[0].reason.as_ref()),
+        (Some(Delivery::Delivered), None)
+    );
+    assert_eq!(
+        mark(
+            &mut history,
+            [(
+                "id-1".into(),
+                Outcome::Failed {
+                    reason: "late".into()
+                }
+            )]
+        ),
+        0
+    );
     assert_eq!(history[0].delivery, Some(Delivery::Delivered));
 }
 
@@ -96,27 +155,59 @@ fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
 fn the_queue_gets_what_is_pending_with_its_previous_value() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     mark(&mut history, [("id-1".into(), Outcome::Delivered)]);
-    record(&mut history, &subject("image"), [Observation::new(at(9), present("a", "nginx"), None)], || "other".into());
+    record(
+        &mut history,
+        &subject("image"),
+        [Observation::new(at(9), present("a", "nginx"), None)],
+        || "other".into(),
+    );
     let items: Vec<_> = pending(&history)
-        .map(|(entry, previous)| (entry.id.as_deref().unwrap(), previous.and_then(|entry| entry.value.as_deref())))
+        .map(|(entry, previous)| {
+            (
+                entry.id.as_deref().unwrap(),
+                previous.and_then(|entry| entry.value.as_deref()),
+            )
+        })
         .collect();
-    assert_eq!(items, [("id-2", Some("1")), ("id-3", Some("2")), ("other", None)]);
+    assert_eq!(
+        items,
+        [("id-2", Some("1")), ("id-3", Some("2")), ("other", None)]
+    );
 }
 
 #[test]
 fn an_entry_of_the_original_program_is_a_previous_one() {
-    let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"}]));
-    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "3"), None)], ids());
+    let mut history =
+        original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"}]));
+    record(
+        &mut history,
+        &subject("replicas"),
+        [Observation::new(at(0), present("a", "3"), None)],
+        ids(),
+    );
     let (entry, previous) = pending(&history).next().unwrap();
-    assert_eq!((entry.value.as_deref(), previous.unwrap().value.as_deref()), (Some("3"), Some("1")));
+    assert_eq!(
+        (entry.value.as_deref(), previous.unwrap().value.as_deref()),
+        (Some("3"), Some("1"))
+    );
 }
 
 #[test]
 fn only_what_expired_is_counted_so() {
     let history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     let outcomes = [
-        ("id-1".to_owned(), Outcome::Expired { reason: "too old".into() }),
-        ("id-2".to_owned(), Outcome::Failed { reason: "400".into() }),
+        (
+            "id-1".to_owned(),
+            Outcome::Expired {
+                reason: "too old".into(),
+            },
+        ),
+        (
+            "id-2".to_owned(),
+            Outcome::Failed {
+                reason: "400".into(),
+            },
+        ),
     ];
     let subject = subject("replicas");
     let inputs = Inputs {
@@ -140,7 +231,10 @@ fn time_in_which_an_entry_was_held_is_kept_in_it() {
     let none = BTreeMap::new();
     let mut history = recorded([present("a", "1")]);
     assert!(hold(&mut history, true, &none, at(100)));
-    assert!(!hold(&mut history, true, &none, at(200)), "to say it again changes nothing");
+    assert!(
+        !hold(&mut history, true, &none, at(200)),
+        "to say it again changes nothing"
+    );
     assert_eq!(waiting_since(&history), None, "it is held");
     assert!(hold(&mut history, false, &none, at(1100)));
     assert!(!hold(&mut history, false, &none, at(1200)));
@@ -163,7 +257,10 @@ fn time_in_which_an_entry_was_held_is_kept_in_it() {
 fn clocks(wall: i64, monotonic: u64) -> Now {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let begin = *BEGIN.get_or_init(Instant::now);
-    Now { wall: at(wall), monotonic: begin + Duration::from_secs(monotonic) }
+    Now {
+        wall: at(wall),
+        monotonic: begin + Duration::from_secs(monotonic),
+    }
 }
 
 const DAY: i64 = 86_400;
@@ -174,7 +271,11 @@ fn a_clock_that_is_set_makes_no_entry_older() {
     let mut ages = Ages::default();
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
     ages.observe(&history, false, clocks(10, 0));
-    assert_eq!(waited(&ages, 0), 10, "up to the first look the wall clock counts");
+    assert_eq!(
+        waited(&ages, 0),
+        10,
+        "up to the first look the wall clock counts"
+    );
     ages.observe(&history, false, clocks(2 * DAY, 5));
     assert_eq!(waited(&ages, 5), 15);
     ages.observe(&history, false, clocks(-DAY, 8));

@@ -63,9 +63,10 @@ impl Model {
     fn observe(&mut self, state: &State) -> Observation {
         self.second += 1;
         let state = &match state {
-            State::Present { uid, value } => {
-                State::Present { uid: uid.as_ref().map(|uid| format!("{uid}{}", self.lives)), value: value.clone() }
-            }
+            State::Present { uid, value } => State::Present {
+                uid: uid.as_ref().map(|uid| format!("{uid}{}", self.lives)),
+                value: value.clone(),
+            },
             State::Absent => State::Absent,
         };
         self.lives += usize::from(*state == State::Absent);
@@ -233,7 +234,9 @@ proptest! {
 }
 
 fn changes_saturating(history: &[Entry]) -> u64 {
-    history.iter().fold(0, |sum, entry| sum.saturating_add(entry.changes()))
+    history
+        .iter()
+        .fold(0, |sum, entry| sum.saturating_add(entry.changes()))
 }
 
 /// A pass, and what must hold after each.
@@ -245,28 +248,51 @@ fn pass(
     in_flight: usize,
     ids: &mut impl FnMut() -> String,
 ) -> Result<(), TestCaseError> {
-    let flying: Vec<Entry> = pending(history).take(in_flight).map(|(entry, _)| entry.clone()).collect();
+    let flying: Vec<Entry> = pending(history)
+        .take(in_flight)
+        .map(|(entry, _)| entry.clone())
+        .collect();
     record(history, &model.subject(), buffer.drain(), &mut *ids);
     let first = history.iter().position(Entry::is_pending);
-    let (oldest, base) = (first.map(|at| history[at].clone()), first.and_then(|at| at.checked_sub(1)));
+    let (oldest, base) = (
+        first.map(|at| history[at].clone()),
+        first.and_then(|at| at.checked_sub(1)),
+    );
     let (base, newest) = (base.map(|at| history[at].clone()), history.last().cloned());
     let sum = changes(history);
     let finished = |history: &History| history.iter().filter(|entry| !entry.is_pending()).count();
-    let result = bound(history, bounds, |id| flying.iter().any(|entry| entry.id.as_deref() == Some(id)), &mut *ids);
+    let result = bound(
+        history,
+        bounds,
+        |id| flying.iter().any(|entry| entry.id.as_deref() == Some(id)),
+        &mut *ids,
+    );
 
     // Within the bounds, and the ends as they were.
     let waiting: Vec<&Entry> = history.iter().filter(|entry| entry.is_pending()).collect();
     let room = usize::from(in_flight > 0) * 2 + flying.len();
-    prop_assert!(waiting.len() <= bounds.pending.items.max(room), "{} pending", waiting.len());
+    prop_assert!(
+        waiting.len() <= bounds.pending.items.max(room),
+        "{} pending",
+        waiting.len()
+    );
     prop_assert!(finished(history) <= bounds.finished.items + 1);
     let first = history.iter().position(Entry::is_pending);
     prop_assert_eq!(first.map(|at| &history[at]), oldest.as_ref());
-    prop_assert_eq!(first.and_then(|at| at.checked_sub(1)).map(|at| &history[at]), base.as_ref());
+    prop_assert_eq!(
+        first
+            .and_then(|at| at.checked_sub(1))
+            .map(|at| &history[at]),
+        base.as_ref()
+    );
     prop_assert_eq!(history.last(), newest.as_ref());
     prop_assert!(flying.iter().all(|entry| history.contains(entry)));
     // Without in-flight entries only three Pending ones, each at most twice 1 KiB, can be over the bytes.
     let bytes: usize = waiting.iter().map(|entry| size::stored(entry)).sum();
-    prop_assert!(bytes <= bounds.pending.bytes || waiting.len() <= 3 + flying.len(), "{bytes} bytes pending");
+    prop_assert!(
+        bytes <= bounds.pending.bytes || waiting.len() <= 3 + flying.len(),
+        "{bytes} bytes pending"
+    );
 
     // Nothing is lost or repeated, and all is in order and as it was seen.
     prop_assert!(changes(history) + result.dropped as u64 <= sum);
@@ -277,10 +303,19 @@ fn pass(
     prop_assert_eq!(ids.len(), history.len());
     prop_assert!(history.is_sorted_by_key(|entry| entry.time.clone()));
     for entry in history.iter() {
-        let series = entry.subject.as_ref().unwrap().field().trim_start_matches("field-").parse().unwrap();
+        let series = entry
+            .subject
+            .as_ref()
+            .unwrap()
+            .field()
+            .trim_start_matches("field-")
+            .parse()
+            .unwrap();
         let second = entry.time.as_ref().unwrap().0.as_second() - at(0).as_second();
         match &model.seen[&(second, series)] {
-            State::Absent => prop_assert_eq!((entry.action, &entry.value), (Action::Deleted, &None)),
+            State::Absent => {
+                prop_assert_eq!((entry.action, &entry.value), (Action::Deleted, &None))
+            }
             State::Present { uid, value } => {
                 prop_assert_ne!(entry.action, Action::Deleted);
                 prop_assert_eq!(
@@ -298,48 +333,70 @@ fn any_entry() -> impl Strategy<Value = Entry> {
     let text = || prop::option::of("(\\PC|[<>&\"\\\\\u{0}-\u{1f}\u{7f}\u{2028}\u{2029}]){0,12}");
     let time = || {
         prop::option::of(
-            (-2_000_000_000i64..8_000_000_000).prop_map(|second| Timestamp::from_second(second).unwrap().into()),
+            (-2_000_000_000i64..8_000_000_000)
+                .prop_map(|second| Timestamp::from_second(second).unwrap().into()),
         )
     };
-    let action = prop_oneof![Just(Action::Created), Just(Action::Updated), Just(Action::Deleted)];
+    let action = prop_oneof![
+        Just(Action::Created),
+        Just(Action::Updated),
+        Just(Action::Deleted)
+    ];
     let delivery = prop_oneof![
         2 => Just(Some(Delivery::Pending)),
         1 => Just(Some(Delivery::Delivered)),
         1 => Just(Some(Delivery::Failed)),
         1 => Just(None),
     ];
-    let cut = prop::option::of((any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Cut { length, sha256 }));
-    let names = prop_oneof![Just(None), Just(Some(subject("replicas"))), Just(Some(subject("{.a<b}")))];
+    let cut = prop::option::of(
+        (any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Cut { length, sha256 }),
+    );
+    let names = prop_oneof![
+        Just(None),
+        Just(Some(subject("replicas"))),
+        Just(Some(subject("{.a<b}")))
+    ];
     let number = || prop::option::of(any::<u64>());
     let texts = (text(), text(), text(), text(), text(), text());
-    (time(), action, texts, any::<bool>(), cut, delivery, names, number(), (time(), number())).prop_map(
-        |(
-            time,
-            action,
-            (value, display_value, id, reason, uid, first_value),
-            missing,
-            cut,
-            delivery,
-            subject,
-            merged,
-            held,
-        )| Entry {
-            time,
-            action,
-            value,
-            display_value,
-            missing,
-            cut,
-            id,
-            delivery,
-            reason,
-            subject,
-            uid,
-            resource_version: None,
-            merged,
-            first_value,
-            held_since: held.0,
-            held_seconds: held.1,
-        },
+    (
+        time(),
+        action,
+        texts,
+        any::<bool>(),
+        cut,
+        delivery,
+        names,
+        number(),
+        (time(), number()),
     )
+        .prop_map(
+            |(
+                time,
+                action,
+                (value, display_value, id, reason, uid, first_value),
+                missing,
+                cut,
+                delivery,
+                subject,
+                merged,
+                held,
+            )| Entry {
+                time,
+                action,
+                value,
+                display_value,
+                missing,
+                cut,
+                id,
+                delivery,
+                reason,
+                subject,
+                uid,
+                resource_version: None,
+                merged,
+                first_value,
+                held_since: held.0,
+                held_seconds: held.1,
+            },
+        )
 }
