@@ -2,8 +2,6 @@
 
 #![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -21,11 +19,11 @@ mod value;
 
 pub use commands::ClusterCommand;
 pub use lease::LeaseOf;
-pub use metrics::MetricsCertificate;
-pub use timings::{LEASE_JITTER, Timings};
+pub use timings::Timings;
 pub use value::Listen;
 
-use crate::notify::resolve::Dns;
+use qm_notify::resolve::Dns;
+use qm_runtime::settings::{LogFormat, LogSettings, Settings};
 
 /// What `--version` and the user agent say.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -61,16 +59,10 @@ Examples:
       Against the current kubeconfig, all kinds, all namespaces, no leader election.
   quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-trackedfield'
       As one of several replicas, for two namespaces, without one kind.
-  quartermaster run --log-level=info,quartermaster::notify=debug
+  quartermaster run --log-level=info,qm_notify=debug
       With more words on what is sent.
 
 Exit codes: 0 told to stop, and drained; 1 failed or lost the lease; 2 a flag or its value is wrong.";
-
-/// Whether colours are printed: on a terminal alone, and not on that of a user who wants none, which is said by any value of
-/// `NO_COLOR` but the empty one (<https://no-color.org>).
-pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
-    terminal && no_color.is_none_or(OsStr::is_empty)
-}
 
 /// One small binary for the everyday chores of a Kubernetes cluster
 #[derive(Debug, Parser)]
@@ -288,7 +280,7 @@ pub struct RunArgs {
     )]
     dns_port: u16,
 
-    /// error, warn, info, debug, trace, or directives such as info,quartermaster::notify=debug
+    /// error, warn, info, debug, trace, or directives such as info,qm_notify=debug
     #[arg(long, env = "QUARTERMASTER_LOG_LEVEL", value_name = "LEVEL", default_value = "info",
         value_parser = value::log_level, help_heading = "Logs")]
     log_level: String,
@@ -301,7 +293,7 @@ pub struct RunArgs {
         default_value = "auto",
         help_heading = "Logs"
     )]
-    log_format: LogFormat,
+    log_format: LogFormatArg,
 
     /// Address of this Pod, which no webhook may go to; may be given several times
     #[arg(
@@ -332,9 +324,9 @@ pub enum SharedSecrets {
     Off,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+enum LogFormatArg {
     /// For people on a terminal, JSON otherwise
     Auto,
     /// For people
@@ -346,28 +338,16 @@ pub enum LogFormat {
 /// All that `run` needs to know, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Act only while holding the lease.
-    pub leader_elect: bool,
-    /// Name of the Lease.
-    pub leader_election_id: String,
-    /// The Pod's name, if known: part of the identity in the lease.
-    pub pod_name: Option<String>,
+    /// Settings of the runtime.
+    pub runtime: Settings,
     /// Where `/metrics` is served; empty: nowhere.
     pub metrics: Listen,
-    /// What is shown to those who read `/metrics` over TLS; none: it is plain HTTP, for everybody.
-    pub metrics_certificate: Option<MetricsCertificate>,
     /// Where `/livez` and `/readyz` are served; empty: nowhere.
     pub probes: Listen,
-    /// The operator's own namespace.
-    pub operator_namespace: String,
-    /// The namespaces to act in; empty: every one.
-    pub watch_namespaces: BTreeSet<String>,
     /// Prefix of the names of the admission policies; none: the operator checks none.
     pub policy_prefix: Option<String>,
     /// Refuse references to other namespaces.
     pub no_cross_namespace_refs: bool,
-    /// The kinds to act on, as the registry names them; never empty.
-    pub controllers: BTreeSet<&'static str>,
     /// Name of the `ClusterRole` that says what may be tracked.
     pub tracker_role: String,
     /// A line in every message.
@@ -377,7 +357,7 @@ pub struct Config {
     /// What is sent, and where to.
     pub notifications: Notifications,
     /// What is logged, and how.
-    pub log: Log,
+    pub log: LogSettings,
     /// Every time.
     pub timings: Timings,
 }
@@ -403,15 +383,6 @@ pub struct Notifications {
     pub webhook_proxy: Option<SecretString>,
     /// DNS settings for webhook names.
     pub dns: Dns,
-}
-
-/// The operator's settings for its log.
-#[derive(Clone, Debug)]
-pub struct Log {
-    /// A level or directives, known to parse.
-    pub level: String,
-    /// How lines look.
-    pub format: LogFormat,
 }
 
 impl RunArgs {
@@ -445,20 +416,23 @@ impl RunArgs {
             );
         }
         Ok(Config {
-            leader_elect: self.leader_elect,
-            leader_election_id: self.leader_election_id,
-            pod_name: self.pod_name.filter(not_empty),
+            runtime: Settings {
+                leader_elect: self.leader_elect,
+                leader_election_id: self.leader_election_id,
+                pod_name: self.pod_name.filter(not_empty),
+                operator_namespace: self.operator_namespace,
+                watch_namespaces: self
+                    .watch_namespaces
+                    .into_iter()
+                    .filter(not_empty)
+                    .collect(),
+                controllers: value::controllers(&self.controllers, kinds)?,
+                metrics_certificate: self.metrics.certificate()?,
+                timings: self.timings.runtime(),
+            },
             metrics: self.metrics.listen()?,
-            metrics_certificate: self.metrics.certificate()?,
             probes: value::listen(&self.health_probe_bind_address)
                 .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
-            operator_namespace: self.operator_namespace,
-            watch_namespaces: self
-                .watch_namespaces
-                .into_iter()
-                .filter(not_empty)
-                .collect(),
-            controllers: value::controllers(&self.controllers, kinds)?,
             tracker_role: self.tracker_role,
             cluster_name: Some(self.cluster_name).filter(not_empty),
             policy_prefix: Some(self.admission_policy_prefix).filter(not_empty),
@@ -483,9 +457,13 @@ impl RunArgs {
                     port: self.dns_port,
                 },
             },
-            log: Log {
+            log: LogSettings {
                 level: self.log_level,
-                format: self.log_format,
+                format: match self.log_format {
+                    LogFormatArg::Auto => LogFormat::Auto,
+                    LogFormatArg::Human => LogFormat::Human,
+                    LogFormatArg::Json => LogFormat::Json,
+                },
             },
             timings: self.timings,
         })

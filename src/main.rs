@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
+use qm_runtime::signals::Signals;
+use qm_runtime::tasks::Tasks;
+use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::commands::paper::Paper;
-use quartermaster::runtime::signals::Signals;
-use quartermaster::runtime::tasks::Tasks;
-use quartermaster::runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -101,8 +101,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        let server =
-            metrics::server(listener, &config, kubernetes.clone(), metrics.clone()).await?;
+        let server = metrics::server(
+            listener,
+            &config.runtime,
+            kubernetes.clone(),
+            metrics.clone(),
+        )
+        .await?;
         tokio::spawn(tasks.guard("the server of /metrics", served(server)));
     }
     if !config.probes.is_empty() {
@@ -112,16 +117,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
             served(health::serve(listener, health.clone())),
         ));
     }
-    manager::run(
-        registry::START,
-        config,
-        kubernetes,
-        metrics,
-        health,
-        tasks,
-        stop,
-    )
-    .await
+    let Config { runtime, .. } = config.clone();
+    let start = move |manager: &mut manager::Manager| {
+        registry::START
+            .iter()
+            .try_for_each(|start| start(manager, &config))
+    };
+    manager::run(start, runtime, kubernetes, metrics, health, tasks, stop).await
 }
 
 async fn served(server: impl Future<Output = io::Result<()>>) {

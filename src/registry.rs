@@ -2,16 +2,19 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_core::kind::{KindInfo, Permission};
+use qm_core::schema;
+use qm_runtime::manager::Manager;
 
-use crate::api::kind::{Kind, Right};
-use crate::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, schema};
+use crate::admission_policies;
+use crate::cli::Config;
 use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
 };
-use crate::runtime::manager::Start;
 
 /// All kinds.
-pub const KINDS: &[Kind] = &[
+pub const KINDS: &[KindInfo] = &[
     contact_point::KIND,
     tracked_field::KIND,
     config_map_sync::KIND,
@@ -20,8 +23,9 @@ pub const KINDS: &[Kind] = &[
     my_ingress::KIND,
 ];
 
-/// What starts the controllers: one function for kinds that share something.
-pub const START: &[Start] = &[
+/// Adds the check of the policies, and the controllers: one function for kinds that share something.
+pub const START: &[fn(&mut Manager, &Config) -> anyhow::Result<()>] = &[
+    admission_policies::start,
     notifications::start,
     config_map_sync::start,
     my_app::start,
@@ -36,14 +40,15 @@ pub const CRD_VERBS: &[&str] = &["list", "watch"];
 pub const POLICY_VERBS: &[&str] = &["get"];
 
 /// What leader election needs in the operator's own namespace: to make the Lease, a right that cannot be by name,
-pub const LEASES: Right = Right::namespaced("coordination.k8s.io", &["leases"], &["create"]);
+pub const LEASES: Permission =
+    Permission::namespaced("coordination.k8s.io", &["leases"], &["create"]);
 /// and this of the one Lease whose name `--leader-election-id` gives.
 pub const LEASE_VERBS: &[&str] = &["get", "update"];
 
 /// What it takes to ask who reads the metrics, and whether that one may.
-pub const METRICS_RIGHTS: &[Right] = &[
-    Right::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
-    Right::cluster_scoped(
+pub const METRICS_RIGHTS: &[Permission] = &[
+    Permission::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
+    Permission::cluster_scoped(
         "authorization.k8s.io",
         &["subjectaccessreviews"],
         &["create"],
@@ -57,9 +62,9 @@ const READ: &[&str] = &["get", "list", "watch"];
 
 /// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
 /// [`AGGREGATE_TO_TRACKER`].
-pub const TARGET_RIGHTS: &[Right] = &[
-    Right::namespaced("", &["services"], READ),
-    Right::namespaced("apps", &["deployments", "statefulsets"], READ),
+pub const TARGET_RIGHTS: &[Permission] = &[
+    Permission::namespaced("", &["services"], READ),
+    Permission::namespaced("apps", &["deployments", "statefulsets"], READ),
 ];
 
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
@@ -89,15 +94,16 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_core::schema::SchemaVersion;
+
     use super::*;
-    use crate::api::schema::SchemaMark;
 
     /// A replica tells an older CRD from a newer one by the number alone: it must grow with each change.
     #[test]
     fn a_changed_schema_has_a_new_number() {
         for (kind, crd) in KINDS.iter().zip(crds()) {
             assert_eq!(crd.metadata.name, Some(kind.crd_name()));
-            let SchemaMark { digest, .. } = SchemaMark::of(&crd, kind.schemas.len());
+            let SchemaVersion { digest, .. } = SchemaVersion::of(&crd, kind.schemas.len());
             assert_eq!(
                 kind.schemas.last(),
                 Some(&digest.as_str()),

@@ -8,10 +8,10 @@ use std::{env, fmt};
 use clap::{Args, Subcommand, ValueEnum};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
+use qm_api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
 
 use super::lease::LeaseOf;
 use super::value;
-use crate::api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
@@ -151,28 +151,18 @@ impl Cluster {
     /// A command of this program's or of kubectl's, to be pasted into a shell: for this cluster too.
     pub fn command(&self, text: &str) -> String {
         let text = self.program.command(text);
-        let file = self
-            .kubeconfig
-            .as_ref()
-            .map(|file| format!(" --kubeconfig={}", quoted(&file.to_string_lossy())));
+        let file = self.kubeconfig.as_ref().map(|file| {
+            format!(
+                " --kubeconfig={}",
+                shell_words::quote(&file.to_string_lossy())
+            )
+        });
         let context = self
             .context
             .as_ref()
-            .map(|name| format!(" --context={}", quoted(name)));
+            .map(|name| format!(" --context={}", shell_words::quote(name)));
         [Some(text), file, context].into_iter().flatten().collect()
     }
-}
-
-/// A word as a shell reads it.
-pub(crate) fn quoted(word: &str) -> String {
-    if !word.is_empty()
-        && word
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c))
-    {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The whole cluster, or one namespace of it.

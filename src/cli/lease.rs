@@ -2,9 +2,9 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
+use qm_runtime::Key;
 
 use super::{LEASE, OPERATOR_NAMESPACE, value};
-use crate::runtime::Key;
 
 /// Where the operator's Lease is.
 #[derive(Debug)]

@@ -2,9 +2,8 @@
 
 #![allow(clippy::doc_markdown)] // as in the flags beside
 
-use std::path::PathBuf;
-
 use clap::{ArgAction, Args};
+use qm_runtime::settings::MetricsCertificate;
 
 use super::value::{self, Listen};
 
@@ -34,15 +33,6 @@ pub(super) struct MetricsArgs {
         value_name = "DIR"
     )]
     cert_path: Option<String>,
-}
-
-/// Where the certificate of `/metrics` comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetricsCertificate {
-    /// It is made at start.
-    Own,
-    /// It is in this folder.
-    Mounted(PathBuf),
 }
 
 impl MetricsArgs {

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use qm_runtime::settings::MetricsCertificate;
 use rstest::rstest;
 use secrecy::ExposeSecret;
 
@@ -24,8 +25,8 @@ fn the_command_is_consistent() {
 #[test]
 fn defaults() {
     let config = run(&[]).unwrap();
-    assert!(!config.leader_elect);
-    assert_eq!(config.leader_election_id, "quartermaster");
+    assert!(!config.runtime.leader_elect);
+    assert_eq!(config.runtime.leader_election_id, "quartermaster");
     assert_eq!(
         config.metrics,
         [
@@ -33,11 +34,11 @@ fn defaults() {
             "0.0.0.0:8080".parse().unwrap()
         ]
     );
-    assert_eq!(config.metrics_certificate, None);
+    assert_eq!(config.runtime.metrics_certificate, None);
     assert_eq!(config.probes[0].port(), 8081);
-    assert_eq!(config.operator_namespace, "quartermaster-system");
-    assert!(config.watch_namespaces.is_empty());
-    assert_eq!(config.controllers, KINDS.iter().copied().collect());
+    assert_eq!(config.runtime.operator_namespace, "quartermaster-system");
+    assert!(config.runtime.watch_namespaces.is_empty());
+    assert_eq!(config.runtime.controllers, KINDS.iter().copied().collect());
     assert_eq!(config.cluster_name, None);
     assert_eq!(
         config.notifications.telegram_api_url,
@@ -60,6 +61,11 @@ fn timings_default_is_what_clap_says() {
     assert_eq!(
         Timings::from_arg_matches(&matches).unwrap(),
         Timings::default()
+    );
+    assert_eq!(Timings::default().aws(), qm_aws::Timings::default());
+    assert_eq!(
+        Timings::default().runtime(),
+        qm_runtime::settings::Timings::default()
     );
 }
 
@@ -95,27 +101,12 @@ fn every_flag_of_run_has_a_variable_and_words() {
 }
 
 #[rstest]
-#[case::a_terminal(true, None, true)]
-#[case::whose_user_says_nothing(true, Some(""), true)]
-#[case::whose_user_wants_none(true, Some("1"), false)]
-#[case::whatever_the_value_is(true, Some("0"), false)]
-#[case::a_pipe(false, None, false)]
-#[case::a_pipe(false, Some(""), false)]
-#[case::a_pipe(false, Some("1"), false)]
-fn colours(#[case] terminal: bool, #[case] no_color: Option<&str>, #[case] on: bool) {
-    assert_eq!(
-        super::colours(terminal, no_color.map(std::ffi::OsStr::new)),
-        on
-    );
-}
-
-#[rstest]
 #[case(&["--leader-elect"], true)]
 #[case(&["--leader-elect=true"], true)]
 #[case(&["--leader-elect=false"], false)]
 #[case(&[], false)]
 fn leader_elect(#[case] flags: &[&str], #[case] on: bool) {
-    assert_eq!(run(flags).unwrap().leader_elect, on);
+    assert_eq!(run(flags).unwrap().runtime.leader_elect, on);
 }
 
 #[rstest]
@@ -137,7 +128,7 @@ fn certificate_of_the_metrics(
     #[case] flags: &[&str],
     #[case] expected: Option<MetricsCertificate>,
 ) {
-    assert_eq!(run(flags).unwrap().metrics_certificate, expected);
+    assert_eq!(run(flags).unwrap().runtime.metrics_certificate, expected);
 }
 
 #[test]
@@ -158,7 +149,7 @@ fn values_are_typed() {
         "--webhook-allow-port=80",
         "--webhook-quote-private",
         "--webhook-proxy=http://user:sesame@proxy:3128",
-        "--log-level=warn,quartermaster=debug",
+        "--log-level=warn,qm_notify=debug",
         "--log-format=json",
         "--lease-duration=3s",
         "--lease-renew-deadline=2s",
@@ -171,9 +162,9 @@ fn values_are_typed() {
     .unwrap();
     assert!(config.metrics.is_empty());
     assert_eq!(config.probes, ["[::1]:0".parse().unwrap()]);
-    assert_eq!(config.operator_namespace, "ops");
+    assert_eq!(config.runtime.operator_namespace, "ops");
     assert_eq!(
-        config.watch_namespaces,
+        config.runtime.watch_namespaces,
         ["a".to_owned(), "b".to_owned()].into()
     );
     assert_eq!(
@@ -204,11 +195,11 @@ fn values_are_typed() {
     assert!(!format!("{config:?}").contains("sesame"));
     assert_eq!(
         (config.log.level.as_str(), config.log.format),
-        ("warn,quartermaster=debug", LogFormat::Json)
+        ("warn,qm_notify=debug", LogFormat::Json)
     );
     assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
     assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
-    assert_eq!(config.pod_name.as_deref(), Some("qm-0"));
+    assert_eq!(config.runtime.pod_name.as_deref(), Some("qm-0"));
     let own: Vec<_> = config
         .notifications
         .own_addresses
@@ -226,7 +217,7 @@ fn values_are_typed() {
 #[case("trackedfield, contactpoint", &["contactpoint", "trackedfield"])]
 fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
     assert_eq!(
-        run(&["--controllers", list]).unwrap().controllers,
+        run(&["--controllers", list]).unwrap().runtime.controllers,
         on.iter().copied().collect()
     );
 }
@@ -251,7 +242,7 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--cluster-name=a\nb"], "one line")]
 #[case(&["--shared-secrets=on"], "telegram, labelled, off")]
 #[case(&["--log-level=inof"], "write error, warn, info")]
-#[case(&["--log-level=quartermaster=loud"], "quartermaster=debug")]
+#[case(&["--log-level=qm_notify=loud"], "qm_notify=debug")]
 #[case(&["--log-level="], "write error, warn, info")]
 #[case(&["--log-format=xml"], "auto, human, json")]
 #[case(&["--lease-duration=9"], "such as 500ms, 9s")]

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use qm_runtime::settings::{self, LEASE_JITTER};
 
 use super::value::duration;
-
-/// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
-pub const LEASE_JITTER: f64 = 2.2;
 
 /// Intervals, deadlines and limits. The defaults are the product's rules; the hidden flags exist so
 /// that a test need not wait for them.
@@ -178,6 +176,44 @@ impl Default for Timings {
 }
 
 impl Timings {
+    /// Returns those of AWS calls.
+    pub fn aws(&self) -> qm_aws::Timings {
+        qm_aws::Timings {
+            timeout: self.aws_timeout,
+            read_period: self.aws_read_period,
+            write_period: self.aws_write_period,
+        }
+    }
+
+    /// Returns those of the runtime.
+    pub fn runtime(&self) -> settings::Timings {
+        settings::Timings {
+            lease_duration: self.lease_duration,
+            lease_renew_deadline: self.lease_renew_deadline,
+            lease_retry_period: self.lease_retry_period,
+            retry_min: self.retry_min,
+            retry_max: self.retry_max,
+            slow_min: self.slow_min,
+            slow_max: self.slow_max,
+            waiting_min: self.waiting_min,
+            waiting_max: self.waiting_max,
+            reconcile_timeout: self.reconcile_timeout,
+            resync: self.resync,
+            drift_window: self.drift_window,
+            drift_backoff_min: self.drift_backoff_min,
+            drift_backoff_max: self.drift_backoff_max,
+            confirmation_period: self.confirmation_period,
+            metrics_known_for: self.metrics_known_for,
+            metrics_allowed_for: self.metrics_allowed_for,
+            metrics_refused_for: self.metrics_refused_for,
+            metrics_connection: self.metrics_connection,
+            metrics_patience: self.metrics_patience,
+            drain: self.drain,
+            api_timeout: self.api_timeout,
+            watch_timeout: self.watch_timeout,
+        }
+    }
+
     /// Says which values do not go together, and what to write instead.
     pub(super) fn check(&self) -> Result<(), String> {
         let whole_second = Duration::from_secs(1);

@@ -183,7 +183,7 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A level, or directives such as `info,quartermaster::notify=debug`.
+/// A level, or directives such as `info,qm_notify=debug`.
 pub(super) fn log_level(text: &str) -> Result<String, String> {
     let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
     // A misspelt level would pass for the name of a crate, and then nothing at all is logged.
@@ -193,13 +193,13 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
     if !directives.iter().all(|part| known(part)) {
         return Err(
             "write error, warn, info, debug or trace, or directives such as \
-            info,quartermaster::notify=debug"
+            info,qm_notify=debug"
                 .into(),
         );
     }
     let directives = directives.join(",");
     Targets::from_str(&directives)
-        .map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
+        .map_err(|error| format!("{error}; write such as info,qm_notify=debug"))?;
     Ok(directives)
 }
 

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::objects::Object;
 use super::{is, words};
+use crate::admission_policies::{PolicyState, judge};
 use crate::manifests::policies::{self, Shipped};
 use crate::registry::KINDS;
-use crate::runtime::policies::{PolicyState, judge};
 
 /// Label of everything that is installed.
 const INSTALLED: &str = "app.kubernetes.io/name=quartermaster";

@@ -4,16 +4,16 @@ use std::process::ExitCode;
 
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
+use qm_api::TrackedField;
+use qm_api::common::WAITING;
+use qm_api::tracked_field::{Action, Delivery, Entry};
+use qm_runtime::crds;
+use qm_runtime::telemetry::causes;
 use serde_json::json;
 
 use super::paper::{Cell, Ink, Paper, count, shorten, stamp};
 use super::{is, words};
-use crate::api::TrackedField;
-use crate::api::common::WAITING;
-use crate::api::tracked_field::{Action, Delivery, Entry};
 use crate::cli::commands::{HistoryArgs, Output};
-use crate::runtime::crds;
-use crate::runtime::telemetry::causes;
 
 /// How long the longest bar is.
 const BAR: usize = 24;

@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client};
+use qm_runtime::Key;
 use tokio::time::{Instant, timeout};
 
 use super::objects::pages;
 use super::paper::{span, stamp};
 use super::{is, words};
-use crate::runtime::Key;
 
 /// By how much this machine's clock may differ from the cluster's.
 const SKEW: Duration = Duration::from_secs(30);

@@ -8,11 +8,11 @@ use anyhow::Context as _;
 use http::Uri;
 use kube::Client;
 use kube::config::Kubeconfig;
+use qm_runtime::{client, cluster};
 
 use self::paper::Paper;
 use crate::cli::ClusterCommand;
 use crate::cli::commands::Cluster;
-use crate::runtime::{client, cluster};
 
 pub mod admission;
 pub mod adopt;
@@ -124,8 +124,8 @@ pub(crate) fn words(error: &kube::Error) -> String {
         }
         kube::Error::Api(said) => said.message.clone(),
         // As it was told: what kube puts before it helps nobody.
-        kube::Error::Service(error) => crate::runtime::telemetry::causes(&**error),
-        error => crate::runtime::telemetry::causes(error),
+        kube::Error::Service(error) => qm_runtime::telemetry::causes(&**error),
+        error => qm_runtime::telemetry::causes(error),
     }
 }
 

@@ -7,18 +7,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
+use qm_api::readiness;
+use qm_api::tracked_field::{Delivery, Entry, History};
+use qm_core::conditions::READY;
+use qm_core::kind::KindInfo;
+use qm_core::readiness::{Readiness, from_condition};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::is;
 use super::paper::Ink;
-use crate::api::kind::Kind;
-use crate::api::standing::{self, Ready};
-use crate::api::tracked_field::{Delivery, Entry, History};
 use crate::controllers::contact_point::standing::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::registry;
-use crate::runtime::conditions::READY;
 
 /// How many objects a list holds at once.
 pub const PAGE: u32 = 500;
@@ -55,12 +56,12 @@ impl State {
     }
 }
 
-impl From<Ready> for State {
-    fn from(ready: Ready) -> Self {
+impl From<Readiness> for State {
+    fn from(ready: Readiness) -> Self {
         match ready {
-            Ready::True => Self::Ready,
-            Ready::False => Self::NotReady,
-            Ready::Unknown => Self::Unseen,
+            Readiness::True => Self::Ready,
+            Readiness::False => Self::NotReady,
+            Readiness::Unknown => Self::Unseen,
         }
     }
 }
@@ -133,7 +134,7 @@ fn is_zero(number: &u64) -> bool {
 
 impl Object {
     /// How an object of that kind stands.
-    pub fn of(kind: &Kind, object: &DynamicObject) -> Self {
+    pub fn of(kind: &KindInfo, object: &DynamicObject) -> Self {
         let mut row = Self {
             kind: kind.resource().kind,
             namespace: object.namespace().unwrap_or_default(),
@@ -211,9 +212,9 @@ impl Object {
                 value: entry.value.clone(),
             });
         let oldest = self.oldest_undelivered.as_ref();
-        let waiting = standing::waiting(object);
-        let (ready, _) = standing::by_waiting(waiting, !history.is_empty());
-        self.state = if ready == Ready::True && oldest.is_some() {
+        let waiting = readiness::waiting(object);
+        let (ready, _) = readiness::from_waiting(waiting, !history.is_empty());
+        self.state = if ready == Readiness::True && oldest.is_some() {
             State::Delivering
         } else {
             ready.into()
@@ -239,7 +240,7 @@ impl Object {
             .as_i64()
             .or(condition.observed_generation);
         let said = Some((observed, &*condition.status, &*condition.reason));
-        let (ready, _) = standing::by_condition(object.metadata.generation, said);
+        let (ready, _) = from_condition(object.metadata.generation, said);
         self.state = ready.into();
         // That an older spec was had tells nothing of this one.
         let unrecorded = condition_of(object, OUTCOMES_RECORDED);
@@ -282,7 +283,7 @@ fn condition_of(object: &DynamicObject, type_: &str) -> Option<Condition> {
 }
 
 /// The objects of a kind.
-pub fn api(client: &Client, kind: &Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+pub fn api(client: &Client, kind: &KindInfo, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind.resource()),
         None => Api::all_with(client.clone(), &kind.resource()),
@@ -295,7 +296,7 @@ pub fn api(client: &Client, kind: &Kind, namespace: Option<&str>) -> Api<Dynamic
 /// They may not be listed, or the apiserver cannot.
 pub async fn list<T>(
     client: &Client,
-    kind: &Kind,
+    kind: &KindInfo,
     namespace: Option<&str>,
     mut keep: impl FnMut(DynamicObject) -> T,
 ) -> kube::Result<Option<Vec<T>>> {
@@ -331,7 +332,7 @@ where
 /// The apiserver cannot be asked.
 pub async fn crd(
     client: &Client,
-    kind: &Kind,
+    kind: &KindInfo,
 ) -> kube::Result<Option<PartialObjectMeta<CustomResourceDefinition>>> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     match api.get_metadata_opt(&kind.crd_name()).await {
@@ -354,7 +355,7 @@ pub async fn is_kubernetes(client: &Client) -> kube::Result<bool> {
 }
 
 /// The kind that a controller of that name acts on.
-pub fn kind(controller: &str) -> Option<&'static Kind> {
+pub fn kind(controller: &str) -> Option<&'static KindInfo> {
     registry::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
@@ -364,11 +365,11 @@ pub fn kind(controller: &str) -> Option<&'static Kind> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::common::WAITING;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
-    use crate::api::common::WAITING;
 
     fn object(controller: &str, more: &Value) -> Object {
         let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });

@@ -6,9 +6,8 @@ use std::time::Duration;
 use std::{env, iter};
 
 use jiff::Timestamp;
+use qm_runtime::telemetry;
 use serde::Serialize;
-
-use crate::cli;
 
 /// The colour of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +68,7 @@ pub struct Paper {
 impl Paper {
     /// For somebody who looks at it, if it is a terminal.
     pub fn new(out: impl Write + 'static, terminal: bool) -> Self {
-        let colours = cli::colours(terminal, env::var_os("NO_COLOR").as_deref());
+        let colours = telemetry::colours(terminal, env::var_os("NO_COLOR").as_deref());
         Self {
             out: Box::new(out),
             terminal,

@@ -8,6 +8,7 @@ use futures::join;
 use jiff::Timestamp;
 use kube::Client;
 use kube::core::DynamicObject;
+use qm_runtime::crds;
 use tokio::time::{Instant, sleep};
 
 use super::admission::{Policy, Unchecked};
@@ -18,7 +19,6 @@ use super::uninstall::target::{How, Target};
 use super::{admission, going, is, lease, words, words_of_list};
 use crate::cli::commands::{Output, StatusArgs};
 use crate::registry;
-use crate::runtime::crds;
 
 /// How many objects that are older than the policies are printed.
 const UNCHECKED: usize = 20;

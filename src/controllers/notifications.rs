@@ -5,34 +5,34 @@ use std::sync::{Arc, Mutex};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
+use qm_api::{ContactPoint, TrackedField};
+use qm_notify::Transport;
+use qm_notify::client::{self, Sender};
+use qm_notify::queue::{Outbox, Patience};
+use qm_runtime::Key;
+use qm_runtime::backoff::Policy;
+use qm_runtime::cache::Touched;
+use qm_runtime::health::State;
+use qm_runtime::leader::Fence;
+use qm_runtime::manager::{Manager, Phase, Watched};
+use qm_runtime::reconciler::{Reconciler, Trigger};
+use qm_runtime::watch_hub::WatchHub;
+use qm_runtime::written::Written;
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};
 use super::tracked_field::grants::Grants;
 use super::tracked_field::reads::Reads;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, Targets, Terms, TrackedFields, target::Resolver};
-use crate::api::{ContactPoint, TrackedField};
 use crate::cli::Config;
-use crate::notify::Transport;
-use crate::notify::client::{self, Sender};
-use crate::notify::queue::{Outbox, Patience};
-use crate::runtime::Key;
-use crate::runtime::backoff::Policy;
-use crate::runtime::cache::Touched;
-use crate::runtime::health::State;
-use crate::runtime::leader::Fence;
-use crate::runtime::manager::{Manager, Phase, Watched};
-use crate::runtime::reconciler::{Reconciler, Trigger};
-use crate::runtime::watch_hub::WatchHub;
-use crate::runtime::written::Written;
 
 /// Hands both controllers in.
-pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
-    let timings = manager.config.timings.clone();
+    let timings = config.timings.clone();
     let outbox = Outbox::new(
-        Sender::new(sender(&manager.config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
+        Sender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         Patience {
             retry: Policy {
                 min: timings.retry_min,
@@ -54,8 +54,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         source: Source {
             client: manager.client.clone(),
-            operator_namespace: manager.config.operator_namespace.clone(),
-            shared: manager.config.notifications.shared_secrets,
+            operator_namespace: manager.settings.operator_namespace.clone(),
+            shared: config.notifications.shared_secrets,
         },
         outbox: Arc::clone(&outbox),
         events: manager.events(contact_point::NAME),
@@ -65,9 +65,9 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     });
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
-        !manager.config.leader_elect,
+        !manager.settings.leader_elect,
     ));
-    let grants = Arc::new(Grants::new(&manager.config.tracker_role));
+    let grants = Arc::new(Grants::new(&config.tracker_role));
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
@@ -80,7 +80,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let targets = Arc::new(Targets {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
-        no_cross_namespace_refs: manager.config.no_cross_namespace_refs,
+        no_cross_namespace_refs: config.no_cross_namespace_refs,
         tracker,
         hub,
         grants: Arc::clone(&grants),
@@ -103,7 +103,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
             renew_event: timings.event_renewal,
             resync: timings.resync,
         },
-        cluster: manager.config.cluster_name.clone(),
+        cluster: config.cluster_name.clone(),
         written: Written::new(fields.trigger.clone()),
         availability: manager.availability.clone(),
         told: Mutex::new(HashMap::new()),
@@ -130,7 +130,7 @@ fn follow_grants<T: Transport>(
     fields: &Watched<TrackedField>,
 ) -> Phase {
     let (known, phase) = Phase::until();
-    if !manager.config.controllers.contains(tracked_field::NAME) {
+    if !manager.settings.controllers.contains(tracked_field::NAME) {
         // A sender that is gone ends the phase.
         return phase;
     }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
+use qm_core::kind::{KindInfo, Permission};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Error, generated, policies, rbac, yaml};
-use crate::api::kind::{Kind, Right};
 use crate::registry::{self, KINDS};
 
 /// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
@@ -49,7 +49,7 @@ pub fn files(
         .collect();
     let rights = Rights {
         controllers,
-        crds: KINDS.iter().map(Kind::crd_name).collect(),
+        crds: KINDS.iter().map(KindInfo::crd_name).collect(),
         policies: policies::names(),
     };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
@@ -78,9 +78,9 @@ pub fn files(
     Ok(files)
 }
 
-fn of(kind: &Kind) -> OfController {
+fn of(kind: &KindInfo) -> OfController {
     let (inside, outside): (Vec<_>, Vec<_>) =
-        kind.rights.iter().partition(|right| right.namespaced);
+        kind.permissions.iter().partition(|right| right.namespaced);
     OfController {
         namespaced: inside.into_iter().map(rbac::policy).collect(),
         cluster: outside.iter().copied().map(rbac::policy).collect(),
@@ -89,7 +89,7 @@ fn of(kind: &Kind) -> OfController {
 }
 
 /// Nothing is listed: which namespaces there are is said, and listeners on nodes are for an operator of the whole cluster.
-fn beside(right: &Right) -> Option<PolicyRule> {
+fn beside(right: &Permission) -> Option<PolicyRule> {
     right.verbs.contains(&"get").then(|| {
         let named = right
             .resources

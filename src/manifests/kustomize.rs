@@ -146,7 +146,7 @@ fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespa
             for (field, kind) in REFERENCES {
                 match fields.get_mut(field) {
                     Some(Value::String(old)) => {
-                        *old = new(kind, old).unwrap_or_else(|| old.clone())
+                        *old = new(kind, old).unwrap_or_else(|| old.clone());
                     }
                     Some(Value::Array(olds)) => {
                         for old in olds {

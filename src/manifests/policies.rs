@@ -13,13 +13,13 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation, Variable,
 };
+use qm_api::tracked_field::KNOWN;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
+use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
 use serde_json::{Value, json};
 
 use super::rbac::{file, meta};
-use crate::api::kind::{EVENTS, Kind, Lends};
-use crate::api::tracked_field::KNOWN;
 use crate::registry::KINDS;
-use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
 
 /// The API group of the policies.
 pub const GROUP: &str = "admissionregistration.k8s.io";
@@ -129,7 +129,7 @@ pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
 }
 
 /// Whether what the operator does for an object of this kind compares with rights of its author.
-pub fn compares(kind: &Kind) -> bool {
+pub fn compares(kind: &KindInfo) -> bool {
     authors(kind).is_some()
 }
 
@@ -173,14 +173,14 @@ fn with_binding(
 }
 
 /// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
-fn authors(kind: &Kind) -> Option<ValidatingAdmissionPolicySpec> {
-    let (more, checks) = match kind.lends {
-        Lends::ConfigMaps => (config_map_sync_variables(), config_map_sync()),
-        Lends::Targets => (tracked_field_variables(), tracked_field()),
-        Lends::Secrets => (contact_point_variables(), contact_point()),
-        Lends::Deployments => (Vec::new(), app_service()),
-        Lends::Pods => (Vec::new(), my_app()),
-        Lends::Nothing => return None,
+fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
+    let (more, checks) = match kind.delegated_access {
+        DelegatedAccess::ConfigMaps => (config_map_sync_variables(), config_map_sync()),
+        DelegatedAccess::Targets => (tracked_field_variables(), tracked_field()),
+        DelegatedAccess::Secrets => (contact_point_variables(), contact_point()),
+        DelegatedAccess::Deployments => (Vec::new(), app_service()),
+        DelegatedAccess::Pods => (Vec::new(), my_app()),
+        DelegatedAccess::Nothing => return None,
     };
     let resource = kind.resource();
     let mut variables = vec![variable("spec", "object.?spec.orValue({})")];
@@ -479,7 +479,7 @@ fn my_app() -> Vec<Check> {
 fn operator() -> ValidatingAdmissionPolicySpec {
     let rights = KINDS
         .iter()
-        .flat_map(|kind| kind.rights)
+        .flat_map(|kind| kind.permissions)
         .filter(|right| right.verbs.contains(&"create"));
     let made: BTreeSet<_> = rights
         .filter(|right| **right != EVENTS)
@@ -492,7 +492,7 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         .collect();
     let owners: Vec<_> = KINDS
         .iter()
-        .map(Kind::resource)
+        .map(KindInfo::resource)
         .map(|it| format!("'{} {}'", it.group, it.kind))
         .collect();
     let expression = format!(

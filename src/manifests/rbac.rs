@@ -11,10 +11,10 @@ use k8s_openapi::api::rbac::v1::{
 };
 use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use qm_core::kind::{KindInfo, Permission};
 use serde_json::{Value, json};
 
 use super::policies;
-use crate::api::kind::{Kind, Right};
 use crate::cli::{LEASE, POLICY_PREFIX};
 use crate::registry::{
     self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
@@ -75,7 +75,7 @@ pub fn kustomize_config() -> Value {
 
 /// The roles for people.
 pub fn for_people() -> Vec<(String, Value)> {
-    let of = |kind: &'static Kind| {
+    let of = |kind: &'static KindInfo| {
         [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)].map(|(who, verbs)| {
             file(
                 &format!("{}_{who}_role", kind.controller),
@@ -89,7 +89,7 @@ pub fn for_people() -> Vec<(String, Value)> {
 /// Everything that the operator's controllers need in all namespaces; equal rights of several kinds once.
 fn manager() -> ClusterRole {
     let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
-    for right in KINDS.iter().flat_map(|kind| kind.rights) {
+    for right in KINDS.iter().flat_map(|kind| kind.permissions) {
         for resource in right.resources {
             verbs
                 .entry((right.group, resource))
@@ -106,7 +106,7 @@ fn manager() -> ClusterRole {
         })
         .collect();
     rules.push(PolicyRule {
-        resource_names: Some(KINDS.iter().map(Kind::crd_name).collect()),
+        resource_names: Some(KINDS.iter().map(KindInfo::crd_name).collect()),
         ..rule(
             "apiextensions.k8s.io",
             &["customresourcedefinitions"],
@@ -232,7 +232,7 @@ const ADMIN: &[&str] = &[
 
 /// For people; each joins the cluster's own role of that rank. That who may edit the objects of one namespace reaches no
 /// further through them is for the policies to see to; where these have no right to compare with, only the viewer's joins.
-fn people(kind: &Kind, who: &str, verbs: &[&str]) -> ClusterRole {
+fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
     let resource = kind.resource();
     let mut metadata = meta(&format!("{}-{who}-role", kind.controller));
     let joins = match who {
@@ -315,7 +315,7 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     }
 }
 
-pub(super) fn policy(right: &Right) -> PolicyRule {
+pub(super) fn policy(right: &Permission) -> PolicyRule {
     rule(right.group, right.resources, right.verbs)
 }
 

@@ -154,7 +154,7 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
         say(
             &format!("Telegram, chat {}", message.chat_id),
             &message.text,
-        )
+        );
     });
     telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
     let webhook = Receiver::start()?;
@@ -162,7 +162,7 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
         say(
             &format!("Webhook, {} {}", request.method, request.path),
             &shown(request),
-        )
+        );
     });
     write_whole(
         urls_out,

@@ -109,7 +109,7 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
         });
         let all = self.clone();
         Order::new(hits, move || {
-            lock(&all.0).orders.retain(|order| order.id != id)
+            lock(&all.0).orders.retain(|order| order.id != id);
         })
     }
 

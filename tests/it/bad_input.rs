@@ -7,8 +7,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
 use kube::{CustomResourceExt, ResourceExt};
-use quartermaster::api::tracked_field::Delivery;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::tracked_field::Delivery;
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use quartermaster::{manifests, registry};
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;

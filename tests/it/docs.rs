@@ -8,11 +8,11 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use quartermaster::controllers::tracked_field::field::KEPT_BYTES;
-use quartermaster::controllers::tracked_field::history::Bounds;
+use qm_notify::history::Bounds;
+use qm_notify::history::KEPT_BYTES;
+use qm_notify::message::Limit;
+use qm_notify::{message, pace};
 use quartermaster::manifests::docs as generated;
-use quartermaster::notify::message::Limit;
-use quartermaster::notify::{message, pace};
 use quartermaster::registry;
 
 mod book;
@@ -137,7 +137,7 @@ fn every_link_leads_somewhere() {
 fn every_path_that_is_named_exists() {
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
-            let ours = ["src/", "tests/", "testbed/", "hack/", "config/"]
+            let ours = ["src/", "crates/", "tests/", "testbed/", "hack/", "config/"]
                 .iter()
                 .any(|folder| named.starts_with(folder));
             if ours && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
@@ -268,7 +268,7 @@ fn every_right_has_its_row() {
     let page = page("operating.md");
     for right in registry::KINDS
         .iter()
-        .flat_map(|kind| kind.rights)
+        .flat_map(|kind| kind.permissions)
         .chain(registry::METRICS_RIGHTS)
     {
         for resource in right.resources {

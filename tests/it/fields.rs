@@ -6,7 +6,7 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;

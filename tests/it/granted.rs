@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::proxy::{Fault, Match, Times, Verb};

@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use testbed::receiver::{Receiver, Reply, Request};
@@ -664,7 +664,7 @@ async fn the_samples_give_what_each_place_asks_for() {
                 .history()
                 .unwrap()
                 .iter()
-                .any(quartermaster::api::tracked_field::Entry::is_pending)
+                .any(qm_api::tracked_field::Entry::is_pending)
         })
         .await;
         let requests = receiver

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use quartermaster::api::tracked_field::Delivery;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::tracked_field::Delivery;
+use qm_api::{ContactPoint, TrackedField};
 use quartermaster::manifests;
 use serde_json::json;
 use testbed::Options;

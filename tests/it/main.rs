@@ -13,6 +13,7 @@ mod app_service;
 mod bad_input;
 mod commands;
 mod copies;
+mod crates;
 mod crds;
 mod delivery;
 mod demo;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use http::{HeaderValue, StatusCode};
-use quartermaster::api::TrackedField;
-use quartermaster::api::tracked_field::Delivery;
+use qm_api::TrackedField;
+use qm_api::tracked_field::Delivery;
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;

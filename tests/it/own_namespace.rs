@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
-use quartermaster::api::{ConfigMapSync, ContactPoint, TrackedField};
+use qm_api::{ConfigMapSync, ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 

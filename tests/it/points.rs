@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use serde_json::{Value, json};
 use testbed::bot_api::{Chat, Kind};
 use testbed::receiver::Receiver;

@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::bot_api::{BotApi, Chat, Fault, Kind, Pace};
 use testbed::receiver::{Receiver, Reply};

@@ -6,7 +6,7 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::bot_api::{Chat, Kind};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kube::ResourceExt;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use quartermaster::registry;
 use serde_json::Value;
 use testbed::receiver::Receiver;

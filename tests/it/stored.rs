@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::{Api, CustomResourceExt, ResourceExt as _};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::Options;

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode as Standing;
 use prost::Message as _;
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::aws::Aws;
 use testbed::bot_api::Fault;
@@ -160,7 +160,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
 
     // What fails says so: the subnets are unknown to AWS.
     let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
-    bed.create::<quartermaster::api::MyIngress>("web", json!({ "spec": subnets }))
+    bed.create::<qm_api::MyIngress>("web", json!({ "spec": subnets }))
         .await;
     let call = "Elastic Load Balancing v2/CreateLoadBalancer";
     let refused = collector

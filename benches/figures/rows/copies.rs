@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::usage::Memory;

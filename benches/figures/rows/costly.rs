@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::json;
 use testbed::wait::until;
 

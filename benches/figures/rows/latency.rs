@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::json;
 use testbed::receiver::Reply;
 

@@ -2,15 +2,15 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
+use qm_api::MyApp;
+use qm_api::config_map_sync::ConfigMapSyncSpec;
+use qm_aws::{Balancer, Tags, Wanted};
+use qm_runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
-use crate::api::MyApp;
-use crate::api::config_map_sync::ConfigMapSyncSpec;
-use crate::cloud::{Balancer, Tags, Wanted};
 use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;
 use crate::controllers::my_app::seen::{Life, Seen};
 use crate::controllers::my_ingress::{self, tags::Mark};
-use crate::runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
 /// Label: who manages an object
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
@@ -176,11 +176,11 @@ pub fn balancer(
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::{ConfigMapSync, MyIngress};
     use rstest::rstest;
     use serde_json::{Value, from_value, json};
 
     use super::*;
-    use crate::api::{ConfigMapSync, MyIngress};
 
     fn owner() -> Owner {
         let sync =

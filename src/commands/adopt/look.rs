@@ -8,22 +8,22 @@ use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::core::{NamespaceResourceScope, PartialObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::config_map_sync::ConfigMapSyncSpec;
+use qm_api::{ConfigMapSync, MyApp, MyIngress};
+use qm_aws::{Balancers as _, Fault, Tags};
+use qm_core::conditions::{self, READY};
+use qm_runtime::ownership::Owner;
+use qm_runtime::{Key, Scope};
 use serde::de::DeserializeOwned;
 
 use super::find::{self, Source, Verdict};
 use super::{Adopt, Found, Live, Thing, api};
-use crate::api::config_map_sync::ConfigMapSyncSpec;
-use crate::api::{ConfigMapSync, MyApp, MyIngress};
-use crate::cloud::{Balancers as _, Fault, Tags};
 use crate::commands::objects::pages;
 use crate::commands::{is, words, words_of_list};
 use crate::controllers::config_map_sync::plan::{Destinations, Plan};
 use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::tags::Mark;
 use crate::controllers::my_ingress::{OF_THE_CLUSTER, build};
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::ownership::Owner;
-use crate::runtime::{Key, Scope};
 
 /// How much is looked at at once.
 const AT_ONCE: usize = 16;
@@ -245,7 +245,7 @@ impl Adopt<'_> {
         Ok(at_once(stream::iter(ingresses), look).await)
     }
 
-    async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
+    async fn look_for(&self, name: &str) -> Result<Option<(qm_aws::Balancer, Tags)>, Fault> {
         let Some(live) = self.cloud.find(name).await? else {
             return Ok(None);
         };

@@ -9,21 +9,20 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::{MyApp, MyIngress};
+use qm_aws::elb::Elb;
+use qm_aws::{Balancers as _, Tags};
+use qm_core::REQUESTED_AT;
+use qm_runtime::leader::Fence;
+use qm_runtime::metrics::Metrics;
+use qm_runtime::ownership::{ADOPT_BY, Owner};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::find::Verdict;
 use super::paper::{Paper, count};
 use super::{MANAGER, is, words};
-use crate::api::common::REQUESTED_AT;
-use crate::api::{MyApp, MyIngress};
-use crate::cli::Timings;
 use crate::cli::commands::{AdoptArgs, Named};
-use crate::cloud::elb::Elb;
-use crate::cloud::{Balancers as _, Tags};
-use crate::runtime::leader::Fence;
-use crate::runtime::metrics::Metrics;
-use crate::runtime::ownership::{ADOPT_BY, Owner};
 
 pub mod find;
 mod look;
@@ -107,7 +106,7 @@ pub async fn run(
         namespace: args.scope.namespace(),
         named: &args.resources,
         // No lease is needed: what is done is what its owner may do by hand.
-        cloud: Elb::new(Fence::open(), Metrics::new(), &Timings::default()),
+        cloud: Elb::new(Fence::open(), Metrics::new(), &qm_aws::Timings::default()),
         client,
     };
     let mut found = adopt.look().await?;

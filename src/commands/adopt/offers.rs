@@ -122,12 +122,12 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use clap::{Args as _, FromArgMatches as _};
+    use qm_api::ConfigMapSync;
+    use qm_runtime::ownership::Owner;
     use serde_json::{from_value, json};
 
     use super::super::Thing;
     use super::*;
-    use crate::api::ConfigMapSync;
-    use crate::runtime::ownership::Owner;
 
     fn found(name: &str, what: &str, verdict: Verdict) -> Found {
         let sync =

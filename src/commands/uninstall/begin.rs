@@ -6,15 +6,15 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use jiff::Timestamp;
+use qm_core::SCHEMA;
+use qm_runtime::crds;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::target::Target;
 use super::{Busy, Crd, LOOK_EVERY, TELL_AFTER, USAGE, Uninstall, told, ways};
-use crate::api::common::SCHEMA;
 use crate::commands::lease::{self, Looks, Operator};
 use crate::commands::paper::Paper;
 use crate::commands::{objects, words};
-use crate::runtime::crds;
 
 impl Uninstall<'_> {
     /// Shows what is to go from the cluster `called`, and asks. Where it is to go on: what is known of the operator, and

@@ -4,9 +4,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
+use qm_core::SCHEMA;
 
 use super::{Refused, Uninstall, told};
-use crate::api::common::SCHEMA;
 use crate::commands::{is, words};
 use crate::registry;
 

@@ -12,6 +12,8 @@ use futures::{StreamExt, stream};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
+use qm_core::kind::KindInfo;
+use qm_runtime::signals::Signals;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -21,9 +23,7 @@ use self::target::{Children, How, ORDER, Step, Target, is_ours};
 use super::lease::{self, Looks, Operator};
 use super::paper::Paper;
 use super::{MANAGER, going, is, objects, words, words_of_list};
-use crate::api::kind::Kind;
 use crate::cli::commands::{Cluster, UninstallArgs};
-use crate::runtime::signals::Signals;
 
 mod asked;
 mod begin;
@@ -174,7 +174,7 @@ impl Uninstall<'_> {
     }
 
     async fn targets_of(&self, controller: &str) -> anyhow::Result<Vec<Target>> {
-        let ours = |kind: &&Kind| !self.foreign.borrow().contains(&kind.crd_name());
+        let ours = |kind: &&KindInfo| !self.foreign.borrow().contains(&kind.crd_name());
         let Some(kind) = objects::kind(controller).filter(ours) else {
             return Ok(Vec::new());
         };

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
+use qm_core::SCHEMA;
+
 use super::target::{ORDER, Target};
 use super::{Crd, NAMED, Standing, Uninstall, ways};
-use crate::api::common::SCHEMA;
 use crate::commands::paper::{Cell, Paper, count};
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 

@@ -2,18 +2,19 @@
 
 use kube::ResourceExt;
 use kube::core::DynamicObject;
+use qm_api::my_ingress as ingress;
+use qm_aws;
+use qm_core::kind::KindInfo;
+use qm_runtime::ownership::OWNER_UID;
 use serde_json::{Value, json};
+use shell_words::quote;
 
-use crate::api::kind::Kind;
-use crate::api::my_ingress as ingress;
-use crate::cli::commands::{Cluster, quoted};
-use crate::cloud;
+use crate::cli::commands::Cluster;
 use crate::commands::objects::{self, Object};
 use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field,
 };
 use crate::registry;
-use crate::runtime::ownership::OWNER_UID;
 
 /// The order of the kinds: first who tells of changes, so that nobody is told of this; then who leads traffic somewhere, then
 /// what runs, last what that reads.
@@ -70,7 +71,7 @@ pub enum Step {
 #[allow(clippy::struct_excessive_bools)] // each stands for a field of the object
 pub struct Target {
     /// Its kind.
-    pub kind: &'static Kind,
+    pub kind: &'static KindInfo,
     /// How it stands.
     pub object: Object,
     /// Its UID.
@@ -97,7 +98,7 @@ pub fn is_ours(finalizer: &str) -> bool {
 
 impl Target {
     /// Of an object of this kind.
-    pub fn of(kind: &'static Kind, object: &DynamicObject) -> Self {
+    pub fn of(kind: &'static KindInfo, object: &DynamicObject) -> Self {
         let (spec, status) = (&object.data["spec"], &object.data["status"]);
         Self {
             kind,
@@ -243,14 +244,14 @@ impl Target {
             // It may have been asked for, and its ARN not be known yet.
             return Some(format!(
                 "the load balancer {name} of {title}, if there is one: aws elbv2 describe-load-balancers --names {name}",
-                name = format_args!("{}{}", self.object.name, ingress::SUFFIX)
+                name = format_args!("{}{}", self.object.name, qm_aws::NAME_SUFFIX)
             ));
         };
         Some(format!(
             "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {}",
-            cloud::command(arn),
+            qm_aws::command(arn),
             // It stands in a status, which others write, too.
-            quoted(arn)
+            quote(arn)
         ))
     }
 }
@@ -259,10 +260,10 @@ impl Target {
 pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::config_map_sync as sync;
     use rstest::rstest;
 
     use super::*;
-    use crate::api::config_map_sync as sync;
     use crate::cli::commands::Program;
 
     const KEEP: How = How {
@@ -369,7 +370,9 @@ pub(super) mod tests {
     #[test]
     fn every_finalizer_of_ours_is_known_here_and_to_the_script_that_guards() {
         let mut declared = Vec::new();
-        for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/api")).unwrap() {
+        for file in
+            std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/crates/api/src")).unwrap()
+        {
             let path = file.unwrap().path();
             let text = if path.is_file() {
                 std::fs::read_to_string(path).unwrap()
@@ -402,7 +405,7 @@ pub(super) mod tests {
             .find_map(|line| line.strip_prefix("kinds=(")?.strip_suffix(')'))
             .unwrap();
         let mut named: Vec<_> = list.split_whitespace().map(str::to_owned).collect();
-        let mut kinds: Vec<_> = guarded().map(Kind::crd_name).collect();
+        let mut kinds: Vec<_> = guarded().map(KindInfo::crd_name).collect();
         named.sort_unstable();
         kinds.sort_unstable();
         assert_eq!(named, kinds);

@@ -1,11 +1,12 @@
 //! What gets out of what is left, and when that is no way. Pure.
 
+use qm_runtime::Key;
+
 use super::target::Target;
 use crate::cli::LeaseOf;
 use crate::cli::commands::UninstallArgs;
 use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
-use crate::runtime::Key;
 
 const UNKNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
 

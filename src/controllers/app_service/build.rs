@@ -17,10 +17,10 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use qm_api::app_service::TCP;
+use qm_api::my_app::RESTRICTED;
 
 use super::validate::App;
-use crate::api::app_service::TCP;
-use crate::api::my_app::RESTRICTED;
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
 /// Label that the Pods are selected by, as the original program has it.

@@ -12,27 +12,28 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ListParams;
 use kube::core::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::AppService;
+use qm_api::app_service::{AppServiceStatus, GROUP, OLD_SPEC};
+use qm_core::conditions::READY;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_runtime::cache::Touched;
+use qm_runtime::children::{Children, Trouble, Writer};
+use qm_runtime::drift::CONTESTED;
+use qm_runtime::events::Events;
+use qm_runtime::manager::Manager;
+use qm_runtime::owners::Owners;
+use qm_runtime::ownership::Owner;
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::told::Told;
+use qm_runtime::written::Written;
+use qm_runtime::{Key, apply};
 use tracing::warn;
 
 use self::pods::Pod;
 use self::settle::{FORBIDDEN, Part, Problem, Running};
 use self::standing::{InactiveScaling, PROGRESSING, Rollout, SUSPENDED, Served, Standing};
-use crate::api::AppService;
-use crate::api::app_service::{AppServiceStatus, GROUP, OLD_SPEC};
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
+use crate::cli::Config;
 use crate::controllers::pod;
-use crate::runtime::cache::Touched;
-use crate::runtime::children::{Children, Trouble, Writer};
-use crate::runtime::conditions::READY;
-use crate::runtime::drift::CONTESTED;
-use crate::runtime::events::Events;
-use crate::runtime::manager::Manager;
-use crate::runtime::owners::Owners;
-use crate::runtime::ownership::Owner;
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::told::Told;
-use crate::runtime::written::Written;
-use crate::runtime::{Key, apply};
 
 pub mod build;
 pub mod pods;
@@ -43,22 +44,22 @@ pub mod validate;
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "appservice";
 /// The kind.
-pub const KIND: Kind = Kind::of::<AppService>(
+pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
     &["d1b3460d30273576"],
-    Lends::Deployments,
+    DelegatedAccess::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
-        Right::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
-        Right::namespaced(GROUP, &["appservices/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
+        Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
+        Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
         // Never deleted; but OwnerReferencesPermissionEnforcement lets nobody else set its owner.
-        Right::namespaced("apps", &["deployments"], COMES_AND_GOES),
-        Right::namespaced("", &["services"], COMES_AND_GOES),
-        Right::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
-        Right::namespaced("networking.k8s.io", &["ingresses"], COMES_AND_GOES),
-        Right::namespaced("", &["pods"], &["list"]),
+        Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
+        Permission::namespaced("", &["services"], COMES_AND_GOES),
+        Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
+        Permission::namespaced("networking.k8s.io", &["ingresses"], COMES_AND_GOES),
+        Permission::namespaced("", &["pods"], &["list"]),
         EVENTS,
     ],
 );
@@ -120,7 +121,7 @@ pub struct AppServices {
 /// # Errors
 /// None.
 #[allow(clippy::unnecessary_wraps)] // as every start function
-pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let apps = manager.kind::<AppService>(&KIND);
     let wake = || {
         let trigger = apps.trigger.clone();
@@ -150,7 +151,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         events,
         written: Written::new(apps.trigger.clone()),
         told: Told::default(),
-        scaling_grace: manager.config.timings.scaling_inactive_grace_period,
+        scaling_grace: config.timings.scaling_inactive_grace_period,
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
     manager.control(

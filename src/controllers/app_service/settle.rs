@@ -7,18 +7,18 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
 use kube::{Api, Resource};
+use qm_api::AppService;
+use qm_api::app_service::TCP;
+use qm_runtime::children::{Quirks, Trouble};
+use qm_runtime::drift::Advice;
+use qm_runtime::ownership::Owner;
+use qm_runtime::raw_object::BoundedObject;
+use qm_runtime::reconciler::{Class, Failure, Outcome};
+use qm_runtime::{Key, apply, drift};
 
 use super::standing::{Rollout, SUSPENDED};
 use super::validate::App;
 use super::{AppServices, Error, build};
-use crate::api::AppService;
-use crate::api::app_service::TCP;
-use crate::runtime::children::{Quirks, Trouble};
-use crate::runtime::drift::Advice;
-use crate::runtime::ownership::Owner;
-use crate::runtime::raw_object::BoundedObject;
-use crate::runtime::reconciler::{Class, Failure, Outcome};
-use crate::runtime::{Key, apply, drift};
 
 /// Reason of an app whose objects the operator may not write.
 pub const FORBIDDEN: &str = "Forbidden";

@@ -7,12 +7,12 @@ use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::app_service::{AppCondition, AppServiceStatus, ServedPort};
+use qm_core::conditions::READY;
+use qm_runtime::Key;
 
 use super::build::APP;
-use crate::api::app_service::{AppCondition, AppServiceStatus, ServedPort};
 use crate::controllers::pod::Trouble;
-use crate::runtime::Key;
-use crate::runtime::conditions::READY;
 
 /// The reason of an app that is as it should be.
 pub const WELL: &str = "Ready";

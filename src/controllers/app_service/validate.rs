@@ -3,15 +3,14 @@
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
-use serde::de::DeserializeOwned;
-
-use crate::api::AppService;
-use crate::api::app_service::{
+use qm_api::AppService;
+use qm_api::app_service::{
     AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
     NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
 };
-use crate::api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
-use crate::api::spec_size::StoredSpec as _;
+use qm_api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
+use qm_api::spec_size::StoredSpec as _;
+use serde::de::DeserializeOwned;
 
 /// The type of the Service, unless the spec gives another one.
 const NODE_PORT: &str = "NodePort";

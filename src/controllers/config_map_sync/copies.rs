@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::ConfigMapSync;
+use qm_api::config_map_sync::ConfigMapSyncSpec;
+use qm_runtime::drift::{Advice, Correction, Drift};
+use qm_runtime::owners::{Owners, Unconfirmed};
+use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::seen::Look;
+use qm_runtime::{Key, apply, fields, managed_fields};
 use tokio::sync::Semaphore;
 
 use super::MANAGER;
 use super::copy::{self, Step};
 use super::index::Index;
 use super::standing::Reason;
-use crate::api::ConfigMapSync;
-use crate::api::config_map_sync::ConfigMapSyncSpec;
-use crate::runtime::drift::{Advice, Correction, Drift};
-use crate::runtime::owners::{Owners, Unconfirmed};
-use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::seen::Look;
-use crate::runtime::{Key, apply, fields, managed_fields};
 
 /// How often a copy that changes under the pass is looked at once more.
 const TRIES: usize = 3;
@@ -198,7 +198,7 @@ impl Copies {
                 }
                 Ok(None) => there = false,
                 Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
-                    there = true
+                    there = true;
                 }
                 Err(kube::Error::Api(said)) if said.code == 404 => return Err(comes_and_goes()),
                 Err(error) => return Err(error.into()),
@@ -320,13 +320,13 @@ mod tests {
     use kube::client::Body;
     use kube::runtime::{reflector, watcher};
     use prometheus_client::metrics::counter::Counter;
+    use qm_runtime::Scope;
+    use qm_runtime::events::Events;
+    use qm_runtime::reconciler::Trigger;
+    use qm_runtime::settings::Timings;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cli::Timings;
-    use crate::runtime::Scope;
-    use crate::runtime::events::Events;
-    use crate::runtime::reconciler::Trigger;
 
     /// Answers reads with `live`; gives what was asked for.
     async fn released(live: Value) -> (bool, Vec<Method>) {

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
-
-use crate::api::common::OURS;
-use crate::api::config_map_sync::ConfigMapSyncSpec;
-use crate::runtime::ownership::Owner;
-use crate::runtime::{Key, short_digest};
+use qm_api::config_map_sync::ConfigMapSyncSpec;
+use qm_core::OURS;
+use qm_runtime::ownership::Owner;
+use qm_runtime::{Key, short_digest};
 
 /// The whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -131,11 +130,11 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use kube::Resource;
+    use qm_api::ConfigMapSync;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::ConfigMapSync;
 
     fn owner() -> Owner {
         let sync =

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
+use qm_api::ConfigMapSync;
+use qm_api::config_map_sync::FINALIZER;
+use qm_runtime::ownership::{OWNER_UID, Owner};
+use qm_runtime::reconciler::Outcome;
+use qm_runtime::{Key, finalizer};
 
 use super::standing::{Came, Reason, Snag};
 use super::{ConfigMapSyncs, Done, Error, MANAGER};
-use crate::api::ConfigMapSync;
-use crate::api::config_map_sync::FINALIZER;
-use crate::runtime::ownership::{OWNER_UID, Owner};
-use crate::runtime::reconciler::Outcome;
-use crate::runtime::{Key, finalizer};
 
 /// How many copies a list holds at once.
 const PAGE: u32 = 500;

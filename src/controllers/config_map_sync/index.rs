@@ -10,15 +10,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
+use qm_api::ConfigMapSync;
+use qm_runtime::ownership::{OWNER_UID, owner_of};
+use qm_runtime::reconciler::Trigger;
+use qm_runtime::seen::{Known, Match, Seen};
+use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::{Key, Scope, version, watching};
 use tokio::sync::{SetOnce, watch};
 
 use super::plan::{Destinations, Plan};
-use crate::api::ConfigMapSync;
-use crate::runtime::ownership::{OWNER_UID, owner_of};
-use crate::runtime::reconciler::Trigger;
-use crate::runtime::seen::{Known, Match, Seen};
-use crate::runtime::watch_hub::{Observer, ResourceName};
-use crate::runtime::{Key, Scope, version, watching};
 
 /// What is known of the cluster.
 pub struct Index {

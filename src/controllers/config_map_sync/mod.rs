@@ -10,25 +10,26 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
+use qm_api::ConfigMapSync;
+use qm_api::config_map_sync::{FINALIZER, GROUP};
+use qm_core::conditions::{self, READY};
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_runtime::cache::Touched;
+use qm_runtime::drift::Drift;
+use qm_runtime::events::Events;
+use qm_runtime::manager::Manager;
+use qm_runtime::owners::{Owners, Unconfirmed};
+use qm_runtime::ownership::Owner;
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::written::Written;
+use qm_runtime::{Key, Scope, finalizer};
 use tracing::warn;
 
 use self::copies::{Copies, Trouble};
 use self::index::{Index, Presence};
 use self::plan::{Plan, Refused};
 use self::standing::{Came, Reason, Snag};
-use crate::api::ConfigMapSync;
-use crate::api::config_map_sync::{FINALIZER, GROUP};
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::runtime::cache::Touched;
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::drift::Drift;
-use crate::runtime::events::Events;
-use crate::runtime::manager::Manager;
-use crate::runtime::owners::{Owners, Unconfirmed};
-use crate::runtime::ownership::Owner;
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, finalizer};
+use crate::cli::Config;
 
 pub mod copies;
 pub mod copy;
@@ -40,29 +41,28 @@ pub mod standing;
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "configmapsync";
 /// The kind.
-pub const KIND: Kind = Kind::of::<ConfigMapSync>(
+pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
     NAME,
     &["bf180d03b0470198"],
-    Lends::ConfigMaps,
+    DelegatedAccess::ConfigMaps,
     &[
-        Right::namespaced(
+        Permission::namespaced(
             GROUP,
             &["configmapsyncs"],
             &["get", "list", "patch", "watch"],
         ),
-        Right::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
-        Right::namespaced(
+        Permission::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
+        Permission::namespaced(
             "",
             &["configmaps"],
             &["create", "delete", "get", "list", "update", "watch"],
         ),
-        Right::cluster_scoped("", &["namespaces"], &["list", "watch"]),
+        Permission::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
-)
-.guarded(FINALIZER);
+);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 
@@ -169,9 +169,9 @@ pub struct ConfigMapSyncs {
 }
 
 /// Hands the controller in.
-pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let syncs = manager.kind::<ConfigMapSync>(&KIND);
-    let resync = manager.config.timings.resync;
+    let resync = config.timings.resync;
     let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
     let (newest, others) = (manager.watches.clone(), manager.others.clone());
     manager.look::<PartialObjectMeta<ConfigMap>, _>(
@@ -195,7 +195,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let events = manager.events(NAME);
     let corrected = manager.metrics.drift_corrections(NAME);
     let drift = Drift::new(
-        &manager.config.timings,
+        &manager.settings.timings,
         events.clone(),
         corrected,
         copies::ADVICE,
@@ -203,8 +203,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let controller = Arc::new(ConfigMapSyncs {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
-        protected: manager.config.protected_destinations,
-        no_cross_namespace_refs: manager.config.no_cross_namespace_refs,
+        protected: config.protected_destinations,
+        no_cross_namespace_refs: config.no_cross_namespace_refs,
         copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners, drift),
         index,
         events,

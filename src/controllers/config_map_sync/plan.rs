@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
+use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
+use qm_api::spec_size::StoredSpec as _;
+use qm_runtime::{Key, Scope};
 
-use crate::api::config_map_sync::{ConfigMapSyncSpec, LABELS};
-use crate::api::spec_size::StoredSpec as _;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
-use crate::runtime::{Key, Scope};
 
 /// Namespaces that Kubernetes itself lives in.
 const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube-system"];

@@ -3,10 +3,9 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-use crate::api::config_map_sync::ConfigMapSyncStatus;
-use crate::runtime::Key;
-use crate::runtime::conditions::{self, READY};
+use qm_api::config_map_sync::ConfigMapSyncStatus;
+use qm_core::conditions::{self, READY};
+use qm_runtime::Key;
 
 /// The reason of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

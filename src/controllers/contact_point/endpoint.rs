@@ -7,21 +7,19 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
+use qm_api::ContactPoint;
+use qm_api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
+use qm_api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
+use qm_api::spec_size::StoredSpec as _;
+use qm_notify::Endpoint;
+use qm_notify::telegram::Chat;
+use qm_notify::webhook::{Hook, Parts, SigningKey, Tls};
+use qm_runtime::short_digest;
+use qm_runtime::telemetry;
 use secrecy::SecretString;
 
 use super::standing;
-use crate::api::ContactPoint;
-use crate::api::common::{
-    ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector,
-};
-use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
-use crate::api::spec_size::StoredSpec as _;
 use crate::cli::SharedSecrets;
-use crate::notify::Endpoint;
-use crate::notify::telegram::Chat;
-use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
-use crate::runtime::short_digest;
-use crate::runtime::telemetry;
 
 /// Where Secrets are looked for.
 #[derive(Clone)]

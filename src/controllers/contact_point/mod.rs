@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::ContactPoint;
+use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::tracked_field::GROUP;
+use qm_core::REQUESTED_AT;
+use qm_core::conditions::{self, READY};
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_notify::Transport;
+use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
+use qm_runtime::events::Events;
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::written::Written;
+use qm_runtime::{Key, short_digest};
 
 use self::endpoint::{Blocked, Gathered, Source};
-use crate::api::ContactPoint;
-use crate::api::common::REQUESTED_AT;
-use crate::api::contact_point::{ContactPointStatus, Tested};
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::api::tracked_field::GROUP;
-use crate::notify::Transport;
-use crate::notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::events::Events;
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::written::Written;
-use crate::runtime::{Key, short_digest};
 
 pub mod endpoint;
 pub mod standing;
@@ -28,15 +28,15 @@ pub mod standing;
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "contactpoint";
 /// The kind.
-pub const KIND: Kind = Kind::of::<ContactPoint>(
+pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
     &["30a9adaa409cb847"],
-    Lends::Secrets,
+    DelegatedAccess::Secrets,
     &[
-        Right::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
-        Right::namespaced(GROUP, &["contactpoints/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
+        Permission::namespaced(GROUP, &["contactpoints/status"], &["patch"]),
         // By name only, never listed.
-        Right::namespaced("", &["secrets"], &["get"]),
+        Permission::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
 );

@@ -1,11 +1,10 @@
 //! The status of a contact point, from how its receiver took what was sent. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
-use crate::notify::queue::{AcceptedTests, Standing};
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::{Key, short_digest};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use qm_core::conditions::{self, READY};
+use qm_notify::queue::{AcceptedTests, Standing};
+use qm_runtime::{Key, short_digest};
 
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";

@@ -3,15 +3,15 @@
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvVar, Pod, PodSpec};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
-
-use crate::api::MyApp;
-use crate::api::my_app::{
+use qm_api::MyApp;
+use qm_api::my_app::{
     BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
-use crate::api::spec_size;
+use qm_api::spec_size;
+use qm_runtime::ownership::Owner;
+use qm_runtime::short_digest;
+
 use crate::controllers::pod::{restricted_container, restricted_pod};
-use crate::runtime::ownership::Owner;
-use crate::runtime::short_digest;
 
 /// The variable that holds the banner.
 pub const BANNER: &str = "BANNER";

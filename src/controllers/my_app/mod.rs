@@ -10,26 +10,27 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource};
 use prometheus_client::metrics::counter::Counter;
+use qm_api::MyApp;
+use qm_api::my_app::GROUP;
+use qm_core::conditions::{self, READY};
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_runtime::Key;
+use qm_runtime::backoff::{Backoffs, Policy};
+use qm_runtime::cache::Touched;
+use qm_runtime::children::{Children, Trouble, Writer};
+use qm_runtime::events::Events;
+use qm_runtime::manager::Manager;
+use qm_runtime::owners::Owners;
+use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::told::Told;
+use qm_runtime::written::Written;
 use tokio::time::Instant;
 
 use self::seen::{Seen, Why};
 use self::settle::Passed;
 use self::standing::{SUSPENDED, Standing};
-use crate::api::MyApp;
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::api::my_app::GROUP;
-use crate::runtime::Key;
-use crate::runtime::backoff::{Backoffs, Policy};
-use crate::runtime::cache::Touched;
-use crate::runtime::children::{Children, Trouble, Writer};
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::events::Events;
-use crate::runtime::manager::Manager;
-use crate::runtime::owners::Owners;
-use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::told::Told;
-use crate::runtime::written::Written;
+use crate::cli::Config;
 
 pub mod build;
 pub mod seen;
@@ -39,23 +40,23 @@ pub mod standing;
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "myapp";
 /// The kind.
-pub const KIND: Kind = Kind::of::<MyApp>(
+pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     NAME,
     &["e4684006046c7e16"],
-    Lends::Pods,
+    DelegatedAccess::Pods,
     &[
-        Right::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
-        Right::namespaced(GROUP, &["myapps/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
+        Permission::namespaced(GROUP, &["myapps/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
+        Permission::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
         // Only its metadata is ever patched.
-        Right::namespaced(
+        Permission::namespaced(
             "",
             &["pods"],
             &["create", "delete", "get", "list", "patch", "watch"],
         ),
         // Whether the node of a Pod that is not ready is still there.
-        Right::cluster_scoped("", &["nodes"], &["get"]),
+        Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
 );
@@ -122,10 +123,10 @@ struct Notes {
 }
 
 /// Hands the controller in.
-pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let apps = manager.kind::<MyApp>(&KIND);
     let trigger = apps.trigger.clone();
-    let timings = &manager.config.timings;
+    let timings = &config.timings;
     let (policy, resync) = (
         Policy {
             min: timings.retry_min,
@@ -207,7 +208,7 @@ impl MyApps {
                 Err(Error::WritePod(trouble)) => {
                     let child = self.pods.child(&settle::pod_of(owner));
                     self.note(key, |notes| {
-                        notes.doubted = child.as_ref().map(settle::state)
+                        notes.doubted = child.as_ref().map(settle::state);
                     });
                     settle::refused(trouble, pod())
                 }

@@ -6,12 +6,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
+use qm_runtime::managed_fields;
+use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 use super::MANAGER;
 use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};
 use crate::controllers::pod::{self, Trouble};
-use crate::runtime::managed_fields;
-use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 /// Reasons that pass by themselves: nobody need be told.
 const PASSING: [&str; 4] = [

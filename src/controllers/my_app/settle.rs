@@ -5,6 +5,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Resource};
+use qm_api::MyApp;
+use qm_core::conditions::{self, READY};
+use qm_runtime::children::{Child, Trouble};
+use qm_runtime::drift::RECREATED;
+use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::reconciler::Outcome;
+use qm_runtime::{Key, apply};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -14,13 +21,6 @@ use super::standing::{
     self, CONFLICT, NAMESPACE_TERMINATING, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step,
 };
 use super::{Error, MyApps};
-use crate::api::MyApp;
-use crate::runtime::children::{Child, Trouble};
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::drift::RECREATED;
-use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::Outcome;
-use crate::runtime::{Key, apply};
 
 /// How often a Pod is made or asked for in one pass, because it comes and goes in between.
 const TRIES: usize = 3;

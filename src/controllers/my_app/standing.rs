@@ -3,12 +3,12 @@
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+use qm_api::my_app::MyAppStatus;
+use qm_core::conditions::{self, READY};
+use qm_runtime::ownership::{Claim, Foreign, Owner};
 
 use super::build::{IMAGE_MISSING, Invalid, SPEC_INVALID, Wanted};
 use super::seen::{FAILED, Life, NOT_READY, PENDING, SUCCEEDED, Seen, TERMINATING, Why};
-use crate::api::my_app::MyAppStatus;
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::ownership::{Claim, Foreign, Owner};
 
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
@@ -214,11 +214,11 @@ pub fn not_ready(node: &Node) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::MyApp;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::MyApp;
     use crate::controllers::my_app::build;
 
     fn app() -> MyApp {

@@ -9,12 +9,11 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
+use qm_api::MyIngress;
+use qm_runtime::reconciler::Trigger;
+use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::{Key, watching};
 use tokio::sync::{SetOnce, watch};
-
-use crate::api::MyIngress;
-use crate::runtime::reconciler::Trigger;
-use crate::runtime::watch_hub::{Observer, ResourceName};
-use crate::runtime::{Key, watching};
 
 /// Label of nodes that no load balancer leads to
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).

@@ -3,20 +3,21 @@
 use std::collections::BTreeSet;
 
 use kube::ResourceExt;
+use qm_api::MyIngress;
+use qm_api::my_ingress::{
+    BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
+    Listener, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
+};
+use qm_api::spec_size::StoredSpec as _;
+use qm_aws::NAME_SUFFIX;
+use qm_aws::Wanted;
+use qm_aws::action::MANAGED_BY;
 
 use super::tags::Mark;
-use crate::api::MyIngress;
-use crate::api::my_ingress::{
-    BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
-    Listener, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS, SUFFIX,
-};
-use crate::api::spec_size::StoredSpec as _;
-use crate::cloud::Wanted;
-use crate::cloud::action::MANAGED_BY;
 
 /// The balancer's name.
 pub fn name(ingress: &MyIngress) -> String {
-    format!("{}{SUFFIX}", ingress.name_any())
+    format!("{}{NAME_SUFFIX}", ingress.name_any())
 }
 
 /// Checks a `MyIngress`. The CRD's rules say the same of new objects; an older one may break them.
@@ -107,7 +108,7 @@ pub fn wanted(ingress: &MyIngress, mark: &Mark<'_>) -> Wanted {
 
 fn is_name(name: &str) -> bool {
     let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    name.len() <= 32 - SUFFIX.len()
+    name.len() <= 32 - NAME_SUFFIX.len()
         && name.starts_with(letters)
         && name.ends_with(letters)
         && name.chars().all(|c| letters(c) || c == '-')
@@ -132,11 +133,11 @@ fn is_id(id: &str, prefix: &str) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_runtime::ownership::Owner;
     use rstest::rstest;
     use serde_json::{Value, from_value, json};
 
     use super::*;
-    use crate::runtime::ownership::Owner;
 
     fn ingress(name: &str, spec: &Value) -> MyIngress {
         let metadata = json!({ "namespace": "default", "name": name, "uid": "u" });

@@ -1,14 +1,14 @@
 //! Takes away what is not wanted any more of listeners: the listener first, then its target group.
 
 use kube::Resource;
+use qm_aws::listeners::Listener;
+use qm_aws::{Cloud, Fault, fault};
+use qm_runtime::reconciler::Class;
 
 use super::found::Found;
 use super::standing::LISTENER_CONFLICT;
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass};
-use crate::cloud::listeners::Listener;
-use crate::cloud::{Cloud, Fault, fault};
-use crate::runtime::reconciler::Class;
 
 impl<C: Cloud> MyIngresses<C> {
     /// Takes away what a port had; whether there is nothing of it any more.

@@ -1,15 +1,15 @@
 //! The end of a `MyIngress`: its balancer goes before it does.
 
 use kube::Resource;
+use qm_api::my_ingress::FINALIZER;
+use qm_aws::{Balancer, Cloud, Fault, fault};
+use qm_runtime::finalizer;
+use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::reconciler::{Class, Outcome};
 
 use super::standing::{DELETING, DELETION_PROTECTED, Standing};
 use super::tags::Mark;
 use super::{Error, MANAGER, MyIngresses, Pass, build};
-use crate::api::my_ingress::FINALIZER;
-use crate::cloud::{self, Balancer, Cloud, Fault, fault};
-use crate::runtime::finalizer;
-use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::{Class, Outcome};
 
 /// As with the balancer, so with its target groups.
 const GROUPS_MAY_APPEAR: &str =
@@ -149,7 +149,7 @@ fn protected(fault: Fault, arn: &str, mark: &Mark<'_>) -> Fault {
         "the load balancer may not be deleted ({}); to let it go: {} modify-load-balancer-attributes --load-balancer-arn {arn} \
          --attributes Key=deletion_protection.enabled,Value=false && {}",
         fault.message,
-        cloud::command(arn),
+        qm_aws::command(arn),
         mark.again(),
     );
     Fault {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::Resource;
+use qm_aws::listeners::{Group, Listener};
+use qm_aws::{Balancer, Cloud, Fault, Tags};
+use qm_runtime::ownership::{ADOPT_BY, Claim};
 
 use super::tags::Mark;
 use super::{MyIngresses, Pass};
-use crate::cloud::listeners::{Group, Listener};
-use crate::cloud::{Balancer, Cloud, Fault, Tags};
-use crate::runtime::ownership::{ADOPT_BY, Claim};
 
 /// Whose listeners and target groups are, by ARN: their tags say that.
 #[derive(Clone)]

@@ -7,15 +7,15 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::Resource;
+use qm_api::my_ingress::Listener;
+use qm_aws::listeners::{self, Group, Health, Target, WantedGroup, WantedListener};
+use qm_aws::{Balancer, Cloud, Fault, fault};
 
 use super::found::{Found, Whose};
 use super::routes::{self, Look, Problem};
 use super::standing::LISTENER_CONFLICT;
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass};
-use crate::api::my_ingress::Listener;
-use crate::cloud::listeners::{self, Group, Health, Target, WantedGroup, WantedListener};
-use crate::cloud::{Balancer, Cloud, Fault, fault};
 
 /// The policy that AWS gives an HTTPS listener which is created without one. One that becomes HTTPS has to be given one
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).

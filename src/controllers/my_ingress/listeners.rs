@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
+use qm_api::my_ingress::{Listener, ListenerStatus};
+use qm_aws::{Balancer, Cloud, Fault};
+use qm_runtime::reconciler::{Class, Outcome};
 
 use super::listener::Scene;
 use super::routes::{self, Look};
@@ -12,9 +15,6 @@ use super::settle::stands;
 use super::standing::{CREATING, FAILED, PROVISIONING, Standing};
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass, is_within, now};
-use crate::api::my_ingress::{Listener, ListenerStatus};
-use crate::cloud::{Balancer, Cloud, Fault};
-use crate::runtime::reconciler::{Class, Outcome};
 
 /// How all listeners are.
 struct Looks {

@@ -11,26 +11,27 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
+use qm_api::MyIngress;
+use qm_api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
+use qm_aws::elb::Elb;
+use qm_aws::{Balancer, Cloud, Fault};
+use qm_core::conditions::READY;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_runtime::cache::Touched;
+use qm_runtime::events::Events;
+use qm_runtime::manager::Manager;
+use qm_runtime::owners::{Owners, Unconfirmed};
+use qm_runtime::ownership::Owner;
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::written::Written;
+use qm_runtime::{Key, Scope, finalizer};
 use tokio::sync::OnceCell;
 
 use self::backends::Backends;
 use self::routes::Look;
 use self::standing::{OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
 use self::tags::Mark;
-use crate::api::MyIngress;
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
-use crate::cloud::elb::Elb;
-use crate::cloud::{self, Balancer, Cloud, Fault};
-use crate::runtime::cache::Touched;
-use crate::runtime::conditions::READY;
-use crate::runtime::events::Events;
-use crate::runtime::manager::Manager;
-use crate::runtime::owners::{Owners, Unconfirmed};
-use crate::runtime::ownership::Owner;
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, finalizer};
+use crate::cli::Config;
 
 pub(crate) use self::settle::unlike;
 
@@ -50,22 +51,21 @@ mod writing;
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "myingress";
 /// The kind.
-pub const KIND: Kind = Kind::of::<MyIngress>(
+pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
     &["bfce22e9140a395e"],
-    Lends::Nothing,
+    DelegatedAccess::Nothing,
     &[
-        Right::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
-        Right::namespaced(GROUP, &["myingresses/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
+        Permission::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // That of kube-system has the UID that tells clusters apart.
-        Right::cluster_scoped("", &["namespaces"], &["get"]),
+        Permission::cluster_scoped("", &["namespaces"], &["get"]),
         // What listeners lead to.
-        Right::cluster_scoped("", &["nodes"], &["list", "watch"]),
-        Right::namespaced("", &["services"], &["get", "list", "watch"]),
+        Permission::cluster_scoped("", &["nodes"], &["list", "watch"]),
+        Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
-)
-.guarded(FINALIZER);
+);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myingress";
 /// The namespace that lives as long as its cluster.
@@ -187,7 +187,7 @@ impl Pass {
 }
 
 /// Hands the controller in.
-pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let ingresses = manager.kind::<MyIngress>(&KIND);
     let (store, trigger) = (ingresses.store.clone(), ingresses.trigger.clone());
     let backends = Arc::new(Backends::new(trigger.clone()));
@@ -202,14 +202,18 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         &backends,
         identity,
     );
-    let timings = &manager.config.timings;
+    let timings = &config.timings;
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         backends,
         ingresses: Owners::new(manager.client.clone(), store.clone()),
-        cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings),
+        cloud: Elb::new(
+            manager.fence.clone(),
+            manager.metrics.clone(),
+            &timings.aws(),
+        ),
         cluster: OnceCell::new(),
         events: manager.events(NAME),
         written: Written::new(trigger.clone()),
@@ -312,18 +316,27 @@ impl<C: Cloud> MyIngresses<C> {
             return Ok(self.cloud.find(name).await?);
         };
         let region = self.cloud.region().await?;
-        if let Some(theirs) = cloud::region_of(arn).filter(|theirs| *theirs != region) {
-            return Err(Fault::in_another_region(arn, theirs, &region, &pass.ingress).into());
+        if let Some(theirs) = qm_aws::region_of(arn).filter(|theirs| *theirs != region) {
+            return Err(Fault::in_another_region(
+                arn,
+                theirs,
+                &region,
+                &Key::of(pass.ingress.as_ref()),
+            )
+            .into());
         }
         let found = self.cloud.find(name).await?;
         let account = match &found {
-            Some(balancer) => cloud::account_of(&balancer.arn).map(Into::into),
+            Some(balancer) => qm_aws::account_of(&balancer.arn).map(Into::into),
             None if self.may_yet_appear(&alb) => None,
             None => Some(self.cloud.account().await?),
         };
-        match (cloud::account_of(arn), account) {
+        match (qm_aws::account_of(arn), account) {
             (Some(theirs), Some(asked)) if theirs != asked => {
-                Err(Fault::in_another_account(arn, theirs, &asked, &pass.ingress).into())
+                Err(
+                    Fault::in_another_account(arn, theirs, &asked, &Key::of(pass.ingress.as_ref()))
+                        .into(),
+                )
             }
             _ => Ok(found),
         }

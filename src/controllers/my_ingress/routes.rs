@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::my_ingress::{Listener, ListenerStatus};
+use qm_aws::listeners::{Health, Target};
 use thiserror::Error;
 
 use super::standing::{
     NO_NODE_PORT, NO_NODES, NODES_UNKNOWN, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
     TARGETS_INITIAL, TARGETS_UNHEALTHY,
 };
-use crate::api::my_ingress::{Listener, ListenerStatus};
-use crate::cloud::listeners::{Health, Target};
 
 /// AWS' reasons that may come from a security group
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
@@ -291,11 +291,11 @@ fn why(health: &Health) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::my_ingress::ServiceRef;
     use rstest::rstest;
     use serde_json::{Value, from_value, json};
 
     use super::*;
-    use crate::api::my_ingress::ServiceRef;
 
     fn target(instance: &str, port: u16) -> Target {
         Target {

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use kube::Resource;
+use qm_api::my_ingress::Alb;
+use qm_aws::{Balancer, Cloud, Fault, Tags, Wanted};
+use qm_runtime::ownership::{ADOPT_BY, Claim, OWNER};
+use qm_runtime::reconciler::Outcome;
 
 use super::standing::{CONFLICT, CREATING, NAME_TAKEN, NOT_ALIKE, PROVISIONING, Standing};
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass, now};
-use crate::api::my_ingress::Alb;
-use crate::cloud::{Balancer, Cloud, Fault, Tags, Wanted};
-use crate::runtime::ownership::{ADOPT_BY, Claim, OWNER};
-use crate::runtime::reconciler::Outcome;
 
 impl<C: Cloud> MyIngresses<C> {
     /// Has the balancer be as it is wanted.
@@ -139,7 +139,7 @@ impl<C: Cloud> MyIngresses<C> {
         };
         let event = |action, reason, words| {
             self.events
-                .normal(pass.ingress.object_ref(&()), action, reason, words)
+                .normal(pass.ingress.object_ref(&()), action, reason, words);
         };
         if claim != Claim::Ours {
             event(

@@ -1,10 +1,9 @@
 //! What a `MyIngress` says of itself. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-use crate::api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
-use crate::cloud::{Balancer, Fault};
-use crate::runtime::conditions::{self, READY};
+use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
+use qm_aws::{Balancer, Fault};
+use qm_core::conditions::{self, READY};
 
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
@@ -53,7 +52,7 @@ pub const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 pub const PASSING: [&str; 5] = [SUSPENDED, CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
 /// The reasons for which nothing arrives anywhere.
 const NOWHERE: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
-/// The reasons that are ours; any other is AWS' ([`crate::cloud::fault`]).
+/// The reasons that are ours; any other is AWS' ([`qm_aws::fault`]).
 pub const REASONS: [&str; 22] = [
     READY,
     SUSPENDED,

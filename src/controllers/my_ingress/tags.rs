@@ -1,12 +1,11 @@
 //! Whose a load balancer is, which its tags alone say. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
-use crate::api::common::REQUESTED_AT;
-use crate::cloud::action::{GROUP_PREFIX, MANAGED_BY};
-use crate::cloud::{self, Balancer, Tags};
-use crate::runtime::ownership::{ADOPT_BY, Claim, Foreign, OWNER, OWNER_UID, Owner};
-use crate::runtime::short_digest;
+use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
+use qm_aws::{Balancer, Tags};
+use qm_core::REQUESTED_AT;
+use qm_runtime::ownership::{ADOPT_BY, Claim, Foreign, OWNER, OWNER_UID, Owner};
+use qm_runtime::short_digest;
 
 /// Tag: UID of the namespace kube-system of the cluster whose balancer it is.
 pub const CLUSTER: &str = "quartermaster.dev/cluster";
@@ -104,7 +103,7 @@ impl Mark<'_> {
     pub fn hand_over(&self, arn: &str) -> String {
         format!(
             "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
-            cloud::command(arn),
+            qm_aws::command(arn),
             self.owner.path(),
             self.again(),
         )
@@ -128,11 +127,11 @@ fn short(text: &str) -> &str {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::MyIngress;
     use rstest::rstest;
     use serde_json::{from_value, json};
 
     use super::*;
-    use crate::api::MyIngress;
 
     fn owner() -> Owner {
         let metadata = json!({ "namespace": "shop", "name": "web", "uid": "u1" });

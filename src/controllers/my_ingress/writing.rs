@@ -3,15 +3,15 @@
 use std::sync::PoisonError;
 
 use kube::Resource;
+use qm_api::my_ingress::Alb;
+use qm_aws::Cloud;
+use qm_core::conditions::{self, READY};
+use qm_runtime::Key;
+use qm_runtime::owners::Unconfirmed;
+use qm_runtime::reconciler::{Class, Failure, Outcome};
 
 use super::standing::{self, FORBIDDEN, Standing};
 use super::{Error, MANAGER, MyIngresses, Pass, now, settle};
-use crate::api::my_ingress::Alb;
-use crate::cloud::Cloud;
-use crate::runtime::Key;
-use crate::runtime::conditions::{self, READY};
-use crate::runtime::owners::Unconfirmed;
-use crate::runtime::reconciler::{Class, Failure, Outcome};
 
 impl<C: Cloud> MyIngresses<C> {
     /// Writes down what is known of the balancer, and leaves the rest of the status: what AWS is asked for next must be known

@@ -4,16 +4,17 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
+use qm_api::TrackedField;
+use qm_api::tracked_field::Subject;
+use qm_notify::history::ObservedValue;
+use qm_notify::history::{NewestState, Observation, ObservationBuffer, Series, State};
+use qm_runtime::nesting::OBJECT_LEVELS;
+use qm_runtime::raw_object::{MAX_DECODED, RawObject};
 use uuid::Uuid;
 
-use super::field::{Field, Observed};
-use super::history::{NewestState, Observation, ObservationBuffer, Series, State};
+use super::field::Field;
 use super::lookup::Estimate;
 use super::target::TargetKey;
-use crate::api::TrackedField;
-use crate::api::tracked_field::Subject;
-use crate::runtime::nesting::OBJECT_LEVELS;
-use crate::runtime::raw_object::{MAX_DECODED, RawObject};
 
 /// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
 pub const DOUBT: Duration = Duration::from_secs(5);
@@ -111,7 +112,7 @@ pub(super) struct Newest {
     /// Of one that is gone, too.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
-    pub(super) value: Option<Observed>,
+    pub(super) value: Option<ObservedValue>,
     outranks: Option<u64>,
 }
 
@@ -160,7 +161,7 @@ impl Follower {
     }
 
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
-    pub(super) fn observe(&mut self, object: &RawObject, value: Option<Observed>) -> bool {
+    pub(super) fn observe(&mut self, object: &RawObject, value: Option<ObservedValue>) -> bool {
         let relisted = !self.listed && value.is_some();
         self.listed = value.is_some();
         let (uid, version) = (object.uid(), version(object));
@@ -262,7 +263,7 @@ impl Follower {
             .is_some_and(|shown| version(object).unwrap_or_default() >= shown)
     }
 
-    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) {
+    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<ObservedValue>) {
         let observation =
             Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
         self.newest = Some(Newest {
@@ -299,7 +300,7 @@ impl Follower {
             Certainty::NeedsRead => {}
             // Each reconcile repeats the contradiction, which must not postpone the decision.
             Certainty::Contradicted(doubt) if doubt.shown == self.shown => {
-                doubt.outranks = Some(outranks)
+                doubt.outranks = Some(outranks);
             }
             _ => self.doubt(Instant::now(), Some(outranks)),
         }
@@ -346,7 +347,7 @@ impl Follower {
         &mut self,
         asked: Asked,
         now: Instant,
-        found: Option<(&RawObject, Observed)>,
+        found: Option<(&RawObject, ObservedValue)>,
     ) {
         let overtaken = asked.shown != self.shown;
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
@@ -429,7 +430,7 @@ impl Follower {
     }
 }
 
-fn state(uid: Option<String>, value: Option<Observed>) -> State {
+fn state(uid: Option<String>, value: Option<ObservedValue>) -> State {
     value.map_or(State::Absent, |value| State::Present { uid, value })
 }
 

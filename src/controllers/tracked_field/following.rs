@@ -5,6 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::{Api, Client};
+use qm_api::TrackedField;
+use qm_api::tracked_field::Target;
+use qm_runtime::raw_object::RawObject;
+use qm_runtime::reconciler::Trigger;
+use qm_runtime::watch_hub::{ResourceName, WatchHub};
+use qm_runtime::{Key, Scope};
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
@@ -15,12 +21,6 @@ use super::reads::{Answer, Lane, Reads};
 use super::target::{Resolved, Resolver, TargetError, TargetKey};
 use super::tracker::Tracker;
 use super::waiting::Waiting;
-use crate::api::TrackedField;
-use crate::api::tracked_field::Target;
-use crate::runtime::raw_object::RawObject;
-use crate::runtime::reconciler::Trigger;
-use crate::runtime::watch_hub::{ResourceName, WatchHub};
-use crate::runtime::{Key, Scope};
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {

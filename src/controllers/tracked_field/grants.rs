@@ -7,12 +7,12 @@ use futures::StreamExt;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
+use qm_runtime::metrics::{Metrics, Purpose};
+use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watching::{self, Told};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};
-use crate::runtime::metrics::{Metrics, Purpose};
-use crate::runtime::watch_hub::ResourceName;
-use crate::runtime::watching::{self, Told};
 
 /// A target is watched, listed and read.
 const VERBS: [&str; 3] = ["get", "list", "watch"];

@@ -8,10 +8,11 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use qm_notify::history::ObservedValue;
 use serde_json::Value;
 
+use super::field::Field;
 use super::field::cost::{Cost, Sizes};
-use super::field::{Field, Observed};
 
 /// The most nodes that the lookups of all fields of one state of an object may visit.
 pub(crate) const BUDGET: u64 = 2_000_000;
@@ -24,7 +25,7 @@ const ONE_AT_ONCE: u64 = 20_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
     /// The value.
-    Found(Observed),
+    Found(ObservedValue),
     /// The lookup is too expensive for this thread.
     PutOff,
     /// The lookup is too expensive for the budget.
@@ -173,7 +174,7 @@ fn within<'a>(
     cost: Cost,
     sizes: &mut Sizes<'a>,
     most: u64,
-) -> Result<(Observed, u64), u64> {
+) -> Result<(ObservedValue, u64), u64> {
     if cost.known() > most {
         return Err(cost.known());
     }
@@ -185,7 +186,7 @@ fn within<'a>(
     if cost > most {
         Err(cost)
     } else {
-        Ok((Observed::of_matches(&matches), cost))
+        Ok((ObservedValue::of_matches(&matches), cost))
     }
 }
 

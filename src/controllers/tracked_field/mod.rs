@@ -16,33 +16,33 @@ use uuid::Uuid;
 
 use self::follower::Whose;
 pub use self::following::Targets;
+use qm_api::spec_size::StoredSpec as _;
+use qm_api::tracked_field::{GROUP, History, StoredHistory};
+use qm_api::{ContactPoint, TrackedField};
+use qm_core::REQUESTED_AT;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_notify::queue::{Circumstances, Offer, Outbox};
+use qm_notify::{Transport, history};
+use qm_runtime::availability::Availability;
+use qm_runtime::cache::strip;
+use qm_runtime::events::Events;
+use qm_runtime::manager::Phase;
+use qm_runtime::metrics::Metrics;
+use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::written::Written;
+use qm_runtime::{Key, apply};
+
 use self::following::{Tracked, Untracked};
 use self::reads::Answer;
 use self::target::TargetError;
 use self::telling::Why;
 use self::tracker::Trouble;
 use self::waiting::Waiting;
-use crate::api::common::REQUESTED_AT;
-use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::api::spec_size::StoredSpec as _;
-use crate::api::tracked_field::{GROUP, History, StoredHistory};
-use crate::api::{ContactPoint, TrackedField};
-use crate::notify::Transport;
-use crate::notify::queue::{Circumstances, Offer, Outbox};
-use crate::runtime::availability::Availability;
-use crate::runtime::cache::strip;
-use crate::runtime::events::Events;
-use crate::runtime::manager::Phase;
-use crate::runtime::metrics::Metrics;
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::written::Written;
-use crate::runtime::{Key, apply};
 
 pub mod field;
 mod follower;
 mod following;
 pub mod grants;
-pub mod history;
 mod lookup;
 pub mod reads;
 pub mod target;
@@ -53,18 +53,18 @@ pub mod waiting;
 /// What the controller is called in logs, metrics and as a field manager.
 pub const NAME: &str = "trackedfield";
 /// The kind.
-pub const KIND: Kind = Kind::of::<TrackedField>(
+pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
     &["7f3780b64f227897"],
-    Lends::Targets,
+    DelegatedAccess::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
-        Right::namespaced(
+        Permission::namespaced(
             GROUP,
             &["trackedfields"],
             &["get", "list", "patch", "watch"],
         ),
-        Right::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
+        Permission::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
 );

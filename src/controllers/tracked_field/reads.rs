@@ -9,6 +9,10 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use kube::Resource;
+use qm_api::TrackedField;
+use qm_api::tracked_field::Target;
+use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::{Key, tasks, telemetry};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tracing::{Instrument, error};
 
@@ -17,10 +21,6 @@ use super::following::{Targets, Untracked};
 use super::target::TargetKey;
 use super::waiting::Waiting;
 use super::{Error, NAME};
-use crate::api::TrackedField;
-use crate::api::tracked_field::Target;
-use crate::runtime::watch_hub::ResourceName;
-use crate::runtime::{Key, tasks, telemetry};
 
 /// Concurrent requests per lane.
 const PER_LANE: usize = 4;
@@ -331,6 +331,12 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use kube::runtime::watcher;
+    use qm_runtime::Scope;
+    use qm_runtime::health::Health;
+    use qm_runtime::metrics::Metrics;
+    use qm_runtime::reconciler::Trigger;
+    use qm_runtime::tasks::Tasks;
+    use qm_runtime::watch_hub::WatchHub;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
@@ -338,12 +344,6 @@ mod tests {
     use crate::controllers::tracked_field::grants;
     use crate::controllers::tracked_field::target::Resolver;
     use crate::controllers::tracked_field::tracker::Tracker;
-    use crate::runtime::Scope;
-    use crate::runtime::health::Health;
-    use crate::runtime::metrics::Metrics;
-    use crate::runtime::reconciler::Trigger;
-    use crate::runtime::tasks::Tasks;
-    use crate::runtime::watch_hub::WatchHub;
 
     fn targets(client: Client) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));

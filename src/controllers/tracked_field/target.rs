@@ -7,11 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
 use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
-
-use crate::api::tracked_field::{
-    GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target,
-};
-use crate::runtime::watch_hub::ResourceName;
+use qm_api::tracked_field::{GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
+use qm_runtime::watch_hub::ResourceName;
 
 /// One object of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,18 +6,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Resource, ResourceExt};
+use qm_api::common::{WAITING, WAITING_REASON};
+use qm_api::tracked_field::Entry;
+use qm_api::{ContactPoint, TrackedField};
+use qm_notify::Transport;
+use qm_notify::history::Changes;
+use qm_runtime::{Key, apply};
 use tracing::debug;
 
 use super::follower::Whose;
 use super::following::{Targets, Tracked, Untracked};
-use super::history::Changes;
 use super::waiting::{self, Waiting};
 use super::{Error, MANAGER, TrackedFields, target};
-use crate::api::common::{WAITING, WAITING_REASON};
-use crate::api::tracked_field::Entry;
-use crate::api::{ContactPoint, TrackedField};
-use crate::notify::Transport;
-use crate::runtime::{Key, apply};
 
 /// Reason why a `TrackedField` waits, if known.
 pub(super) enum Why {

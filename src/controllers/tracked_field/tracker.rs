@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::runtime::watcher;
+use qm_api::TrackedField;
+use qm_notify::history::{NewestState, Observation, Series};
+use qm_runtime::Key;
+use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
+use qm_runtime::raw_object::{RawObject, TooLarge};
+use qm_runtime::reconciler::Trigger;
+use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::watching;
 use serde_json::Value;
 
 use super::field::Field;
 use super::follower::{Asked, Certainty, Follower, Unreadable, Whose};
-use super::history::{NewestState, Observation, Series};
 use super::lookup::{Lookup, Place, look_up};
 use super::target::TargetKey;
-use crate::api::TrackedField;
-use crate::runtime::Key;
-use crate::runtime::nesting::{OBJECT_LEVELS, is_deeper};
-use crate::runtime::raw_object::{RawObject, TooLarge};
-use crate::runtime::reconciler::Trigger;
-use crate::runtime::watch_hub::{Observer, ResourceName};
-use crate::runtime::watching;
 
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {
@@ -303,7 +303,7 @@ impl Tracker {
                 Err(why) => follower.read_unreadable(asked, now, &object, why),
                 Ok(lookups) => match lookups.get(&follower.field) {
                     Some(Lookup::Found(value)) => {
-                        follower.read(asked, now, Some((&object, value.clone())))
+                        follower.read(asked, now, Some((&object, value.clone())));
                     }
                     Some(Lookup::PutOff) => follower.put_off_read(&object),
                     Some(Lookup::Refused(estimate)) => {

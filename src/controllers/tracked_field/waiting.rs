@@ -2,18 +2,20 @@
 
 use std::fmt;
 
+use qm_api::tracked_field::Entry;
+use qm_api::{ContactPoint, TrackedField};
+use qm_core::conditions;
+use qm_notify::Item;
+use qm_notify::history;
+use qm_notify::message::{self, Limit};
+use qm_runtime::Key;
+use qm_runtime::watch_hub::ResourceName;
+
 use super::follower::Unreadable;
-use super::history;
 use super::target::TargetKey;
 use super::tracker::{Tracker, Trouble};
-use crate::api::tracked_field::Entry;
-use crate::api::{ContactPoint, TrackedField};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::standing::SUSPENDED;
-use crate::notify::Item;
-use crate::notify::message::{self, Limit};
-use crate::runtime::watch_hub::ResourceName;
-use crate::runtime::{Key, conditions};
 
 /// Why nothing is recorded, or nothing sent. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use qm_core::readiness::Readiness;
+use qm_runtime::leader::Fence;
+use qm_runtime::metrics::resources::tally;
+use qm_runtime::metrics::{Metrics, Notified, Purpose, QueueState, Receiver, Reconciled};
 
 use super::{cell, code};
-use crate::api::standing::Ready;
-use crate::runtime::leader::Fence;
-use crate::runtime::metrics::resources::tally;
-use crate::runtime::metrics::{Metrics, Notified, Purpose, QueueState, Receiver, Reconciled};
 
 const BEGIN: &str = "\
 # Metrics
@@ -135,7 +135,7 @@ pub fn every_metric() -> String {
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.aws_request("DescribeTags", "OK");
     metrics.drift_corrections("a");
-    let ready = [Ready::True, Ready::False, Ready::Unknown];
+    let ready = [Readiness::True, Readiness::False, Readiness::Unknown];
     metrics.show_resources("a", move || {
         Some(tally(ready.into_iter().map(|ready| (ready, "Reason"))))
     });

@@ -166,7 +166,7 @@ async fn after_applied(
     for fault in faults {
         match fault {
             Fault::Hook(Point::AfterApplied, hook) => {
-                go_on(tokio::spawn(hook(about.clone())).await?)?
+                go_on(tokio::spawn(hook(about.clone())).await?)?;
             }
             Fault::LoseAnswer(Lost::Cut) => return Err(cut()),
             Fault::LoseAnswer(Lost::Hang) => std::future::pending().await,

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use k8s_openapi::api::core::v1::ConfigMap;
-use quartermaster::api::{ConfigMapSync, TrackedField};
+use qm_api::{ConfigMapSync, TrackedField};
 use serde_json::json;
 use testbed::Options;
 use testbed::proxy::{Ending, Fault, Match, Times};

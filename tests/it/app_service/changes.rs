@@ -5,7 +5,7 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::ResourceExt;
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Patch, PatchParams};
 use kube::{Resource, ResourceExt};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::Options;

@@ -1,12 +1,12 @@
 //! What an app costs.
 
 use k8s_openapi::api::core::v1::Service;
+use qm_api::AppService;
 use serde_json::json;
 use testbed::Options;
 
 use super::{app, deployment, looked_at, not_ready, ready, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
-use quartermaster::api::AppService;
 
 #[tokio::test]
 async fn a_new_app_costs_three_writes_and_no_read() {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::Options;

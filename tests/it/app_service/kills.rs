@@ -3,7 +3,7 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::{ListParams, ObjectList, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Resource as _, ResourceExt};
-use quartermaster::api::AppService;
-use quartermaster::api::app_service::AppCondition;
+use qm_api::AppService;
+use qm_api::app_service::AppCondition;
 use serde_json::{Value, json};
 use testbed::wait::until;
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::wait::until;
 use tokio::task::JoinHandle;

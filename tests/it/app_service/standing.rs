@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Match, Times, Verb};

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use serde_json::{Value, json};
 
 use super::{app, deployment, looked_at, original, ready, replica_sets, respec, service, writes};

@@ -5,7 +5,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::wait::until;
 

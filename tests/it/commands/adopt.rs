@@ -4,7 +4,7 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::Api;
 use kube::{Resource as _, ResourceExt as _};
-use quartermaster::api::{ConfigMapSync, MyApp, MyIngress};
+use qm_api::{ConfigMapSync, MyApp, MyIngress};
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
 use testbed::process::Folder;

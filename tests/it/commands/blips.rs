@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use quartermaster::registry;
 use serde_json::json;
 use testbed::process::Folder;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject};
-use quartermaster::api::{ConfigMapSync, MyIngress};
+use qm_api::{ConfigMapSync, MyIngress};
 use quartermaster::registry;
 use testbed::ControlPlane;
 use testbed::wait::until;

@@ -1,7 +1,7 @@
 //! CRDs with our names that are not this program's, or of another version of it.
 
 use k8s_openapi::api::coordination::v1::Lease;
-use quartermaster::api::{AppService, ConfigMapSync};
+use qm_api::{AppService, ConfigMapSync};
 use quartermaster::registry;
 use serde_json::{Value, json};
 

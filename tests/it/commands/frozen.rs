@@ -3,7 +3,7 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use quartermaster::api::{AppService, MyApp};
+use qm_api::{AppService, MyApp};
 use serde_json::json;
 
 use super::Run;

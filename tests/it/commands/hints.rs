@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
-use quartermaster::api::{ConfigMapSync, ContactPoint};
+use qm_api::{ConfigMapSync, ContactPoint};
 use serde_json::json;
 use testbed::process::Folder;
 

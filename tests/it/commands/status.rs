@@ -1,6 +1,6 @@
 //! `quartermaster status`.
 
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams};
-use quartermaster::api::{AppService, ConfigMapSync, MyApp, MyIngress};
+use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress};
 use quartermaster::registry;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
@@ -421,7 +421,7 @@ async fn a_right_that_is_missing_is_named_at_once() {
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
     let resources = registry::KINDS
         .iter()
-        .map(quartermaster::api::kind::Kind::crd_name)
+        .map(qm_core::kind::KindInfo::crd_name)
         .collect::<Vec<_>>()
         .join(",");
     bed.kubectl(&[
@@ -510,7 +510,7 @@ async fn a_purge_leaves_nothing() {
     // Objects that come while it works go too.
     first.webhook("late", "http://127.0.0.1:1").await;
     first
-        .patch::<quartermaster::api::ContactPoint>(
+        .patch::<qm_api::ContactPoint>(
             "late",
             json!({ "metadata": { "finalizers": ["example.com/x"] } }),
         )
@@ -518,14 +518,11 @@ async fn a_purge_leaves_nothing() {
     let arguments = ["uninstall", "--yes", "--purge"];
     let purge = run.run(&arguments);
     let meanwhile = async {
-        let gone =
-            |point: &quartermaster::api::ContactPoint| point.metadata.deletion_timestamp.is_some();
+        let gone = |point: &qm_api::ContactPoint| point.metadata.deletion_timestamp.is_some();
         first.until("late", "is being deleted", gone).await;
         first.webhook("later", "http://127.0.0.1:1").await;
         let none = json!({ "metadata": { "finalizers": null } });
-        first
-            .patch::<quartermaster::api::ContactPoint>("late", none)
-            .await;
+        first.patch::<qm_api::ContactPoint>("late", none).await;
     };
     let (came, ()) = tokio::join!(purge, meanwhile);
     assert_eq!(came.code, 0, "{came:#?}");

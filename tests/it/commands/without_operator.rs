@@ -6,8 +6,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use quartermaster::api::kind::Kind;
-use quartermaster::api::{ConfigMapSync, MyIngress};
+use qm_api::{ConfigMapSync, MyIngress};
+use qm_core::kind::KindInfo;
 use quartermaster::{manifests, registry};
 use rstest::rstest;
 use serde_json::json;
@@ -113,7 +113,7 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
     let resources = registry::KINDS
         .iter()
-        .map(Kind::crd_name)
+        .map(KindInfo::crd_name)
         .collect::<Vec<_>>()
         .join(",");
     bed.kubectl(&[

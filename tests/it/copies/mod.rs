@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::wait::until;
 

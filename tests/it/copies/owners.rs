@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quartermaster::api::config_map_sync::FINALIZER;
+use qm_api::config_map_sync::FINALIZER;
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{CustomResourceExt, ResourceExt};
-use quartermaster::api::AppService;
+use qm_api::AppService;
 use quartermaster::registry;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};

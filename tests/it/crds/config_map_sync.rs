@@ -1,7 +1,7 @@
 //! `ConfigMapSync`, field by field.
 
 use kube::CustomResourceExt;
-use quartermaster::api::ConfigMapSync;
+use qm_api::ConfigMapSync;
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::{Case, check, every_field_has_a_case, install};

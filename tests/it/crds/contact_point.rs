@@ -1,7 +1,7 @@
 //! `ContactPoint`, field by field.
 
 use kube::CustomResourceExt;
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::{Case, check, every_field_has_a_case, install};

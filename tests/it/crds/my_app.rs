@@ -1,7 +1,7 @@
 //! `MyApp`, field by field.
 
 use kube::CustomResourceExt;
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::json;
 use testbed::control_plane::{ControlPlane, Options};
 

@@ -2,7 +2,7 @@
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::{CustomResourceExt, Error};
-use quartermaster::api::MyIngress;
+use qm_api::MyIngress;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 

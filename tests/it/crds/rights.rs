@@ -202,7 +202,7 @@ async fn lies_where_it_says(admin: Client) {
             )
         })
         .collect();
-    let all = registry::KINDS.iter().flat_map(|kind| kind.rights);
+    let all = registry::KINDS.iter().flat_map(|kind| kind.permissions);
     for right in all
         .chain(registry::METRICS_RIGHTS)
         .chain(registry::TARGET_RIGHTS)

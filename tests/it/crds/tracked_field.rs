@@ -1,7 +1,7 @@
 //! `TrackedField`, field by field.
 
 use kube::CustomResourceExt;
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::{Case, check, every_field_has_a_case, install};

@@ -4,8 +4,8 @@
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt};
-use quartermaster::api::tracked_field::Action;
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::tracked_field::Action;
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};

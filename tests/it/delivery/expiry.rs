@@ -1,8 +1,8 @@
 //! No entry expires untried.
 
 use jiff::{SignedDuration, Timestamp};
-use quartermaster::api::tracked_field::Delivery;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::tracked_field::Delivery;
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 use testbed::wait::until;

@@ -1,8 +1,8 @@
 //! Delivery and failure of entries, and test messages that people see.
 
 use http::StatusCode;
-use quartermaster::api::TrackedField;
-use quartermaster::api::tracked_field::{Delivery, Entry};
+use qm_api::TrackedField;
+use qm_api::tracked_field::{Delivery, Entry};
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply, Request};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Times, Verb};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use futures::future::join_all;
-use quartermaster::api::tracked_field::Delivery;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::tracked_field::Delivery;
+use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::json;
 use testbed::bot_api::{Chat, Kind};

@@ -1,7 +1,7 @@
 //! Test messages that people see, and their ids.
 
 use http::StatusCode;
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Times, Verb};

@@ -9,8 +9,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use quartermaster::api::tracked_field::Delivery;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::tracked_field::Delivery;
+use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::json;
 use testbed::receiver::{Receiver, Reply};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use qm_runtime::watching;
 use quartermaster::cli::{Cli, Timings};
-use quartermaster::runtime::watching;
 
 use super::{page, pages, prose, row};
 

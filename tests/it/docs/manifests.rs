@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use quartermaster::api::{AppService, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{AppService, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_notify::message::{View, check_body, check_template, template};
 use quartermaster::controllers::{app_service, my_app, my_ingress};
-use quartermaster::notify::message::{View, check_body, check_template, template};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -6,20 +6,20 @@ use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use quartermaster::api::contact_point::Tested;
-use quartermaster::api::standing::UNSEEN;
-use quartermaster::cloud::{action, fault};
+use qm_api::contact_point::Tested;
+use qm_aws::{action, fault};
+use qm_core::conditions::READY;
+use qm_core::readiness::UNSEEN;
+use qm_notify::Refusal;
+use qm_notify::queue::{AcceptedTests, Standing};
+use qm_runtime::children::Trouble;
+use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
 use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
-use quartermaster::notify::Refusal;
-use quartermaster::notify::queue::{AcceptedTests, Standing};
-use quartermaster::runtime::children::Trouble;
-use quartermaster::runtime::conditions::READY;
-use quartermaster::runtime::watch_hub::ResourceName;
 
 use super::{in_folder, page, prose, root, row};
 

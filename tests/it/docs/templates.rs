@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use quartermaster::api::tracked_field::Entry;
-use quartermaster::notify::message::{check_body, check_template};
-use quartermaster::notify::webhook::event::Event;
-use quartermaster::notify::webhook::{Hook, Parts};
-use quartermaster::notify::{Content, Item};
+use qm_api::tracked_field::Entry;
+use qm_notify::message::{check_body, check_template};
+use qm_notify::webhook::event::Event;
+use qm_notify::webhook::{Hook, Parts};
+use qm_notify::{Content, Item};
 use serde_json::{Value, json};
 
 use super::page;
@@ -119,7 +119,7 @@ fn the_default_message_is_as_shown() {
         previous: Some(previous),
         ..item("a")
     };
-    let view = quartermaster::notify::message::View::of(&item, None);
+    let view = qm_notify::message::View::of(&item, None);
     let page = page("tracked-field.md");
     assert!(
         page.contains(&format!("```\n{}\n```", view.text())),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::json;
 use testbed::proxy::{Fault, Lost, Match, Refusal, Times, Verb};
 use testbed::wait::until;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::json;
 use testbed::receiver::Receiver;
 use testbed::wait::until;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
-use quartermaster::api::tracked_field::{Delivery, Entry};
+use qm_api::tracked_field::{Delivery, Entry};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};

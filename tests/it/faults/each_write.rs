@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::proxy::{Match, Point};
 use testbed::receiver::Receiver;

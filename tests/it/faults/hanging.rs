@@ -92,7 +92,7 @@ async fn messages_go_on_when_discovery_of_one_group_hangs() {
         });
         let spec = serde_json::json!({ "target": target, "contactPoint": "hook", "field": "{.spec.schedule}" });
         let name = format!("job-{job}");
-        bed.create::<quartermaster::api::TrackedField>(&name, serde_json::json!({ "spec": spec }))
+        bed.create::<qm_api::TrackedField>(&name, serde_json::json!({ "spec": spec }))
             .await;
     }
     discovery.wait_for_hits(1, SOON).await.unwrap();

@@ -8,8 +8,8 @@ use futures::StreamExt as _;
 use kube::ResourceExt as _;
 use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use quartermaster::api::TrackedField;
-use quartermaster::api::tracked_field::Entry;
+use qm_api::TrackedField;
+use qm_api::tracked_field::Entry;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use quartermaster::api::tracked_field::Entry;
+use qm_api::tracked_field::Entry;
 use testbed::Options;
 use testbed::proxy::Proxy;
 use testbed::receiver::Receiver;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use quartermaster::api::{AppService, MyApp};
+use qm_api::{AppService, MyApp};
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Refusal, Times, Verb};
 use testbed::wait::until;

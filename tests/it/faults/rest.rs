@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use http::StatusCode;
 use kube::api::ListParams;
-use quartermaster::api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::json;
 use testbed::receiver::{Receiver, Reply, Request};
 use testbed::wait::until;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
-use quartermaster::api::TrackedField;
+use qm_api::TrackedField;
 use serde_json::json;
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use quartermaster::api::kind::Kind;
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
+use qm_core::kind::KindInfo;
 use serde_json::json;
 use testbed::aws::Aws;
 use testbed::wait::until;
@@ -741,7 +741,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
 /// CRDs that are left out of a later release stay, and so do their objects, though they were to go with it; where helm would delete
 /// them, it is refused.
 async fn leaving_crds_out_takes_nothing(site: &Site) {
-    let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
+    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),
         "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",

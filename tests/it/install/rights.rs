@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use quartermaster::api::kind::Kind;
+use qm_core::kind::KindInfo;
 
 use super::chart::made;
 use super::*;
@@ -140,7 +140,7 @@ const LEASE: &Rights = &[
 
 /// What every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
 fn always() -> BTreeSet<String> {
-    let crd = |kind: &Kind| {
+    let crd = |kind: &KindInfo| {
         let name = kind.crd_name();
         ["list", "watch"]
             .map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))

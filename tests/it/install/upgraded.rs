@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, ResourceExt};
-use quartermaster::api::kind::Kind;
+use qm_core::kind::KindInfo;
 use serde_json::json;
 use testbed::kubelet;
 
@@ -173,7 +173,7 @@ type Said = BTreeMap<String, Value>;
 
 /// Of all objects of our kinds.
 async fn said_of_all(site: &Site) -> Said {
-    let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
+    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
         &site
             .kubectl(&["get", &kinds.join(","), "-A", "-o", "json"])

@@ -495,7 +495,7 @@ async fn what_the_operator_takes_is_let_through() {
         "leaderElection.retryPeriod=2727ms",
         "log.level=INFO",
         "log.level=off",
-        "log.level=info\\, quartermaster::notify=debug\\,hyper=off",
+        "log.level=info\\, qm_notify=debug\\,hyper=off",
         "telegramAPIURL=http://[::1]:8081/base/",
         "telegramAPIURL=https://t.example.com:8443",
         "webhook.proxy=http://proxy:3128/path@1",

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::wait::until;
 

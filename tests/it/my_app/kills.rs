@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams};
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::json;
 
 use super::{by_hand, running, waiting};

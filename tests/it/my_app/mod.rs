@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Resource as _, ResourceExt as _};
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::control_plane::audit::{Mark, Request};

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, PropagationPolicy};
 use kube::{Api, ResourceExt as _};
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::json;
 use testbed::wait::until;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::json;
 
 use super::says;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Container;
 use proptest::prelude::*;
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
+use qm_runtime::ownership::Owner;
 use quartermaster::controllers::my_app::build;
-use quartermaster::runtime::ownership::Owner;
 use rstest::rstest;
 use serde_json::json;
 use testbed::process::Folder;

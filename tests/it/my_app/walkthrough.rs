@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use quartermaster::api::MyApp;
+use qm_api::MyApp;
 use serde_json::json;
 
 use super::is_owned_by;

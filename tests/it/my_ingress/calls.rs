@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use quartermaster::cloud::action::{Action, GROUP_PREFIX};
-use quartermaster::cloud::fault::CODES;
+use qm_aws::action::{Action, GROUP_PREFIX};
+use qm_aws::fault::CODES;
 use testbed::aws;
 
 use super::nodes::http;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use kube::api::Api;
-use quartermaster::api::MyIngress;
+use qm_api::MyIngress;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, Balancer, Call};
 use testbed::control_plane::audit::Mark;

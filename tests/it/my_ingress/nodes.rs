@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use quartermaster::api::my_ingress::ListenerStatus;
+use qm_api::my_ingress::ListenerStatus;
 use testbed::aws::{Listener, TargetGroup};
 
 use super::*;

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quartermaster::api::MyIngress;
+use qm_api::MyIngress;
 use testbed::wait::until;
 
 use super::SUBNETS;

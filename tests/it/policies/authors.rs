@@ -3,7 +3,7 @@
 use kube::CustomResourceExt as _;
 use kube::api::Api;
 use kube::core::ApiResource;
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use serde_json::{Value, json};
 
 use super::{Right, User, allowed, create, everywhere, refusal, refused, right, without_rules};

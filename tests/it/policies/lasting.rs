@@ -3,12 +3,12 @@
 use kube::CustomResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::core::ApiResource;
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use serde_json::{Value, json};
+use testbed::wait::until;
 
 use super::{User, allowed, create, refusal, refused, right, without_rules};
 use crate::support::{Bed, SOON};
-use testbed::wait::until;
 
 /// One object of each kind, for which much is asked, and a change of its spec.
 fn objects() -> Vec<(ApiResource, Value, Value)> {

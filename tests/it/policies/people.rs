@@ -2,7 +2,7 @@
 
 use kube::api::{Patch, PatchParams};
 use kube::{CustomResourceExt as _, ResourceExt as _};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::json;
 
 use super::{User, allowed, refusal, right};

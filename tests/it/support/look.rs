@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
-use quartermaster::api::ContactPoint;
+use qm_api::ContactPoint;
 use serde_json::{Value, json};
 use testbed::bot_api::{BotApi, Chat, Kind, Pace};
 use testbed::receiver::{Receiver, Request};

@@ -14,7 +14,7 @@ use super::{ACCOUNT, Bed, SOON, SYSTEM};
 
 /// What tests change of the defaults: short waits, and every word in the log.
 const FOR_TESTS: [&str; 10] = [
-    "--log-level=info,quartermaster=trace",
+    "--log-level=info,quartermaster=trace,qm_=trace",
     "--retry-min=50ms",
     "--retry-max=1s",
     "--stopped-retry=1s",

@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::CustomResourceExt;
+use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::super::validate::check;
 use super::*;
-use crate::api::AppService;
 
 /// What the document's manifest says.
 fn document() -> Value {

@@ -1,24 +1,22 @@
 //! Which field of an object is tracked, and its value.
 //!
 //! A field is one of a few words (`replicas`, `image`, `targetPort`) or a `JSONPath` as `kubectl -o jsonpath` has it
-//! (translated in `path`); its value is kept up to a bound ([`Observed`]). What a lookup costs is estimated before it runs
+//! (translated in `path`); its value is kept up to a bound ([`ObservedValue`]). What a lookup costs is estimated before it runs
 //! (`cost`).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use qm_api::tracked_field::{A_PATH, words_of};
+use qm_notify::history::ObservedValue;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
 use self::query::Step;
-use crate::api::tracked_field::{A_PATH, words_of};
 
 pub(crate) mod cost;
-mod observed;
 mod path;
 mod query;
-
-pub use observed::{KEPT_BYTES, Observed};
 
 /// The longest field that is accepted, in bytes.
 const LONGEST: usize = 4096;
@@ -163,8 +161,8 @@ impl Field {
     ///
     /// Several matches of a path are a JSON list; a single one is the value itself, whatever the path could match:
     /// so `{.spec.containers[*].image}` of one container is its image, as kubectl prints it.
-    pub fn extract(&self, object: &Value) -> Observed {
-        Observed::of_matches(&self.matches(object))
+    pub fn extract(&self, object: &Value) -> ObservedValue {
+        ObservedValue::of_matches(&self.matches(object))
     }
 
     /// Returns what [`Field::extract`] makes a value of.

@@ -139,9 +139,9 @@ impl Parser<'_> {
                 self.descended = true;
                 steps.singular = false;
                 if self.eat('[') {
-                    self.bracket(&mut steps, true)?
+                    self.bracket(&mut steps, true)?;
                 } else {
-                    self.name(&mut steps, true)?
+                    self.name(&mut steps, true)?;
                 }
             } else if self.eat('.') {
                 self.name(&mut steps, false)?;

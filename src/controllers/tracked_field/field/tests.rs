@@ -1,14 +1,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
+use qm_api::tracked_field::WORDS;
+use qm_notify::history::KEPT_BYTES;
 use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::api::tracked_field::WORDS;
 
-fn text(text: &str) -> Observed {
-    Observed::Text(text.into())
+fn text(text: &str) -> ObservedValue {
+    ObservedValue::Text(text.into())
 }
 
 fn deployment() -> Value {
@@ -35,7 +36,7 @@ fn service() -> Value {
 #[case("StatefulSet", "replicas", text("3"))]
 #[case("Deployment", "image", text("nginx:1"))]
 #[case("StatefulSet", "image:side", text("envoy:2"))]
-#[case("Deployment", "image:none", Observed::Missing)]
+#[case("Deployment", "image:none", ObservedValue::Missing)]
 #[case("Deployment", "{.spec.replicas}", text("3"))]
 #[case("Deployment", "{spec.replicas}", text("3"))]
 #[case("Deployment", "{.spec.paused}", text("false"))]
@@ -47,7 +48,7 @@ fn service() -> Value {
 #[case(
     "Deployment",
     "{.spec.template.spec.containers[0].env[7].value}",
-    Observed::Missing
+    ObservedValue::Missing
 )]
 #[case(
     "Deployment",
@@ -59,7 +60,7 @@ fn service() -> Value {
     r"{.metadata.annotations.quartermaster\.dev/x}",
     text("y")
 )]
-fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected: Observed) {
+fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected: ObservedValue) {
     assert_eq!(
         Field::compile(kind, field).unwrap().extract(&deployment()),
         expected
@@ -71,8 +72,8 @@ fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected
 #[case("targetPort:web", text("8080"))]
 #[case("targetPort:admin", text("admin"))]
 #[case("targetPort:same", text("82"))]
-#[case("targetPort:none", Observed::Missing)]
-fn ports_of_services(#[case] field: &str, #[case] expected: Observed) {
+#[case("targetPort:none", ObservedValue::Missing)]
+fn ports_of_services(#[case] field: &str, #[case] expected: ObservedValue) {
     assert_eq!(
         Field::compile("Service", field)
             .unwrap()
@@ -84,7 +85,7 @@ fn ports_of_services(#[case] field: &str, #[case] expected: Observed) {
 #[test]
 fn missing_empty_false_and_null_are_told_apart() {
     let object = json!({"empty": "", "no": false, "null": null, "none": [], "nothing": {}});
-    let all: Vec<Observed> = ["missing", "empty", "no", "null", "none", "nothing"]
+    let all: Vec<ObservedValue> = ["missing", "empty", "no", "null", "none", "nothing"]
         .map(|name| {
             Field::compile("X", &format!("{{.{name}}}"))
                 .unwrap()
@@ -92,7 +93,7 @@ fn missing_empty_false_and_null_are_told_apart() {
         })
         .into();
     let expected = [
-        Observed::Missing,
+        ObservedValue::Missing,
         text(""),
         text("false"),
         text("null"),
@@ -241,7 +242,7 @@ fn a_filter_whose_side_is_missing_does_not_match() {
     let value = |field: &str| Field::compile("X", field).unwrap().extract(&object);
     assert_eq!(value("{.l[?(@.a!=1)].b}"), text("3"));
     assert_eq!(value("{.l[?(@.a==@.b)].a}"), text("3"));
-    assert_eq!(value("{.l[?(@.c!=@.d)]}"), Observed::Missing);
+    assert_eq!(value("{.l[?(@.c!=@.d)]}"), ObservedValue::Missing);
 }
 
 /// Any JSON value, some levels deep.
@@ -295,7 +296,7 @@ proptest! {
     /// What is kept is bounded, a prefix of the whole, and equal exactly when the whole is.
     #[test]
     fn kept_values_stand_for_whole_ones(a in "[ab€]{0,3}", b in "[ab€]{0,3}", times in 0usize..800) {
-        let observe = |part: &str| Observed::of_text(&part.repeat(times));
+        let observe = |part: &str| ObservedValue::of_text(&part.repeat(times));
         prop_assert_eq!(observe(&a) == observe(&b), a.repeat(times) == b.repeat(times));
         let kept = observe(&a);
         prop_assert!(kept.text().unwrap().len() <= KEPT_BYTES);

@@ -2,11 +2,11 @@
 
 use kube::Resource as _;
 use kube::discovery::ApiResource;
+use qm_api::tracked_field::Target;
+use qm_runtime::watch_hub::ResourceName;
 use serde_json::json;
 
 use super::*;
-use crate::api::tracked_field::Target;
-use crate::runtime::watch_hub::ResourceName;
 
 /// A follower that has to be read for, or whom the watch shows everything.
 fn follower(unread: bool) -> Follower {
@@ -43,7 +43,7 @@ fn object(uid: &str, version: u32) -> RawObject {
 impl Follower {
     /// The watch shows version `version`.
     fn shown(&mut self, version: u32, value: &str) -> bool {
-        self.observe(&object("u", version), Some(Observed::of_text(value)))
+        self.observe(&object("u", version), Some(ObservedValue::of_text(value)))
     }
 
     /// Reads version `version`; returns whether the follower accepts the value.
@@ -55,7 +55,7 @@ impl Follower {
         self.believes(
             self.asks(),
             now,
-            Some((&object("u", version), Observed::of_text(value))),
+            Some((&object("u", version), ObservedValue::of_text(value))),
         )
     }
 
@@ -63,7 +63,7 @@ impl Follower {
         &mut self,
         asked: Asked,
         now: Instant,
-        found: Option<(&RawObject, Observed)>,
+        found: Option<(&RawObject, ObservedValue)>,
     ) -> bool {
         self.read(asked, now, found);
         self.certainty == Certainty::Confirmed(now)
@@ -183,8 +183,8 @@ fn what_has_to_be_read_is_believed_at_once() {
 fn one_of_another_uid_is_news_whatever_its_value() {
     let mut follower = follower(false);
     follower.shown(5, "a");
-    assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
-    let read = Some((&object("w", 9), Observed::of_text("a")));
+    assert!(follower.observe(&object("v", 8), Some(ObservedValue::of_text("a"))));
+    let read = Some((&object("w", 9), ObservedValue::of_text("a")));
     assert!(
         !follower.believes(follower.asks(), Instant::now(), read),
         "nor is that known to a read"
@@ -197,7 +197,7 @@ fn one_of_another_uid_is_news_whatever_its_value() {
 fn what_was_shown_since_a_read_began_is_not_gone() {
     for mut follower in [follower(true), follower(false)] {
         let before = follower.asks();
-        let value = Some(Observed::of_text("a"));
+        let value = Some(ObservedValue::of_text("a"));
         let mut odd = object("u", 5);
         odd.meta_mut().resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
@@ -223,7 +223,7 @@ fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     assert!(!follower.observe(&object("u", 8), None));
     assert_eq!(follower.told(), [Some("a".into()), None]);
     assert!(
-        follower.observe(&object("v", 9), Some(Observed::of_text("a"))),
+        follower.observe(&object("v", 9), Some(ObservedValue::of_text("a"))),
         "one that was made anew"
     );
     assert!(follower.observe(&object("v", 10), None));
@@ -267,7 +267,11 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
     let begun = follower.asks();
     follower.contradict(150);
     assert!(follower.has_to_be_read(Duration::MAX));
-    follower.read(begun, now, Some((&object("u", 90), Observed::of_text("a"))));
+    follower.read(
+        begun,
+        now,
+        Some((&object("u", 90), ObservedValue::of_text("a"))),
+    );
     assert_eq!(
         follower.newest().unwrap().outranks,
         None,
@@ -315,7 +319,7 @@ fn change_that_a_metadata_watch_shows_during_a_read_needs_another_read() {
     assert!(!follower.believes(
         asked,
         Instant::now(),
-        Some((&object("u", 6), Observed::of_text("b")))
+        Some((&object("u", 6), ObservedValue::of_text("b")))
     ));
     assert!(follower.is_outdated() && follower.has_to_be_read(Duration::from_hours(1)));
     assert!(follower.got(7, "c"));

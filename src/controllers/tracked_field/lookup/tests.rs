@@ -11,7 +11,7 @@ fn field(path: &str) -> Field {
 }
 
 fn found(text: &str) -> Lookup {
-    Lookup::Found(Observed::Text(text.into()))
+    Lookup::Found(ObservedValue::Text(text.into()))
 }
 
 /// A Deployment with so many arguments.

@@ -1,11 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use qm_api::tracked_field::{Subject, Target};
+use qm_notify::history::{Bounds, State};
 use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::api::tracked_field::{Subject, Target};
-use crate::controllers::tracked_field::history::{Bounds, State};
 
 const PATH: &str = "{.data.x}";
 

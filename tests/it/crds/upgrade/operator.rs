@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{CustomResourceExt, ResourceExt};
-use quartermaster::api::tracked_field::{Action, Delivery};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::tracked_field::{Action, Delivery};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 use testbed::receiver::Receiver;

@@ -6,8 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quartermaster::api::kind::Kind as Ours;
+use page::{Command, Step, steps};
+use qm_core::kind::KindInfo;
 use quartermaster::registry;
+use shell::{Came, Shell};
+use stage::{Scene, Stage};
 use testbed::aws::Aws;
 use testbed::bot_api::{BotApi, Chat, Kind};
 use testbed::wait::until;
@@ -15,9 +18,6 @@ use testbed::{ControlPlane, Options};
 
 use super::{pages, root};
 use crate::support::{Bed, Operator, Plane, SOON, Settings, bot_api, install};
-use page::{Command, Step, steps};
-use shell::{Came, Shell};
-use stage::{Scene, Stage};
 
 mod page;
 mod shell;
@@ -335,7 +335,7 @@ impl Walk {
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
         let kinds = registry::KINDS
             .iter()
-            .map(Ours::crd_name)
+            .map(KindInfo::crd_name)
             .collect::<Vec<_>>()
             .join(",");
         let text = text

@@ -50,7 +50,7 @@ fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
         let trimmed = line.trim_start();
         match (trimmed.strip_prefix("```"), open.take()) {
             (Some(language), None) => {
-                open = Some((line.len() - trimmed.len(), language.trim(), Vec::new()))
+                open = Some((line.len() - trimmed.len(), language.trim(), Vec::new()));
             }
             (Some(_), Some((_, language, lines))) => blocks.push((language, lines)),
             (None, Some((indent, language, mut lines))) => {

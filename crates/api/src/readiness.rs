@@ -1,0 +1,177 @@
+//! Readiness of each kind, as its status or its annotation has it.
+
+use kube::ResourceExt;
+use qm_core::conditions::READY;
+use qm_core::kind::Kind;
+use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_conditions};
+
+use crate::app_service::OLD_SPEC;
+use crate::common::WAITING;
+use crate::{
+    AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, config_map_sync,
+    my_ingress,
+};
+
+/// Returns the readiness of a `TrackedField` that waits for this reason, and that has recorded an entry or not.
+pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> ReadinessSummary<'a> {
+    match waiting {
+        Some((reason, _)) => (Readiness::False, reason),
+        None if recorded => (Readiness::True, READY),
+        None => (Readiness::Unknown, UNSEEN),
+    }
+}
+
+/// Returns why a `TrackedField` waits, as reason and message. Its status is a list without room for conditions, so an
+/// annotation has them.
+pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
+    object
+        .annotations()
+        .get(WAITING)
+        .map(|text| text.split_once(": ").unwrap_or((text, "")))
+}
+
+macro_rules! readiness_from_conditions {
+    ($($kind:ty $({ $($constant:item)* })?),* $(,)?) => {$(
+        impl Kind for $kind {
+            $($($constant)*)?
+
+            fn readiness(&self) -> ReadinessSummary<'_> {
+                match &self.status {
+                    Some(status) => from_conditions(
+                        self.metadata.generation,
+                        &status.conditions,
+                        status.observed_generation,
+                    ),
+                    None => (Readiness::Unknown, UNSEEN),
+                }
+            }
+        }
+    )*};
+}
+
+readiness_from_conditions!(
+    ConfigMapSync {
+        const FINALIZER: Option<&'static str> = Some(config_map_sync::FINALIZER);
+    },
+    MyApp,
+    MyIngress {
+        const FINALIZER: Option<&'static str> = Some(my_ingress::FINALIZER);
+    },
+);
+
+impl Kind for ContactPoint {
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        match &self.status {
+            // The original program wrote no conditions.
+            Some(status) if status.ready && status.conditions.is_empty() => {
+                (Readiness::True, READY)
+            }
+            Some(status) => from_conditions(
+                self.metadata.generation,
+                &status.conditions,
+                status.observed_generation,
+            ),
+            None => (Readiness::Unknown, UNSEEN),
+        }
+    }
+}
+
+impl Kind for AppService {
+    const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[OLD_SPEC];
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        let status = self.status.as_ref();
+        let ready = status.and_then(|status| {
+            let ready = status.condition(READY)?;
+            let observed = status.observed_generation.or(ready.observed_generation);
+            Some((
+                observed,
+                &*ready.status,
+                ready.reason.as_deref().unwrap_or_default(),
+            ))
+        });
+        from_condition(self.metadata.generation, ready)
+    }
+}
+
+impl Kind for TrackedField {
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        let recorded = self
+            .status
+            .as_ref()
+            .is_some_and(|history| !history.is_empty());
+        from_waiting(waiting(self), recorded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn readiness<K: Kind + DeserializeOwned>(more: &Value) -> (Readiness, String) {
+        let mut object =
+            json!({ "metadata": { "name": "x", "namespace": "a", "generation": 2 }, "spec": {} });
+        for (field, value) in more.as_object().unwrap() {
+            if field == "metadata" {
+                object["metadata"]
+                    .as_object_mut()
+                    .unwrap()
+                    .extend(value.as_object().unwrap().clone());
+            } else {
+                object[field] = value.clone();
+            }
+        }
+        let object: K = serde_json::from_value(object).unwrap();
+        let (ready, reason) = object.readiness();
+        (ready, reason.to_owned())
+    }
+
+    fn condition(status: &str, reason: &str, observed: i64) -> Value {
+        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed });
+        json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
+    }
+
+    #[rstest]
+    #[case::new(json!({}), Readiness::Unknown, UNSEEN)]
+    #[case::well(condition("True", "Ready", 2), Readiness::True, "Ready")]
+    #[case::ill(condition("False", "Conflict", 2), Readiness::False, "Conflict")]
+    #[case::of_an_older_spec(condition("True", "Ready", 1), Readiness::Unknown, UNSEEN)]
+    #[case::unknown(condition("Unknown", "Asking", 2), Readiness::Unknown, "Asking")]
+    fn a_condition_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
+        let expected = (ready, reason.to_owned());
+        for stands in [
+            readiness::<ContactPoint>,
+            readiness::<ConfigMapSync>,
+            readiness::<MyApp>,
+            readiness::<AppService>,
+            readiness::<MyIngress>,
+        ] {
+            assert_eq!(stands(&more), expected);
+        }
+    }
+
+    #[test]
+    fn one_of_the_original_program_says_it_by_a_field() {
+        let of = |ready: bool| {
+            readiness::<ContactPoint>(&json!({ "status": { "initialized": true, "ready": ready } }))
+        };
+        assert_eq!(of(true), (Readiness::True, "Ready".into()));
+        assert_eq!(of(false), (Readiness::Unknown, UNSEEN.into()));
+    }
+
+    #[rstest]
+    #[case::new(json!({}), Readiness::Unknown, UNSEEN)]
+    #[case::waits(json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: a: b" } }, "status": [] }), Readiness::False, "TargetNotFound")]
+    #[case::nothing_recorded(json!({ "status": [] }), Readiness::Unknown, UNSEEN)]
+    #[case::well(json!({ "status": [{ "action": "Created", "value": "1" }] }), Readiness::True, "Ready")]
+    fn an_annotation_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
+        assert_eq!(readiness::<TrackedField>(&more), (ready, reason.to_owned()));
+    }
+}

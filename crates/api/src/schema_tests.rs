@@ -1,0 +1,128 @@
+//! Rules that the schema of every kind obeys.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube::CustomResourceExt as _;
+use qm_core::schema;
+
+use crate::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+
+/// Every node below `spec` and `status` of every kind, by path.
+fn nodes() -> BTreeMap<String, JSONSchemaProps> {
+    fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
+        for (name, property) in schema.properties.iter().flatten() {
+            let path = format!("{path}.{name}");
+            into.insert(path.clone(), property.clone());
+            walk(&path, property, into);
+        }
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+            walk(path, items, into);
+        }
+    }
+    let mut nodes = BTreeMap::new();
+    let crds = [
+        ContactPoint::crd(),
+        TrackedField::crd(),
+        ConfigMapSync::crd(),
+        MyApp::crd(),
+        AppService::crd(),
+        MyIngress::crd(),
+    ];
+    for crd in crds.map(|crd| schema::finish(crd, 1)) {
+        let schema = crd.spec.versions[0]
+            .schema
+            .clone()
+            .unwrap()
+            .open_api_v3_schema
+            .unwrap();
+        walk(&crd.spec.names.kind, &schema, &mut nodes);
+    }
+    assert!(nodes.len() > 50);
+    nodes
+}
+
+#[test]
+fn every_field_is_described_and_none_has_a_default() {
+    for (path, node) in nodes() {
+        assert!(
+            node.description.is_some_and(|text| text.len() > 5),
+            "{path} has no description"
+        );
+        assert!(node.default.is_none() && node.nullable.is_none(), "{path}");
+    }
+}
+
+/// The apiserver's estimate of what a rule costs needs the bound; so does everything that reads the field.
+#[test]
+fn every_string_of_a_spec_is_bounded() {
+    for (path, node) in nodes().iter().filter(|(path, _)| path.contains(".spec.")) {
+        let bounded = node.max_length.is_some() || node.enum_.is_some();
+        assert!(
+            node.type_.as_deref() != Some("string") || bounded,
+            "{path} has no maxLength"
+        );
+    }
+}
+
+/// What the original CRDs demanded, and no more: a stored object that lacks a field could never be updated again.
+#[test]
+fn nothing_old_became_required() {
+    let nodes = nodes();
+    let required = |path: &str| nodes[path].required.clone().unwrap_or_default();
+    assert_eq!(required("ContactPoint.spec"), ["type"]);
+    assert_eq!(
+        required("ContactPoint.spec.apiToken"),
+        ["key", "secretName"]
+    );
+    assert!(required("ContactPoint.spec.telegramSpec").is_empty());
+    assert!(required("ContactPoint.spec.webhookSpec").is_empty());
+    assert!(required("ContactPoint.status").is_empty());
+    assert_eq!(
+        required("TrackedField.spec"),
+        ["contactPoint", "field", "target"]
+    );
+    assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
+    assert_eq!(required("AppService.spec"), ["image", "size"]);
+    assert!(required("AppService.status").is_empty());
+    assert_eq!(
+        required("ConfigMapSync.spec"),
+        ["configMapName", "sourceNamespace"]
+    );
+    assert!(required("ConfigMapSync.status").is_empty());
+    assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
+}
+
+/// An empty spec of the other type counts as absent: the rules that say so name every field of it.
+#[test]
+fn a_filled_spec_of_the_other_type_is_known_by_each_of_its_fields() {
+    let nodes = nodes();
+    let rules = nodes["ContactPoint.spec"]
+        .x_kubernetes_validations
+        .clone()
+        .unwrap();
+    for (spec, message) in [
+        ("webhookSpec", "type: Telegram takes no webhookSpec"),
+        ("telegramSpec", "type: Webhook takes no telegramSpec"),
+    ] {
+        let rule = rules
+            .iter()
+            .find(|r| r.message.as_ref().is_some_and(|m| m.starts_with(message)))
+            .unwrap();
+        for field in nodes[&format!("ContactPoint.spec.{spec}")]
+            .properties
+            .clone()
+            .unwrap()
+            .keys()
+        {
+            assert!(
+                rule.rule.contains(&format!("has(self.{spec}.{field})")),
+                "{message}: {field}"
+            );
+        }
+    }
+}

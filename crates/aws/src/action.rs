@@ -1,0 +1,264 @@
+//! THE list of what is called in AWS, and the rights that follow from it.
+
+use std::collections::BTreeSet;
+
+use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
+use serde_json::{Value, json};
+
+use crate::NAME_SUFFIX;
+
+/// A call, named as in the API reference of its [`Action::service`]
+/// ([load balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
+/// [accounts](https://docs.aws.amazon.com/STS/latest/APIReference/API_Operations.html)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // each is a page of the API reference
+pub enum Action {
+    DescribeLoadBalancers,
+    DescribeListeners,
+    DescribeTags,
+    DescribeTargetGroups,
+    DescribeTargetHealth,
+    GetCallerIdentity,
+    CreateLoadBalancer,
+    CreateListener,
+    CreateTargetGroup,
+    AddTags,
+    DeleteLoadBalancer,
+    DeleteListener,
+    DeleteTargetGroup,
+    DeregisterTargets,
+    ModifyListener,
+    ModifyTargetGroup,
+    RegisterTargets,
+    RemoveTags,
+    SetIpAddressType,
+    SetSecurityGroups,
+    SetSubnets,
+}
+
+/// How the policy lets a call be made
+/// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Grant {
+    /// Not at all: every caller may.
+    Free,
+    /// On everything: what only reads knows no resources.
+    Read,
+    /// With our tags on it.
+    Create,
+    /// On what bears our tags.
+    Ours,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Self; 21] = [
+        Self::DescribeLoadBalancers,
+        Self::DescribeListeners,
+        Self::DescribeTags,
+        Self::DescribeTargetGroups,
+        Self::DescribeTargetHealth,
+        Self::GetCallerIdentity,
+        Self::CreateLoadBalancer,
+        Self::CreateListener,
+        Self::CreateTargetGroup,
+        Self::AddTags,
+        Self::DeleteLoadBalancer,
+        Self::DeleteListener,
+        Self::DeleteTargetGroup,
+        Self::DeregisterTargets,
+        Self::ModifyListener,
+        Self::ModifyTargetGroup,
+        Self::RegisterTargets,
+        Self::RemoveTags,
+        Self::SetIpAddressType,
+        Self::SetSecurityGroups,
+        Self::SetSubnets,
+    ];
+
+    /// As AWS spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DescribeLoadBalancers => "DescribeLoadBalancers",
+            Self::DescribeListeners => "DescribeListeners",
+            Self::DescribeTags => "DescribeTags",
+            Self::DescribeTargetGroups => "DescribeTargetGroups",
+            Self::DescribeTargetHealth => "DescribeTargetHealth",
+            Self::GetCallerIdentity => "GetCallerIdentity",
+            Self::CreateLoadBalancer => "CreateLoadBalancer",
+            Self::CreateListener => "CreateListener",
+            Self::CreateTargetGroup => "CreateTargetGroup",
+            Self::AddTags => "AddTags",
+            Self::DeleteLoadBalancer => "DeleteLoadBalancer",
+            Self::DeleteListener => "DeleteListener",
+            Self::DeleteTargetGroup => "DeleteTargetGroup",
+            Self::DeregisterTargets => "DeregisterTargets",
+            Self::ModifyListener => "ModifyListener",
+            Self::ModifyTargetGroup => "ModifyTargetGroup",
+            Self::RegisterTargets => "RegisterTargets",
+            Self::RemoveTags => "RemoveTags",
+            Self::SetIpAddressType => "SetIpAddressType",
+            Self::SetSecurityGroups => "SetSecurityGroups",
+            Self::SetSubnets => "SetSubnets",
+        }
+    }
+
+    /// The service, as AWS's SDKs call it.
+    pub fn service(self) -> &'static str {
+        if self == Self::GetCallerIdentity {
+            "STS"
+        } else {
+            "Elastic Load Balancing v2"
+        }
+    }
+
+    /// Whether it changes anything. AWS counts these apart.
+    pub fn writes(self) -> bool {
+        matches!(self.grant(), Grant::Create | Grant::Ours)
+    }
+
+    fn grant(self) -> Grant {
+        match self {
+            Self::GetCallerIdentity => Grant::Free,
+            Self::DescribeLoadBalancers
+            | Self::DescribeListeners
+            | Self::DescribeTags
+            | Self::DescribeTargetGroups
+            | Self::DescribeTargetHealth => Grant::Read,
+            Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup => {
+                Grant::Create
+            }
+            Self::AddTags
+            | Self::DeleteLoadBalancer
+            | Self::DeleteListener
+            | Self::DeleteTargetGroup
+            | Self::DeregisterTargets
+            | Self::ModifyListener
+            | Self::ModifyTargetGroup
+            | Self::RegisterTargets
+            | Self::RemoveTags
+            | Self::SetIpAddressType
+            | Self::SetSecurityGroups
+            | Self::SetSubnets => Grant::Ours,
+        }
+    }
+
+    /// What AWS asks of the caller besides, in EC2
+    /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html>).
+    fn needs(self) -> &'static [&'static str] {
+        match self {
+            Self::CreateLoadBalancer => &[
+                "ec2:DescribeAccountAttributes",
+                "ec2:DescribeAddresses",
+                "ec2:DescribeInternetGateways",
+                "ec2:DescribeSecurityGroups",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeVpcs",
+            ],
+            Self::CreateTargetGroup => &["ec2:DescribeInternetGateways", "ec2:DescribeVpcs"],
+            Self::RegisterTargets => &[
+                "ec2:DescribeInstances",
+                "ec2:DescribeInternetGateways",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeVpcs",
+            ],
+            Self::SetSubnets | Self::SetIpAddressType => &["ec2:DescribeSubnets"],
+            _ => &[],
+        }
+    }
+}
+
+/// Tag of every balancer of ours, and its value.
+pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
+
+/// What the names of all target groups of ours begin with: the policy names them by it.
+pub const GROUP_PREFIX: &str = "qm-";
+
+/// The least IAM policy that all of it works with.
+pub fn policy() -> Value {
+    let granted = |grant: Grant| {
+        Action::ALL
+            .into_iter()
+            .filter(move |action| action.grant() == grant)
+    };
+    let calls = |grant: Grant| {
+        granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()))
+    };
+    let needed: BTreeSet<_> = Action::ALL
+        .into_iter()
+        .flat_map(Action::needs)
+        .map(|need| (*need).to_owned())
+        .collect();
+    let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
+    let named = [
+        format!("loadbalancer/app/*{NAME_SUFFIX}/*"),
+        format!("listener/app/*{NAME_SUFFIX}/*"),
+        format!("targetgroup/{GROUP_PREFIX}*/*"),
+    ];
+    let named = named.map(|resource| format!("arn:aws:elasticloadbalancing:*:*:{resource}"));
+    let statement = |sid: &str, actions: Vec<String>, condition: Value| json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": named, "Condition": condition });
+    let has_tag = |on: &str, tag: &str| json!({ "Null": { format!("aws:{on}/{tag}"): "false" } });
+    let tag = || vec!["elasticloadbalancing:AddTags".to_owned()];
+    let created: Vec<_> = granted(Grant::Create).map(Action::name).collect();
+    json!({
+        "Version": "2012-10-17",
+        "Statement": [
+            { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
+            statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", OWNER_UID)),
+            // AWS asks for the right to tag of who creates something with tags.
+            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
+            statement("TakeOver", tag(), has_tag("ResourceTag", ADOPT_BY)),
+            statement("ChangeOurs", calls(Grant::Ours).collect(), has_tag("ResourceTag", OWNER_UID)),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_granted() {
+        let policy = policy();
+        let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
+        let granted: Vec<_> = statements
+            .iter()
+            .flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default())
+            .collect();
+        for action in Action::ALL
+            .into_iter()
+            .filter(|action| action.grant() != Grant::Free)
+        {
+            assert!(
+                granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()),
+                "{action:?}"
+            );
+        }
+        for statement in statements {
+            let reads = statement["Action"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .all(|action| {
+                    action
+                        .as_str()
+                        .is_some_and(|action| action.contains(":Describe"))
+                });
+            assert!(
+                reads || statement["Resource"] != "*" && statement["Condition"].is_object(),
+                "{statement}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_is_spelled_as_it_is_called() {
+        for action in Action::ALL {
+            assert_eq!(action.name(), format!("{action:?}"));
+            let reads = ["Describe", "Get"]
+                .iter()
+                .any(|word| action.name().starts_with(word));
+            assert_eq!(action.writes(), !reads);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The calls that ask for several things at once.
+
+use std::collections::BTreeMap;
+
+use aws_sdk_elasticloadbalancingv2::Client;
+use aws_sdk_elasticloadbalancingv2::types::{Tag, TagDescription};
+
+use super::Elb;
+use super::together::Call;
+use crate::action::Action;
+use crate::{Balancer, Fault, Tags};
+
+/// Balancers, by name.
+pub(super) struct DescribeLoadBalancers<'a>(pub &'a Elb, pub Client);
+
+impl Call<Balancer> for DescribeLoadBalancers<'_> {
+    async fn turn(&self) {
+        self.0.pace.turn(Action::DescribeLoadBalancers).await;
+    }
+
+    async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, Balancer>, Fault> {
+        let Self(elb, client) = self;
+        // One name that is not there fails the call for all of them, so several are looked for among all there are.
+        let alone = (names.len() == 1).then(|| names.clone());
+        let (mut found, mut next) = (BTreeMap::new(), None);
+        loop {
+            let ask = client
+                .describe_load_balancers()
+                .set_names(alone.clone())
+                .set_marker(next);
+            let page = elb.send(Action::DescribeLoadBalancers, ask.send()).await?;
+            let shown = page
+                .load_balancers()
+                .iter()
+                .filter_map(|it| Some((it.load_balancer_name()?.to_owned(), it)));
+            found.extend(
+                shown
+                    .filter(|(name, _)| names.contains(name))
+                    .map(|(name, it)| (name, Balancer::from(it))),
+            );
+            match page.next_marker().filter(|marker| !marker.is_empty()) {
+                Some(marker) => next = Some(marker.to_owned()),
+                None => return Ok(found),
+            }
+            self.turn().await;
+        }
+    }
+}
+
+/// The tags of anything, by ARN.
+pub(super) struct DescribeTags<'a>(pub &'a Elb, pub Client);
+
+impl Call<Tags> for DescribeTags<'_> {
+    async fn turn(&self) {
+        self.0.pace.turn(Action::DescribeTags).await;
+    }
+
+    async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, Fault> {
+        let ask = self.1.describe_tags().set_resource_arns(Some(arns));
+        let described = self.0.send(Action::DescribeTags, ask.send()).await?;
+        Ok(described
+            .tag_descriptions()
+            .iter()
+            .filter_map(tagged)
+            .collect())
+    }
+}
+
+/// A resource and its tags.
+fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
+    let pair = |tag: &Tag| {
+        Some((
+            tag.key()?.to_owned(),
+            tag.value().unwrap_or_default().to_owned(),
+        ))
+    };
+    Some((
+        described.resource_arn()?.to_owned(),
+        described.tags().iter().filter_map(pair).collect(),
+    ))
+}

@@ -1,0 +1,336 @@
+//! Why AWS refuses: THE table from its error codes to what is to be done about each, and what is said of it.
+
+use std::error::Error;
+use std::fmt;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use qm_runtime::Key;
+use qm_runtime::reconciler::{Class, Failure};
+use qm_runtime::telemetry;
+
+/// There is no balancer of that name or ARN.
+pub const NOT_FOUND: &str = "LoadBalancerNotFound";
+/// What AWS does not allow as things are.
+pub const NOT_PERMITTED: &str = "OperationNotPermitted";
+/// There is no target group of that name or ARN.
+pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
+/// There is no listener of that ARN.
+pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
+/// Some targets are none that can be had.
+pub const INVALID_TARGET: &str = "InvalidTarget";
+/// Something that is led to from elsewhere.
+pub const IN_USE: &str = "ResourceInUse";
+
+/// The reason while the credentials are missing, expired or refused.
+pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
+/// The reason of a balancer in another account than the one that is asked.
+pub const ACCOUNT_MISMATCH: &str = "AccountMismatch";
+/// The reason of a balancer in another region than the one that is asked.
+pub const REGION_MISMATCH: &str = "RegionMismatch";
+/// The reason while no region is known.
+pub const REGION_MISSING: &str = "RegionMissing";
+
+/// The reason while `HTTPS_PROXY` names no proxy that AWS can be called through.
+pub const PROXY_INVALID: &str = "ProxyInvalid";
+
+const ACCESS_DENIED: &str = "AccessDenied";
+const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+const THROTTLED: &str = "Throttled";
+const UNAVAILABLE: &str = "AWSUnavailable";
+const IN_PROGRESS: &str = "InProgress";
+const TARGETS_REFUSED: &str = "TargetsRefused";
+const NAME_TAKEN: &str = "NameTaken";
+const FORBIDDEN_NOW: &str = "NotPermitted";
+const SUBNET_UNFIT: &str = "SubnetUnfit";
+const SPEC_REFUSED: &str = "SpecRefused";
+const REFUSED: &str = "Refused";
+
+/// The reasons of what AWS did not answer, or not with a code of the table.
+pub const OTHER_REASONS: [&str; 8] = [
+    ACCOUNT_MISMATCH,
+    CREDENTIALS_MISSING,
+    PROXY_INVALID,
+    REGION_MISMATCH,
+    REGION_MISSING,
+    REFUSED,
+    THROTTLED,
+    UNAVAILABLE,
+];
+
+/// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
+/// what is never called here.
+///
+/// Terminal is what only another spec changes, slow what somebody else has to change first.
+#[rustfmt::skip]
+pub const CODES: &[(&str, Class, &str)] = &[
+    // The spec.
+    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
+    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REFUSED),
+    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REFUSED),
+    ("CertificateNotFound",                      Class::Terminal,  SPEC_REFUSED),
+    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REFUSED),
+    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REFUSED),
+    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REFUSED),
+    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REFUSED),
+    ("InvalidScheme",                            Class::Terminal,  SPEC_REFUSED),
+    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REFUSED),
+    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REFUSED),
+    ("SubnetNotFound",                           Class::Terminal,  SPEC_REFUSED),
+    ("TooManyTags",                              Class::Terminal,  SPEC_REFUSED),
+    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REFUSED),
+    ("ValidationError",                          Class::Terminal,  SPEC_REFUSED),
+    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REFUSED),
+    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REFUSED),
+    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REFUSED),
+    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REFUSED),
+    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REFUSED),
+    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REFUSED),
+    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
+    ("AssociationNotFound",                      Class::Terminal,  SPEC_REFUSED),
+    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
+    // The account: its limits ...
+    ("InvalidSubnet",                            Class::Slow,      SUBNET_UNFIT),
+    ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyActions",                           Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyCertificates",                      Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyListeners",                         Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyLoadBalancers",                     Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyRegistrationsForTargetId",          Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyRules",                             Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTargetGroups",                      Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTargets",                           Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyUniqueTargetGroupsPerLoadBalancer", Class::Slow,      QUOTA_EXCEEDED),
+    ("CapacityDecreaseRequestLimitExceeded",     Class::Slow,      QUOTA_EXCEEDED),
+    ("CapacityUnitsLimitExceeded",               Class::Slow,      QUOTA_EXCEEDED),
+    ("InsufficientCapacity",                     Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTrustStores",                       Class::Slow,      QUOTA_EXCEEDED),
+    // ... what it forbids ...
+    (NOT_PERMITTED,                              Class::Slow,      FORBIDDEN_NOW),
+    ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
+    ("AccessDeniedException",                    Class::Slow,      ACCESS_DENIED),
+    ("NotAuthorized",                            Class::Slow,      ACCESS_DENIED),
+    ("OptInRequired",                            Class::Slow,      ACCESS_DENIED),
+    ("UnauthorizedOperation",                    Class::Slow,      ACCESS_DENIED),
+    // ... and whom it does not know.
+    ("AuthFailure",                              Class::Slow,      CREDENTIALS_MISSING),
+    ("ExpiredToken",                             Class::Slow,      CREDENTIALS_MISSING),
+    ("ExpiredTokenException",                    Class::Slow,      CREDENTIALS_MISSING),
+    ("IncompleteSignature",                      Class::Slow,      CREDENTIALS_MISSING),
+    ("InvalidAccessKeyId",                       Class::Slow,      CREDENTIALS_MISSING),
+    ("InvalidClientTokenId",                     Class::Slow,      CREDENTIALS_MISSING),
+    ("MissingAuthenticationToken",               Class::Slow,      CREDENTIALS_MISSING),
+    ("SignatureDoesNotMatch",                    Class::Slow,      CREDENTIALS_MISSING),
+    ("UnrecognizedClientException",              Class::Slow,      CREDENTIALS_MISSING),
+    // Another balancer of the name, which is not shown yet or not any more.
+    ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
+    // What is there, or is not there any more, in a moment.
+    ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
+    ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
+    ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, TARGETS_REFUSED),
+    (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
+    (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
+    ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
+    ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
+    (IN_USE,                                     Class::Transient, IN_PROGRESS),
+    ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
+    ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
+    (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),
+    ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
+    ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
+    ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),
+    // AWS itself.
+    ("RequestLimitExceeded",                     Class::Transient, THROTTLED),
+    ("Throttling",                               Class::Transient, THROTTLED),
+    ("ThrottlingException",                      Class::Transient, THROTTLED),
+    ("TooManyRequestsException",                 Class::Transient, THROTTLED),
+    ("InternalError",                            Class::Transient, UNAVAILABLE),
+    ("InternalFailure",                          Class::Transient, UNAVAILABLE),
+    ("RequestExpired",                           Class::Transient, UNAVAILABLE),
+    ("ServiceUnavailable",                       Class::Transient, UNAVAILABLE),
+];
+
+/// A call that was not answered as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What is to be done about it.
+    pub class: Class,
+    /// The condition's reason.
+    pub reason: &'static str,
+    /// AWS' own code, if it answered.
+    pub code: Option<String>,
+    /// Whether nothing came of the call, for sure.
+    pub undone: bool,
+    /// What people read.
+    pub message: String,
+}
+
+impl Fault {
+    /// Before anything was sent.
+    pub fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            class,
+            reason,
+            code: None,
+            undone: true,
+            message: message.into(),
+        }
+    }
+
+    /// The balancer of that `MyIngress` is not in the region where AWS is asked.
+    pub fn in_another_region(arn: &str, theirs: &str, asked: &str, ingress: &Key) -> Self {
+        let asked = format!("{asked}, the region that the operator is configured for");
+        Self::elsewhere(
+            REGION_MISMATCH,
+            arn,
+            &asked,
+            &format!("region {theirs}"),
+            ingress,
+        )
+    }
+
+    /// The balancer of that `MyIngress` is not in the account where AWS is asked.
+    pub fn in_another_account(arn: &str, theirs: &str, asked: &str, ingress: &Key) -> Self {
+        let asked = format!("{asked}, the account of the operator's credentials");
+        Self::elsewhere(
+            ACCOUNT_MISMATCH,
+            arn,
+            &asked,
+            &format!("credentials of account {theirs}"),
+            ingress,
+        )
+    }
+
+    fn elsewhere(reason: &'static str, arn: &str, asked: &str, lacks: &str, ingress: &Key) -> Self {
+        let Key { namespace, name } = ingress;
+        let words = format!(
+            "{arn} is not in {asked}: nothing is done, and a deletion waits; give the operator {lacks} back, or delete the MyIngress and \
+             have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
+             '{{\"metadata\":{{\"finalizers\":null}}}}'"
+        );
+        Self::unsent(Class::Slow, reason, words)
+    }
+
+    /// The answer did not come, or says nothing.
+    pub(super) fn unknown(message: impl Into<String>) -> Self {
+        Self {
+            undone: false,
+            ..Self::unsent(Class::Transient, UNAVAILABLE, message)
+        }
+    }
+
+    /// What AWS answered, with the HTTP status.
+    fn answered(code: Option<&str>, message: Option<&str>, status: u16) -> Self {
+        let known = CODES.iter().find(|(known, ..)| Some(*known) == code);
+        let (class, reason) = match known {
+            Some((_, class, reason)) => (*class, *reason),
+            None if status >= 500 => (Class::Transient, UNAVAILABLE),
+            None if status == 429 => (Class::Transient, THROTTLED),
+            None => (Class::Slow, REFUSED),
+        };
+        let words = message.unwrap_or("no words with it");
+        // Some are as long as a policy, and what to do about it stands behind them.
+        let words = &words[..words.floor_char_boundary(400)];
+        let message = match code {
+            Some(code) => format!("AWS says {code}: {words}"),
+            None => format!("AWS says HTTP {status}: {words}"),
+        };
+        let message = Self::advised(reason, message);
+        Self {
+            class,
+            reason,
+            code: code.map(Into::into),
+            undone: status < 500,
+            message,
+        }
+    }
+
+    fn advised(reason: &str, message: String) -> String {
+        match reason {
+            CREDENTIALS_MISSING => {
+                format!("{message}; give the operator credentials as docs/my-ingress.md says")
+            }
+            ACCESS_DENIED => {
+                format!("{message}; the policy that the operator needs is in docs/my-ingress.md")
+            }
+            _ => message,
+        }
+    }
+
+    /// Whether it is about the one thing that was asked for: another call may well be answered.
+    pub fn is_of_one(&self) -> bool {
+        let all = [
+            THROTTLED,
+            UNAVAILABLE,
+            CREDENTIALS_MISSING,
+            REGION_MISSING,
+            ACCESS_DENIED,
+        ];
+        self.class != Class::Conflict && !all.contains(&self.reason)
+    }
+
+    /// What metrics call it: AWS' own code, or the reason where it is none of the table.
+    pub(super) fn label(&self) -> &'static str {
+        CODES
+            .iter()
+            .find(|(code, ..)| self.is(code))
+            .map_or(self.reason, |(code, ..)| code)
+    }
+
+    /// Whether AWS gave this code.
+    pub fn is(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Fault {}
+
+impl Failure for Fault {
+    fn class(&self) -> Class {
+        self.class
+    }
+}
+
+impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for Fault {
+    fn from(error: SdkError<E, HttpResponse>) -> Self {
+        if let SdkError::ServiceError(said) = &error {
+            let (code, message) = (said.err().code(), said.err().message());
+            return Self::answered(code, message, said.raw().status().as_u16());
+        }
+        let words = telemetry::causes(&error);
+        if lacks_credentials(&error) {
+            // What was tried stands there in many lines.
+            let first = words.lines().next().unwrap_or_default();
+            let message = format!(
+                "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
+                 (docs/my-ingress.md, \"Region and credentials\"); the SDK says: {first}"
+            );
+            return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
+        }
+        Self::unknown(format!("AWS did not answer: {words}"))
+    }
+}
+
+/// Whether it is for want of credentials that a call was not made.
+fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if cause.is::<CredentialsError>() {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests;

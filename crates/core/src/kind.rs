@@ -1,0 +1,137 @@
+//! A kind as the operator knows it: its API resource and what its controller may do.
+
+use kube::core::ApiResource;
+use kube::{CustomResourceExt, Resource};
+
+use crate::readiness::ReadinessSummary;
+use crate::schema::SchemaVersion;
+
+/// An API type that an operator serves.
+pub trait Kind: Resource<DynamicType = ()> {
+    /// Finalizer of objects that own something outside of their namespace.
+    const FINALIZER: Option<&'static str> = None;
+    /// Annotations of other programs whose presence the controller reads. Caches drop their values.
+    const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[];
+
+    /// Returns the readiness as last written.
+    fn readiness(&self) -> ReadinessSummary<'_>;
+}
+
+/// Verbs on resources of one API group, as in a rule of a `ClusterRole`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permission {
+    /// API group; empty for the core group.
+    pub group: &'static str,
+    /// Resources, with subresources as `pods/log`.
+    pub resources: &'static [&'static str],
+    /// Verbs.
+    pub verbs: &'static [&'static str],
+    /// Whether the resources are namespaced.
+    pub namespaced: bool,
+}
+
+impl Permission {
+    /// Creates a permission on namespaced resources.
+    pub const fn namespaced(
+        group: &'static str,
+        resources: &'static [&'static str],
+        verbs: &'static [&'static str],
+    ) -> Self {
+        Self {
+            group,
+            resources,
+            verbs,
+            namespaced: true,
+        }
+    }
+
+    /// Creates a permission on cluster-scoped resources.
+    pub const fn cluster_scoped(
+        group: &'static str,
+        resources: &'static [&'static str],
+        verbs: &'static [&'static str],
+    ) -> Self {
+        Self {
+            group,
+            resources,
+            verbs,
+            namespaced: false,
+        }
+    }
+}
+
+/// Permission to create Events, which every controller needs.
+pub const EVENTS: Permission = Permission::namespaced("events.k8s.io", &["events"], &["create"]);
+
+/// Access that the operator has and an object's author may lack. Admission policies require the same of the author.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DelegatedAccess {
+    /// The operator reads a `ConfigMap` and writes it to other namespaces.
+    ConfigMaps,
+    /// The operator reads a target and notifies of its changes.
+    Targets,
+    /// The operator reads Secrets and sends them.
+    Secrets,
+    /// The operator creates a Deployment and what belongs to it.
+    Deployments,
+    /// The operator creates a Pod.
+    Pods,
+    /// No Kubernetes permission corresponds to what the operator does.
+    Nothing,
+}
+
+/// A kind, as a value.
+#[derive(Clone, Copy, Debug)]
+pub struct KindInfo {
+    /// Name of the controller in logs, metrics and `--controllers`: the kind's singular.
+    pub controller: &'static str,
+    /// Permissions that the controller needs.
+    pub permissions: &'static [Permission],
+    /// Access that an author gets through the controller.
+    pub delegated_access: DelegatedAccess,
+    /// Digests of every released schema of the CRD, oldest first; the last one is the current schema. A schema may only
+    /// add to the one before, because a program goes on under a newer CRD than its own.
+    pub schemas: &'static [&'static str],
+    /// [`Kind::FINALIZER`].
+    pub finalizer: Option<&'static str>,
+    resource: fn() -> ApiResource,
+}
+
+impl KindInfo {
+    /// Creates a kind.
+    pub const fn of<K: Kind + CustomResourceExt>(
+        controller: &'static str,
+        schemas: &'static [&'static str],
+        delegated_access: DelegatedAccess,
+        permissions: &'static [Permission],
+    ) -> Self {
+        Self {
+            controller,
+            permissions,
+            delegated_access,
+            schemas,
+            finalizer: K::FINALIZER,
+            resource: K::api_resource,
+        }
+    }
+
+    /// Returns group, version, kind and plural.
+    pub fn resource(&self) -> ApiResource {
+        (self.resource)()
+    }
+
+    /// Returns the version of the current schema.
+    pub fn schema(&self) -> SchemaVersion {
+        let digest = self.schemas.last().copied().unwrap_or_default();
+        SchemaVersion {
+            number: self.schemas.len(),
+            digest: digest.into(),
+        }
+    }
+
+    /// Returns the name of the CRD: `PLURAL.GROUP`.
+    pub fn crd_name(&self) -> String {
+        let resource = self.resource();
+        format!("{}.{}", resource.plural, resource.group)
+    }
+}

@@ -1,0 +1,60 @@
+//! Readiness of an object, in two words: the status and the reason of its condition `Ready`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::conditions::{self, READY};
+
+/// Reason of an object whose current spec no status speaks of yet.
+pub const UNSEEN: &str = "Unseen";
+
+/// Status of the condition `Ready`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Readiness {
+    /// The object is ready.
+    True,
+    /// The object is not ready.
+    False,
+    /// No status speaks of the object's current spec.
+    Unknown,
+}
+
+impl Readiness {
+    /// Returns the status as a condition has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// Readiness and its reason.
+pub type ReadinessSummary<'a> = (Readiness, &'a str);
+
+/// Returns the readiness of an object of this generation whose condition has this observed generation, status and reason.
+pub fn from_condition<'a>(
+    generation: Option<i64>,
+    condition: Option<(Option<i64>, &str, &'a str)>,
+) -> ReadinessSummary<'a> {
+    match condition {
+        Some((observed, _, _)) if generation > observed => (Readiness::Unknown, UNSEEN),
+        Some((_, "True", reason)) => (Readiness::True, reason),
+        Some((_, "False", reason)) => (Readiness::False, reason),
+        Some((_, _, reason)) => (Readiness::Unknown, reason),
+        None => (Readiness::Unknown, UNSEEN),
+    }
+}
+
+/// Returns the readiness of an object of this generation whose status has these conditions and this observed generation.
+pub fn from_conditions(
+    generation: Option<i64>,
+    conditions: &[Condition],
+    observed: Option<i64>,
+) -> ReadinessSummary<'_> {
+    let ready = conditions::get(conditions, READY).map(|ready| {
+        let observed = observed.or(ready.observed_generation);
+        (observed, &*ready.status, &*ready.reason)
+    });
+    from_condition(generation, ready)
+}

@@ -1,0 +1,435 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+
+use qm_api::contact_point::ChatId;
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use wiremock::matchers::{any, body_partial_json, method, path};
+use wiremock::{Mock, MockServer, Request, ResponseTemplate};
+
+use super::*;
+use crate::Item;
+use crate::fixtures::updated;
+use crate::pace::Limit as Pacing;
+use crate::webhook::{Parts, SigningKey};
+
+mod telegram;
+mod webhook;
+
+const TOKEN: &str = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw";
+const TEST: Content<'_> = Content::Test {
+    namespace: "team",
+    name: "point",
+    id: "test-1",
+};
+
+fn config() -> Config {
+    Config {
+        allow_loopback: true,
+        quote_private: true,
+        attempt_timeout: Duration::from_secs(5),
+        ..Config::default()
+    }
+}
+
+fn sender(config: Config) -> Sender {
+    Sender::new(config).unwrap()
+}
+
+fn telegram(base: &str) -> Sender {
+    sender(Config {
+        telegram_api_url: base.into(),
+        ..config()
+    })
+}
+
+fn chat(id: i64) -> Endpoint {
+    Endpoint::Telegram(Chat::new(TOKEN.as_bytes(), ChatId::Id(id), None, false).unwrap())
+}
+
+fn parts(url: &str) -> Parts {
+    Parts {
+        url: url.into(),
+        ..Parts::default()
+    }
+}
+
+fn hook(parts: Parts) -> Endpoint {
+    Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
+}
+
+async fn answering(template: ResponseTemplate) -> MockServer {
+    let server = MockServer::start().await;
+    Mock::given(any())
+        .respond_with(template)
+        .mount(&server)
+        .await;
+    server
+}
+
+fn kind(result: &Result<Sent, SendError>) -> &'static str {
+    match result.as_ref().map_err(|error| &error.failure) {
+        Ok(_) => "Sent",
+        Err(Failure::Retry { .. }) => "Retry",
+        Err(Failure::Unsent { .. }) => "Unsent",
+        Err(Failure::Refused { reason, .. }) => reason.as_str(),
+    }
+}
+
+fn after(result: &Result<Sent, SendError>) -> Option<Duration> {
+    match result {
+        Err(SendError {
+            failure: Failure::Retry { after, .. },
+            ..
+        }) => *after,
+        _ => None,
+    }
+}
+
+/// A server that lets `each` have every connection; what it does not write is a reset or an end.
+fn raw(each: impl Fn(std::net::TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().flatten().for_each(each));
+    address
+}
+
+#[tokio::test]
+async fn the_clusters_name_is_a_line_of_every_message() {
+    let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
+    let cluster_name = Some("prod".to_owned());
+    let sender = sender(Config {
+        telegram_api_url: server.uri(),
+        cluster_name,
+        ..config()
+    });
+    sender.send(&chat(7), TEST, false).await.unwrap();
+    sender
+        .send(&chat(7), Content::Entries(&[updated("1", "3")]), false)
+        .await
+        .unwrap();
+    let requests = server.received_requests().await.unwrap();
+    let text = |index: usize| {
+        requests[index].body_json::<Value>().unwrap()["text"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(text(0), "Contact point is ready\nCluster: prod");
+    assert!(text(1).ends_with("\nCluster: prod"), "{}", text(1));
+}
+
+async fn by_status(body: &'static str) -> (MockServer, Arc<AtomicU16>) {
+    let (server, status) = (MockServer::start().await, Arc::new(AtomicU16::new(200)));
+    let current = Arc::clone(&status);
+    let respond = move |_: &Request| {
+        let code = current.load(Ordering::SeqCst);
+        let template = ResponseTemplate::new(code);
+        // These have no body.
+        let template = if matches!(code, 204 | 205 | 304) {
+            template
+        } else {
+            template.set_body_string(body)
+        };
+        if (300..400).contains(&code) {
+            template.insert_header("Location", "/elsewhere")
+        } else {
+            template
+        }
+    };
+    Mock::given(path("/elsewhere"))
+        .respond_with(ResponseTemplate::new(200))
+        .expect(0)
+        .mount(&server)
+        .await;
+    Mock::given(any())
+        .respond_with(respond)
+        .mount(&server)
+        .await;
+    (server, status)
+}
+
+#[tokio::test]
+async fn nothing_is_sent_without_the_lease() {
+    let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
+    let holding = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&holding);
+    let held: Held = Arc::new(move || asked.load(Ordering::SeqCst));
+    let sender = sender(Config {
+        telegram_api_url: server.uri(),
+        held,
+        ..config()
+    });
+    for endpoint in [chat(7), hook(parts(&server.uri()))] {
+        let result = sender.send(&endpoint, TEST, false).await;
+        let failure = Failure::Unsent {
+            message: "the leader lease is not held".into(),
+        };
+        assert_eq!(
+            result,
+            Err(SendError {
+                failure,
+                carried: 0
+            })
+        );
+    }
+    assert_eq!(server.received_requests().await.unwrap().len(), 0);
+    holding.store(true, Ordering::SeqCst);
+    assert_eq!(kind(&sender.send(&chat(7), TEST, false).await), "Sent");
+}
+
+/// Between the two requests of a move, too.
+#[tokio::test]
+async fn a_move_is_not_followed_without_the_lease() {
+    let body = json!({ "ok": false, "parameters": { "migrate_to_chat_id": -100 } });
+    let server = answering(ResponseTemplate::new(400).set_body_json(body)).await;
+    let asked = AtomicU16::new(0);
+    let held: Held = Arc::new(move || asked.fetch_add(1, Ordering::SeqCst) == 0);
+    let sender = sender(Config {
+        telegram_api_url: server.uri(),
+        held,
+        ..config()
+    });
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Unsent");
+    assert_eq!(server.received_requests().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn ten_mebibytes_of_junk_are_not_read() {
+    let junk = "j".repeat(10 * 1024 * 1024);
+    for (status, webhook, telegram) in [
+        (200, "Sent", "Retry"),
+        (400, "Rejected", "Rejected"),
+        (500, "Retry", "Retry"),
+    ] {
+        let server = answering(ResponseTemplate::new(status).set_body_string(junk.clone())).await;
+        for (endpoint, expected) in [(hook(parts(&server.uri())), webhook), (chat(7), telegram)] {
+            let result = self::telegram(&server.uri())
+                .send(&endpoint, TEST, false)
+                .await;
+            assert_eq!(kind(&result), expected, "{status}");
+            if let Err(failure) = result {
+                assert!(failure.to_string().len() < 400, "{failure}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn broken_connections_are_retried() {
+    let refused = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let reset = raw(drop);
+    let halfway = raw(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream
+            .write_all(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 100\r\n\r\nhalf");
+    });
+    let nonsense = raw(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(b"SSH-2.0-x\r\n");
+    });
+    for address in [refused, reset, halfway, nonsense] {
+        for scheme in ["http", "https"] {
+            let url = format!("{scheme}://{address}");
+            for endpoint in [hook(parts(&url)), chat(7)] {
+                let result = telegram(&url).send(&endpoint, TEST, false).await;
+                assert_eq!(kind(&result), "Retry", "{url}: {result:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_is_left_in_time() {
+    let hanging = raw(std::mem::forget);
+    let url = format!("http://{hanging}");
+    let start = Instant::now();
+    let short = Duration::from_millis(200);
+    let sender = sender(Config {
+        telegram_api_url: url.clone(),
+        attempt_timeout: short,
+        ..config()
+    });
+    for endpoint in [
+        chat(7),
+        hook(parts(&url)),
+        hook(Parts {
+            timeout: Some(short),
+            ..parts(&url)
+        }),
+    ] {
+        let result = sender.send(&endpoint, TEST, false).await;
+        assert!(
+            result
+                .as_ref()
+                .is_err_and(|error| error.to_string() == "no answer within 0.2 s"),
+            "{result:?}"
+        );
+    }
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn a_good_answer_that_never_ends_is_still_good() {
+    let dripping = raw(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf");
+        std::mem::forget(stream);
+    });
+    let start = Instant::now();
+    let sender = sender(Config {
+        attempt_timeout: Duration::from_hours(1),
+        ..config()
+    });
+    let result = sender
+        .send(&hook(parts(&format!("http://{dripping}"))), TEST, false)
+        .await;
+    assert_eq!(kind(&result), "Sent");
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn what_a_receiver_echoes_is_redacted() {
+    let server = MockServer::start().await;
+    let echo = |request: &Request| {
+        let header = request
+            .headers
+            .get("x-token")
+            .map(|value| value.to_str().unwrap())
+            .unwrap_or_default();
+        let path = request.url.path();
+        let all = json!({ "url": request.url.as_str(), "path": path, "escaped": path.replace('/', "\\/"), "token": header });
+        ResponseTemplate::new(400)
+            .set_body_json(json!({ "ok": false, "description": format!("{path} {header} {all}") }))
+    };
+    Mock::given(any()).respond_with(echo).mount(&server).await;
+    let hook = hook(Parts {
+        url_is_secret: true,
+        token: Some(("X-Token".into(), "Bearer hunter2hunter2".into())),
+        ..parts(&format!(
+            "{}/services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX?key=abcdefghijkl",
+            server.uri()
+        ))
+    });
+    for endpoint in [hook, chat(7)] {
+        let said = telegram(&server.uri())
+            .send(&endpoint, TEST, false)
+            .await
+            .unwrap_err()
+            .to_string();
+        for secret in [
+            "T00000000",
+            "XXXXXXXX",
+            "abcdefghijkl",
+            "hunter2",
+            "110201543",
+            "AAHdqTcv",
+        ] {
+            assert!(!said.contains(secret), "{said}");
+        }
+        assert!(said.contains("[redacted]"), "{said}");
+    }
+}
+
+/// With logs at their most talkative, of every crate on the way.
+#[test]
+fn no_secret_is_logged_or_said() {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    let secrets = [TOKEN, "hunter2hunter2", "T00000000", "wh-signing-key"];
+    let endpoints = |base: &str| {
+        let own = hook(Parts {
+            url_is_secret: true,
+            token: Some(("X-Token".into(), "hunter2hunter2".into())),
+            signing_key: Some(SigningKey::new(b"wh-signing-key").unwrap()),
+            ..parts(&format!("{base}/services/T00000000"))
+        });
+        [chat(7), own]
+    };
+    let mut said = Vec::new();
+    tracing::subscriber::with_default(subscriber, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let server =
+                answering(ResponseTemplate::new(302).insert_header("Location", "/x")).await;
+            let refused = TcpListener::bind("127.0.0.1:0")
+                .unwrap()
+                .local_addr()
+                .unwrap();
+            let reset = raw(drop);
+            for base in [
+                server.uri(),
+                format!("http://{refused}"),
+                format!("http://{reset}"),
+                format!("https://{reset}"),
+            ] {
+                for endpoint in endpoints(&base) {
+                    let result = telegram(&base).send(&endpoint, TEST, false).await;
+                    writeln!(
+                        said,
+                        "{endpoint:?} {result:?} {}",
+                        result.as_ref().unwrap_err()
+                    )
+                    .unwrap();
+                    tracing::info!(?endpoint, ?result, "sent");
+                }
+            }
+        });
+    });
+    let said = String::from_utf8(said).unwrap();
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(
+        log.contains("hyper_util"),
+        "the crates on the way are heard"
+    );
+    for secret in secrets {
+        // wiremock, on the other side, logs nothing of the request's content.
+        assert!(!said.contains(secret), "{secret}: {said}");
+        assert!(!log.contains(secret), "{secret} in the log");
+    }
+}
+
+#[test]
+fn settings_are_checked_without_being_shown() {
+    let with = |url: &str, proxy: Option<&str>| {
+        let webhook_proxy = proxy.map(Into::into);
+        Sender::new(Config {
+            telegram_api_url: url.into(),
+            webhook_proxy,
+            ..config()
+        })
+        .unwrap_err()
+    };
+    assert!(with("nonsense", None).starts_with("--telegram-api-url: "));
+    assert!(with("ftp://x", None).starts_with("--telegram-api-url: "));
+    let error = with("https://x", Some("http://u:s3cr3t@:x"));
+    assert!(
+        error.starts_with("--webhook-proxy: ") && !error.contains("s3cr3t"),
+        "{error}"
+    );
+}

@@ -1,0 +1,57 @@
+//! Entries for tests.
+
+use qm_api::tracked_field::{Action, Delivery, Entry, Subject, Target};
+
+use crate::Item;
+
+pub(crate) fn subject(kind: &str, namespace: &str, name: &str, field: &str) -> Subject {
+    let target = Target {
+        kind: kind.into(),
+        namespace: namespace.into(),
+        name: name.into(),
+        ..Target::default()
+    };
+    Subject::new(&target, field)
+}
+
+/// An entry of `replicas` of Deployment `default/nginx`, with id `e1`.
+pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>) -> Item {
+    let entry = Entry {
+        time: "2026-01-02T03:04:05Z"
+            .parse()
+            .ok()
+            .map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
+        action,
+        value: value.map(Into::into),
+        display_value: None,
+        missing: false,
+        cut: None,
+        id: Some("e1".into()),
+        delivery: Some(Delivery::Pending),
+        reason: None,
+        subject: Some(subject("Deployment", "default", "nginx", "replicas")),
+        uid: Some("u1".into()),
+        resource_version: None,
+        merged: None,
+        first_value: None,
+        held_since: None,
+        held_seconds: None,
+    };
+    Item {
+        namespace: "team".into(),
+        name: "replicas-of-nginx".into(),
+        uid: "t1".into(),
+        template: None,
+        entry,
+        previous,
+    }
+}
+
+/// The same, changed from `old` to `new`.
+pub(crate) fn updated(old: &str, new: &str) -> Item {
+    let previous = Entry {
+        id: Some("e0".into()),
+        ..item(Action::Created, Some(old), None).entry
+    };
+    item(Action::Updated, Some(new), Some(previous))
+}

@@ -1,0 +1,183 @@
+//! Ages of entries, without the time during which they were suspended.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use qm_api::tracked_field::{Entry, History};
+
+use super::record::whole_seconds;
+
+/// An instant on the wall clock and on the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Wall-clock time, which may be wrong and may jump.
+    pub wall: Timestamp,
+    /// Monotonic time.
+    pub monotonic: Instant,
+}
+
+impl Now {
+    /// Reads both clocks.
+    pub fn read() -> Self {
+        Self {
+            wall: Timestamp::now(),
+            monotonic: Instant::now(),
+        }
+    }
+}
+
+/// Ages of the Pending entries of one `TrackedField`. The wall clock counts only until an entry is first observed,
+/// because nothing else spans a restart.
+#[derive(Debug, Default)]
+pub struct Ages(HashMap<String, Age>);
+
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    waited: Duration,
+    /// Time since the entry's `heldSince`.
+    held: Duration,
+    /// Instant up to which both durations are counted.
+    at: Instant,
+    is_held: bool,
+}
+
+impl Age {
+    fn of_first_look(entry: &Entry, now: Now) -> Self {
+        let since = |begin: Timestamp, end: Timestamp| {
+            Duration::try_from(end.duration_since(begin)).unwrap_or_default()
+        };
+        let held_since = entry.held_since.as_ref().map(|since| since.0);
+        let end = held_since.map_or(now.wall, |held_since| held_since.min(now.wall));
+        let waited = entry
+            .time
+            .as_ref()
+            .map_or(Duration::ZERO, |time| since(time.0, end));
+        let held_before = Duration::from_secs(entry.held_seconds.unwrap_or_default());
+        Self {
+            waited: waited.saturating_sub(held_before),
+            held: held_since.map_or(Duration::ZERO, |held_since| since(held_since, now.wall)),
+            at: now.monotonic,
+            is_held: held_since.is_some(),
+        }
+    }
+
+    fn counted_up_to(self, now: Instant) -> Self {
+        let passed = now.saturating_duration_since(self.at);
+        let (waited, held) = if self.is_held {
+            (self.waited, self.held + passed)
+        } else {
+            (self.waited + passed, self.held)
+        };
+        Self {
+            waited,
+            held,
+            at: now,
+            ..self
+        }
+    }
+}
+
+impl Ages {
+    /// Updates the ages of the Pending entries of `history`, and forgets all others. `held` applies from now on.
+    pub fn observe(&mut self, history: &[Entry], held: bool, now: Now) {
+        let mut known = std::mem::take(&mut self.0);
+        for entry in history.iter().filter(|entry| entry.is_pending()) {
+            let Some(id) = &entry.id else { continue };
+            let age = known
+                .remove(id)
+                .unwrap_or_else(|| Age::of_first_look(entry, now));
+            let mut age = Age {
+                is_held: held,
+                ..age.counted_up_to(now.monotonic)
+            };
+            if entry.held_since.is_none() {
+                age.held = Duration::ZERO;
+            }
+            self.0.insert(id.clone(), age);
+        }
+    }
+
+    /// Returns whether no entry is Pending.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the age of an entry at `now`, zero if the entry is unknown.
+    pub fn waited(&self, id: &str, now: Instant) -> Duration {
+        self.0
+            .get(id)
+            .map_or(Duration::ZERO, |age| age.counted_up_to(now).waited)
+    }
+
+    /// Returns the time since each entry's `heldSince`, up to the last observation.
+    pub fn held(&self) -> BTreeMap<String, Duration> {
+        self.0
+            .iter()
+            .filter(|(_, age)| !age.held.is_zero())
+            .map(|(id, age)| (id.clone(), age.held))
+            .collect()
+    }
+}
+
+/// Stops (`held`) or resumes the clocks of Pending entries: time during which the object or its contact point is
+/// suspended does not count. `held_for` has measured durations; other entries use the wall clock. Returns whether
+/// anything changed; repeating a call changes nothing.
+pub fn hold(
+    history: &mut History,
+    held: bool,
+    held_for: &BTreeMap<String, Duration>,
+    now: Timestamp,
+) -> bool {
+    let mut changed = false;
+    for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
+        if held && entry.held_since.is_none() {
+            entry.held_since = Some(whole_seconds(now));
+            changed = true;
+        } else if !held && let Some(since) = entry.held_since.take() {
+            let by_wall_clock = || {
+                u64::try_from(now.as_second().saturating_sub(since.0.as_second()))
+                    .unwrap_or_default()
+            };
+            let known = entry.id.as_ref().and_then(|id| held_for.get(id));
+            let seconds = known.map_or_else(by_wall_clock, Duration::as_secs);
+            entry.held_seconds = Some(
+                entry
+                    .held_seconds
+                    .unwrap_or_default()
+                    .saturating_add(seconds),
+            );
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Returns the wall-clock time since when the oldest Pending entry waits, leaving out suspended entries and suspended
+/// time. For display only.
+pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
+    let since = |entry: &Entry| {
+        let held = i64::try_from(entry.held_seconds.unwrap_or_default()).ok()?;
+        Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(held)?).ok()
+    };
+    history
+        .iter()
+        .filter(|entry| entry.is_pending() && entry.held_since.is_none())
+        .filter_map(since)
+        .min()
+}
+
+/// Returns the error of an entry that expired at `max_age`.
+pub fn expired(max_age: Duration, last_attempt: &str) -> String {
+    format!(
+        "not delivered within {}; the last attempt: {last_attempt}",
+        in_words(max_age)
+    )
+}
+
+fn in_words(age: Duration) -> String {
+    match age.as_secs() {
+        seconds if seconds % 3600 == 0 => format!("{} h", seconds / 3600),
+        seconds => format!("{seconds} s"),
+    }
+}

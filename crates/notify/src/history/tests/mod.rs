@@ -1,0 +1,330 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::tracked_field::{Action, Subject, Target};
+use serde_json::json;
+
+use super::*;
+use crate::history::ObservedValue;
+
+mod bounds;
+mod properties;
+mod series;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+fn subject(field: &str) -> Subject {
+    let target = Target {
+        kind: "Deployment".into(),
+        namespace: "shop".into(),
+        name: "web".into(),
+        ..Target::default()
+    };
+    Subject::new(&target, field)
+}
+
+fn present(uid: &str, value: &str) -> State {
+    State::Present {
+        uid: Some(uid.into()),
+        value: ObservedValue::of_text(value),
+    }
+}
+
+fn missing(uid: &str) -> State {
+    State::Present {
+        uid: Some(uid.into()),
+        value: ObservedValue::Missing,
+    }
+}
+
+/// Ids `id-1`, `id-2`, ...
+fn ids() -> impl FnMut() -> String {
+    let mut last = 0;
+    move || {
+        last += 1;
+        format!("id-{last}")
+    }
+}
+
+/// Records these states, a second apart, each in a pass of its own.
+fn recorded(states: impl IntoIterator<Item = State>) -> History {
+    let (mut history, mut ids) = (History::new(), ids());
+    for (second, state) in (0..).zip(states) {
+        record(
+            &mut history,
+            &subject("replicas"),
+            [Observation::new(at(second), state, None)],
+            &mut ids,
+        );
+    }
+    history
+}
+
+/// Action and value of each entry.
+fn told(history: &[Entry]) -> Vec<(Action, Option<&str>)> {
+    history
+        .iter()
+        .map(|entry| (entry.action, entry.value.as_deref()))
+        .collect()
+}
+
+fn changes(history: &[Entry]) -> u64 {
+    history.iter().map(Entry::changes).sum()
+}
+
+/// As document 000's program left it.
+fn original(entries: serde_json::Value) -> History {
+    serde_json::from_value(entries).unwrap()
+}
+
+#[test]
+fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
+    let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
+    hold(&mut history, true, &BTreeMap::new(), at(9));
+    let failed = Outcome::Failed {
+        reason: "Bad Request".into(),
+    };
+    let outcomes = [
+        ("id-1".to_owned(), Outcome::Delivered),
+        ("id-2".into(), failed.clone()),
+        ("gone".into(), failed),
+    ];
+    assert_eq!(mark(&mut history, outcomes.clone()), 2);
+    let marks: Vec<_> = history
+        .iter()
+        .map(|entry| (entry.delivery.unwrap(), entry.reason.as_deref()))
+        .collect();
+    let expected = [
+        (Delivery::Delivered, None),
+        (Delivery::Failed, Some("Bad Request")),
+        (Delivery::Pending, None),
+    ];
+    assert_eq!(marks, expected);
+    assert_eq!(history[0].held_since, None);
+    let before = history.clone();
+    assert_eq!(mark(&mut history, outcomes), 0);
+    assert_eq!(history, before);
+}
+
+#[test]
+fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
+    let mut history = recorded([present("a", "1")]);
+    assert_eq!(
+        mark(
+            &mut history,
+            [(
+                "id-1".into(),
+                Outcome::Expired {
+                    reason: "too old".into()
+                }
+            )]
+        ),
+        1
+    );
+    assert_eq!(
+        (history[0].delivery, history[0].reason.as_deref()),
+        (Some(Delivery::Failed), Some("too old"))
+    );
+    assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Delivered)]), 1);
+    assert_eq!(
+        (history[0].delivery, history[0].reason.as_ref()),
+        (Some(Delivery::Delivered), None)
+    );
+    assert_eq!(
+        mark(
+            &mut history,
+            [(
+                "id-1".into(),
+                Outcome::Failed {
+                    reason: "late".into()
+                }
+            )]
+        ),
+        0
+    );
+    assert_eq!(history[0].delivery, Some(Delivery::Delivered));
+}
+
+#[test]
+fn the_queue_gets_what_is_pending_with_its_previous_value() {
+    let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
+    mark(&mut history, [("id-1".into(), Outcome::Delivered)]);
+    record(
+        &mut history,
+        &subject("image"),
+        [Observation::new(at(9), present("a", "nginx"), None)],
+        || "other".into(),
+    );
+    let items: Vec<_> = pending(&history)
+        .map(|(entry, previous)| {
+            (
+                entry.id.as_deref().unwrap(),
+                previous.and_then(|entry| entry.value.as_deref()),
+            )
+        })
+        .collect();
+    assert_eq!(
+        items,
+        [("id-2", Some("1")), ("id-3", Some("2")), ("other", None)]
+    );
+}
+
+#[test]
+fn an_entry_of_the_original_program_is_a_previous_one() {
+    let mut history =
+        original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"}]));
+    record(
+        &mut history,
+        &subject("replicas"),
+        [Observation::new(at(0), present("a", "3"), None)],
+        ids(),
+    );
+    let (entry, previous) = pending(&history).next().unwrap();
+    assert_eq!(
+        (entry.value.as_deref(), previous.unwrap().value.as_deref()),
+        (Some("3"), Some("1"))
+    );
+}
+
+#[test]
+fn only_what_expired_is_counted_so() {
+    let history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
+    let outcomes = [
+        (
+            "id-1".to_owned(),
+            Outcome::Expired {
+                reason: "too old".into(),
+            },
+        ),
+        (
+            "id-2".to_owned(),
+            Outcome::Failed {
+                reason: "400".into(),
+            },
+        ),
+    ];
+    let subject = subject("replicas");
+    let inputs = Inputs {
+        subject: &subject,
+        observations: &[],
+        newest: None,
+        former: None,
+        outcomes: &outcomes,
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        held_for: &BTreeMap::new(),
+        now: at(10),
+    };
+    let changes = next(&history, &inputs, ids());
+    assert_eq!((changes.failed.len(), changes.expired), (2, 1));
+}
+
+#[test]
+fn time_in_which_an_entry_was_held_is_kept_in_it() {
+    let none = BTreeMap::new();
+    let mut history = recorded([present("a", "1")]);
+    assert!(hold(&mut history, true, &none, at(100)));
+    assert!(
+        !hold(&mut history, true, &none, at(200)),
+        "to say it again changes nothing"
+    );
+    assert_eq!(waiting_since(&history), None, "it is held");
+    assert!(hold(&mut history, false, &none, at(1100)));
+    assert!(!hold(&mut history, false, &none, at(1200)));
+    assert_eq!(waiting_since(&history), Some(at(1000)));
+    assert!(hold(&mut history, true, &none, at(2000)));
+    assert!(hold(&mut history, false, &none, at(2500)));
+    assert_eq!(history[0].held_seconds, Some(1500));
+    // A measured duration overrides the wall clock.
+    assert!(hold(&mut history, true, &none, at(3000)));
+    let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
+    assert!(hold(&mut history, false, &known, at(100_000)));
+    assert_eq!(history[0].held_seconds, Some(1507));
+    // A clock set backwards adds no time.
+    assert!(hold(&mut history, true, &none, at(4000)));
+    assert!(hold(&mut history, false, &none, at(50)));
+    assert_eq!(history[0].held_seconds, Some(1507));
+}
+
+/// Returns an instant on both clocks.
+fn clocks(wall: i64, monotonic: u64) -> Now {
+    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let begin = *BEGIN.get_or_init(Instant::now);
+    Now {
+        wall: at(wall),
+        monotonic: begin + Duration::from_secs(monotonic),
+    }
+}
+
+const DAY: i64 = 86_400;
+
+#[test]
+fn a_clock_that_is_set_makes_no_entry_older() {
+    let history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
+    ages.observe(&history, false, clocks(10, 0));
+    assert_eq!(
+        waited(&ages, 0),
+        10,
+        "up to the first look the wall clock counts"
+    );
+    ages.observe(&history, false, clocks(2 * DAY, 5));
+    assert_eq!(waited(&ages, 5), 15);
+    ages.observe(&history, false, clocks(-DAY, 8));
+    assert_eq!(waited(&ages, 20), 30);
+    assert_eq!(waited(&Ages::default(), 20), 0);
+}
+
+#[test]
+fn an_entry_of_the_future_has_waited_no_time_at_all() {
+    let history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(-DAY, 0));
+    assert_eq!(ages.waited("id-1", clocks(0, 3).monotonic).as_secs(), 3);
+}
+
+#[test]
+fn time_in_which_an_entry_was_held_makes_it_no_older() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
+    ages.observe(&history, false, clocks(0, 0));
+    ages.observe(&history, true, clocks(10, 10));
+    hold(&mut history, true, &ages.held(), at(10));
+    ages.observe(&history, true, clocks(10, 10));
+    // The wall clock is a day ahead at the resume.
+    ages.observe(&history, false, clocks(DAY, 60));
+    assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
+    hold(&mut history, false, &ages.held(), at(DAY));
+    assert_eq!(history[0].held_seconds, Some(50));
+    ages.observe(&history, false, clocks(DAY, 60));
+    assert!(ages.held().is_empty());
+    // Another process knows only the status.
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(100, 0));
+    assert_eq!(waited(&ages, 0), 50);
+    history[0].held_since = Some(Time(at(90)));
+    let mut ages = Ages::default();
+    ages.observe(&history, true, clocks(100, 0));
+    assert_eq!(waited(&ages, 10), 40, "time in which it is held");
+    assert_eq!(ages.held()["id-1"].as_secs(), 10);
+}
+
+#[test]
+fn what_no_longer_waits_is_forgotten() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(0, 0));
+    assert!(!ages.is_empty());
+    mark(&mut history, [("id-1".to_owned(), Outcome::Delivered)]);
+    ages.observe(&history, false, clocks(0, 0));
+    assert!(ages.is_empty());
+}

@@ -1,0 +1,590 @@
+//! What becomes an entry.
+
+use std::collections::HashSet;
+
+use Action::{Created, Deleted, Updated};
+
+use super::*;
+use crate::history::record::display;
+
+#[test]
+fn every_change_is_an_entry_in_order() {
+    let history = recorded([
+        State::Absent,
+        present("a", "1"),
+        present("a", "1"),
+        present("a", "3"),
+        present("a", "1"),
+        missing("a"),
+        present("a", ""),
+        State::Absent,
+        State::Absent,
+        present("b", ""),
+        present("c", ""),
+    ]);
+    let expected = [
+        (Created, Some("1")),
+        (Updated, Some("3")),
+        (Updated, Some("1")),
+        (Updated, None),
+        (Updated, Some("")),
+        (Deleted, None),
+        (Created, Some("")),
+        (Created, Some("")),
+    ];
+    assert_eq!(told(&history), expected);
+    let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
+    assert_eq!(
+        missing,
+        [false, false, false, true, false, false, false, false]
+    );
+    let uids: Vec<_> = history.iter().map(|entry| entry.uid.as_deref()).collect();
+    // What is gone is told with the UID that it had.
+    assert_eq!(
+        uids,
+        [
+            Some("a"),
+            Some("a"),
+            Some("a"),
+            Some("a"),
+            Some("a"),
+            Some("a"),
+            Some("b"),
+            Some("c")
+        ]
+    );
+    assert!(
+        history
+            .iter()
+            .all(|entry| entry.is_pending() && entry.subject == Some(subject("replicas")))
+    );
+    let ids: Vec<_> = history
+        .iter()
+        .map(|entry| entry.id.as_deref().unwrap())
+        .collect();
+    assert_eq!(
+        ids,
+        [
+            "id-1", "id-2", "id-3", "id-4", "id-5", "id-6", "id-7", "id-8"
+        ]
+    );
+}
+
+#[test]
+fn there_and_back_in_one_breath_is_two_entries() {
+    let mut history = recorded([present("a", "1")]);
+    let breath =
+        [present("a", "3"), present("a", "1")].map(|state| Observation::new(at(5), state, None));
+    let result = record(&mut history, &subject("replicas"), breath, ids());
+    assert_eq!(
+        result,
+        Recorded {
+            entries: 2,
+            changes: 2,
+            learnt: false
+        }
+    );
+    assert_eq!(
+        told(&history)[1..],
+        [(Updated, Some("3")), (Updated, Some("1"))]
+    );
+}
+
+#[test]
+fn after_a_re_list_there_is_one_entry_for_the_net_change() {
+    let now = |state: State| {
+        let mut history = recorded([present("a", "1"), present("a", "2")]);
+        record(
+            &mut history,
+            &subject("replicas"),
+            [Observation::new(at(60), state, None)],
+            ids(),
+        );
+        told(&history[2..])
+            .into_iter()
+            .map(|(action, value)| (action, value.map(str::to_owned)))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(now(present("a", "9")), [(Updated, Some("9".into()))]);
+    assert_eq!(now(present("a", "2")), []);
+    assert_eq!(now(State::Absent), [(Deleted, None)]);
+    assert_eq!(now(present("b", "2")), [(Created, Some("2".into()))]);
+}
+
+#[test]
+fn another_target_or_field_is_a_new_series() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ids = ids();
+    for (field, state) in [
+        ("image", State::Absent),
+        ("image", present("a", "1")),
+        ("replicas", present("a", "1")),
+        ("image", State::Absent),
+        ("replicas", State::Absent),
+    ] {
+        record(
+            &mut history,
+            &subject(field),
+            [Observation::new(at(9), state, None)],
+            &mut ids,
+        );
+    }
+    let fields: Vec<_> = history
+        .iter()
+        .map(|entry| entry.subject.as_ref().unwrap().field())
+        .collect();
+    assert_eq!(fields, ["replicas", "image", "replicas", "replicas"]);
+    assert_eq!(
+        told(&history)[1..],
+        [(Created, Some("1")), (Created, Some("1")), (Deleted, None)]
+    );
+}
+
+#[test]
+fn kinds_of_one_name_in_two_groups_are_two_subjects() {
+    let of = |api_version: Option<&str>| {
+        let target = Target {
+            kind: "Foo".into(),
+            name: "x".into(),
+            ..Target::default()
+        };
+        Subject::new(
+            &Target {
+                api_version: api_version.map(str::to_owned),
+                ..target
+            },
+            "image",
+        )
+    };
+    assert_ne!(of(Some("a.test/v1")), of(Some("b.test/v1")));
+    assert_eq!(of(Some("a.test/v1")), of(Some("a.test/v2")));
+    assert_eq!(of(Some("apps/v1")), of(None));
+    let parts = (of(Some("a.test/v1")), of(Some("v1")));
+    assert_eq!(
+        (parts.0.kind(), parts.1.kind(), parts.0.name()),
+        ("Foo", "Foo", "x")
+    );
+}
+
+#[test]
+fn long_values_are_compared_whole() {
+    let long = |end: &str| present("a", &format!("{}{end}", "x".repeat(5000)));
+    let history = recorded([long("1"), long("1"), long("2")]);
+    assert_eq!(history.len(), 2);
+    assert_eq!(history[0].value, history[1].value);
+    assert_ne!(history[0].cut, history[1].cut);
+    let read_back: History =
+        serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
+    assert_eq!(read_back, history);
+}
+
+#[test]
+fn times_are_as_the_api_stores_them() {
+    let mut history = History::new();
+    let at = "2025-02-11T20:44:21.987Z".parse().unwrap();
+    record(
+        &mut history,
+        &subject("replicas"),
+        [Observation::new(at, present("a", "1"), None)],
+        ids(),
+    );
+    hold(&mut history, true, &BTreeMap::new(), at);
+    let read_back: History =
+        serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
+    assert_eq!(read_back, history);
+}
+
+#[test]
+fn the_documents_history_is_taken_over_without_an_entry() {
+    let mut history = original(json!([
+        {"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"},
+        {"action": "Updated", "time": "2025-02-11T20:51:04Z", "value": "3"},
+    ]));
+    let mut observe = |state| {
+        record(
+            &mut history,
+            &subject("replicas"),
+            [Observation::new(at(0), state, None)],
+            ids(),
+        )
+    };
+    assert_eq!(
+        observe(present("a", "3")),
+        Recorded {
+            entries: 0,
+            changes: 0,
+            learnt: true
+        }
+    );
+    assert_eq!(observe(present("a", "3")), Recorded::default());
+    // It learnt the UID: the same value on another resource is news.
+    assert_eq!(observe(present("b", "3")).entries, 1);
+    assert_eq!(
+        told(&history),
+        [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Created, Some("3"))
+        ]
+    );
+    assert_eq!((history[1].delivery, history[1].id.as_ref()), (None, None));
+    assert_eq!(pending(&history).count(), 1);
+}
+
+#[test]
+fn the_documents_deleted_is_followed_by_created() {
+    let deleted = json!([{"action": "Created", "value": "1"}, {"action": "Deleted", "time": "2025-02-11T20:54:04Z"}]);
+    let mut history = original(deleted);
+    let mut observe = |state| {
+        record(
+            &mut history,
+            &subject("replicas"),
+            [Observation::new(at(0), state, None)],
+            ids(),
+        )
+    };
+    assert!(!observe(State::Absent).changed());
+    assert_eq!(observe(present("a", "1")).entries, 1);
+    assert_eq!(told(&history)[2..], [(Created, Some("1"))]);
+}
+
+#[test]
+fn a_value_that_the_original_program_could_not_read_is_filled_in() {
+    for state in [present("a", "8080"), missing("a")] {
+        let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z"}]));
+        let mut observe = |state| {
+            record(
+                &mut history,
+                &subject("targetPort"),
+                [Observation::new(at(0), state, None)],
+                ids(),
+            )
+        };
+        assert_eq!(
+            observe(state.clone()),
+            Recorded {
+                entries: 0,
+                changes: 0,
+                learnt: true
+            }
+        );
+        assert_eq!(observe(state.clone()), Recorded::default());
+        assert_eq!(observe(present("a", "9090")).entries, 1);
+    }
+    let mut history = original(json!([{"action": "Updated"}]));
+    record(
+        &mut history,
+        &subject("targetPort"),
+        [Observation::new(at(0), State::Absent, None)],
+        ids(),
+    );
+    assert_eq!(told(&history), [(Updated, None), (Deleted, None)]);
+}
+
+#[test]
+fn an_entry_without_subject_does_not_speak_of_a_later_one() {
+    let mut history = original(json!([{"action": "Created", "value": "1"}]));
+    record(
+        &mut history,
+        &subject("replicas"),
+        [Observation::new(at(0), present("a", "1"), None)],
+        ids(),
+    );
+    record(
+        &mut history,
+        &subject("image"),
+        [Observation::new(at(1), present("a", "nginx"), None)],
+        ids(),
+    );
+    assert_eq!(
+        told(&history),
+        [(Created, Some("1")), (Created, Some("nginx"))]
+    );
+}
+
+/// Another replica recorded these before it lost the lease, or a read overtook the watch.
+#[test]
+fn what_the_history_tells_already_is_not_recorded_again() {
+    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+    let shown = [
+        seen(10, present("a", "1")),
+        seen(11, present("a", "3")),
+        seen(12, present("a", "1")),
+        seen(13, State::Absent),
+        seen(14, present("b", "1")),
+    ];
+    let (mut history, mut ids) = (History::new(), ids());
+    record(
+        &mut history,
+        &subject("replicas"),
+        shown[..3].to_vec(),
+        &mut ids,
+    );
+    assert_eq!(
+        told(&history),
+        [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Updated, Some("1"))
+        ]
+    );
+    // All of it again, and what came since.
+    record(
+        &mut history,
+        &subject("replicas"),
+        shown[..4].to_vec(),
+        &mut ids,
+    );
+    record(&mut history, &subject("replicas"), shown.to_vec(), &mut ids);
+    assert_eq!(told(&history)[3..], [(Deleted, None), (Created, Some("1"))]);
+    let versions: Vec<_> = history
+        .iter()
+        .map(|entry| entry.resource_version.as_deref().unwrap())
+        .collect();
+    assert_eq!(versions, ["10", "11", "12", "13", "14"]);
+}
+
+/// A stale watch shows the deletion and recreation that another replica recorded.
+#[test]
+fn a_former_resource_of_that_name_is_not_told_of_again() {
+    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+    let shown = [
+        seen(10, present("a", "1")),
+        seen(12, present("a", "2")),
+        seen(20, State::Absent),
+        seen(30, present("b", "1")),
+    ];
+    let (mut history, mut ids) = (History::new(), ids());
+    record(&mut history, &subject("replicas"), shown.clone(), &mut ids);
+    let last = history.split_off(3);
+    let mut history = last.clone();
+    assert_eq!(
+        record(&mut history, &subject("replicas"), shown, &mut ids).entries,
+        0
+    );
+}
+
+/// The answer to its write was lost, and more came since. Versions do not tell, where a read found the resource gone.
+#[test]
+fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
+    let states = [
+        present("a", "3"),
+        State::Absent,
+        present("b", "1"),
+        State::Absent,
+        present("c", "1"),
+    ];
+    let shown: Vec<_> = (1..)
+        .zip(states)
+        .map(|(id, state)| Observation::new(at(9), state, None).with_id(uuid::Uuid::from_u128(id)))
+        .collect();
+    for already in 0..=shown.len() {
+        let mut history = recorded([present("a", "1")]);
+        for shown in [&shown[..already], &shown] {
+            record(&mut history, &subject("replicas"), shown.to_vec(), ids());
+        }
+        let expected = [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Deleted, None),
+            (Created, Some("1")),
+            (Deleted, None),
+            (Created, Some("1")),
+        ];
+        assert_eq!(told(&history), expected, "{already} of them stood there");
+    }
+}
+
+/// A history that was restored into another cluster, whose versions are lower.
+#[test]
+fn the_versions_of_another_resource_count_for_nothing() {
+    let (mut history, mut ids) = (History::new(), ids());
+    for (version, uid) in [(900, "a"), (10, "b")] {
+        let observation = Observation::new(at(9), present(uid, "1"), Some(version));
+        record(&mut history, &subject("replicas"), [observation], &mut ids);
+    }
+    assert_eq!(told(&history), [(Created, Some("1")), (Created, Some("1"))]);
+}
+
+/// As a replica that stood by may hold it, of a gap of the one that led; or a list that lags behind, after a restart.
+#[test]
+fn what_was_seen_of_one_whose_end_is_told_is_no_news() {
+    let mut history = recorded([present("a", "1"), State::Absent]);
+    let mut ids = ids();
+    let seen = [present("a", "3"), State::Absent];
+    let observations = seen
+        .into_iter()
+        .zip([6, 9])
+        .map(|(state, version)| Observation::new(at(9), state, Some(version)));
+    assert_eq!(
+        record(&mut history, &subject("replicas"), observations, &mut ids).entries,
+        0,
+        "{history:?}"
+    );
+    let anew = Observation::new(at(10), present("b", "3"), Some(12));
+    assert_eq!(
+        record(&mut history, &subject("replicas"), [anew], &mut ids).entries,
+        1
+    );
+}
+
+#[test]
+fn what_was_seen_before_the_spec_was_changed_comes_first() {
+    let seen = |version, value| Observation::new(at(9), present("a", value), Some(version));
+    let former = Series {
+        subject: subject("image"),
+        observations: vec![seen(6, "i"), seen(7, "j")],
+    };
+    let now = subject("replicas");
+    let inputs = Inputs {
+        subject: &now,
+        observations: &[seen(7, "3")],
+        newest: None,
+        former: Some(&former),
+        outcomes: &[],
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        held_for: &BTreeMap::new(),
+        now: at(10),
+    };
+    let recorded = next(&[], &inputs, ids()).history;
+    let of = |entry: &Entry| {
+        (
+            entry.subject.as_ref().unwrap().field().to_owned(),
+            entry.value.clone().unwrap(),
+        )
+    };
+    let told: Vec<_> = recorded.iter().map(of).collect();
+    let pairs = [("image", "i"), ("image", "j"), ("replicas", "3")];
+    assert_eq!(
+        told,
+        pairs.map(|(field, value)| (field.to_owned(), value.to_owned()))
+    );
+    assert!(
+        !next(&recorded, &inputs, ids()).changed,
+        "by another replica, which has begun with what came after"
+    );
+}
+
+/// Reconciles with the newest state alone.
+fn level(history: &[Entry], newest: &NewestState) -> Changes {
+    let inputs = Inputs {
+        subject: &subject("replicas"),
+        observations: &[],
+        newest: Some(newest),
+        former: None,
+        outcomes: &[],
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        held_for: &BTreeMap::new(),
+        now: at(10),
+    };
+    next(history, &inputs, ids())
+}
+
+/// Another replica recorded 1 and 2; this replica's watch showed neither, and then 1.
+#[test]
+fn newest_state_is_recorded_whoever_recorded_the_last_one() {
+    let seen = |version, state| Observation::new(at(9), state, Some(version));
+    let newest = |version, state| NewestState {
+        observation: seen(version, state),
+        outranks: None,
+    };
+    let mut history = History::new();
+    let recorded = [seen(5, present("a", "1")), seen(9, present("a", "2"))];
+    record(&mut history, &subject("replicas"), recorded, ids());
+    for (state, action) in [
+        (present("a", "1"), Updated),
+        (State::Absent, Deleted),
+        (present("b", "2"), Created),
+    ] {
+        let newest = newest(12, state);
+        let recorded = level(&history, &newest);
+        assert_eq!(
+            (recorded.history.len(), recorded.history[2].action),
+            (3, action)
+        );
+        assert_eq!(recorded.contradicted, None);
+        assert!(!level(&recorded.history, &newest).changed, "once");
+    }
+    let same = level(&history, &newest(12, present("a", "2")));
+    assert!(!same.changed && same.contradicted.is_none());
+}
+
+#[test]
+fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
+    let seen = |version, state| Observation::new(at(9), state, Some(version));
+    let newest = |version, state| NewestState {
+        observation: seen(version, state),
+        outranks: None,
+    };
+    let mut history = History::new();
+    let recorded = [seen(5, present("a", "1")), seen(9, present("a", "2"))];
+    record(&mut history, &subject("replicas"), recorded, ids());
+    let mut newest = newest(5, present("a", "1"));
+    let past = level(&history, &newest);
+    assert_eq!((past.changed, past.contradicted), (false, Some(9)));
+    newest.outranks = Some(8);
+    assert!(
+        !level(&history, &newest).changed,
+        "the entry may be later than the read"
+    );
+    newest.outranks = Some(9);
+    let read = level(&history, &newest);
+    assert_eq!(
+        (told(&read.history)[2], read.contradicted),
+        ((Updated, Some("1")), None)
+    );
+    assert!(!level(&read.history, &newest).changed, "once");
+
+    record(
+        &mut history,
+        &subject("replicas"),
+        [seen(10, State::Absent)],
+        ids(),
+    );
+    newest.outranks = None;
+    assert_eq!(
+        level(&history, &newest).contradicted,
+        Some(10),
+        "a UID does not come back"
+    );
+    newest.outranks = Some(10);
+    assert_eq!(
+        told(&level(&history, &newest).history)[3],
+        (Created, Some("1"))
+    );
+}
+
+#[test]
+fn last_entry_displays_the_ends_of_a_long_value_and_nothing_of_another_target() {
+    let image = "registry.example.com/team/application-server:1.29.0";
+    let shown = |history: &History| {
+        history
+            .iter()
+            .map(|entry| entry.display_value.clone())
+            .collect::<Vec<_>>()
+    };
+    let mut history = recorded([present("a", "1"), present("a", image)]);
+    display(&mut history, &subject("replicas"));
+    assert_eq!(
+        shown(&history),
+        [
+            None,
+            Some("registry.example.co…cation-server:1.29.0".into())
+        ]
+    );
+    display(&mut history, &subject("image"));
+    assert_eq!(shown(&history), [None, Some(String::new())]);
+    history.extend(recorded([present("a", &"é".repeat(40))]));
+    display(&mut history, &subject("replicas"));
+    assert_eq!(shown(&history), [None, None, None]);
+    history.extend(recorded([present("a", &"é".repeat(41))]));
+    display(&mut history, &subject("replicas"));
+    assert_eq!(
+        history[3].display_value,
+        Some(format!("{}…{}", "é".repeat(19), "é".repeat(20)))
+    );
+}

@@ -1,0 +1,302 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+use crate::fixtures::{item, updated};
+
+fn text(item: &Item, cluster: Option<&str>) -> String {
+    render(std::slice::from_ref(item), cluster, false, Limit::TELEGRAM).text
+}
+
+#[test]
+fn the_documents_four_lines_come_first() {
+    insta::assert_snapshot!(text(&updated("1", "3"), None), @"
+    Resource kind: Deployment
+    Name: nginx
+    Status: Updated
+    Value: 3
+    Namespace: default
+    Previous: 1
+    ");
+}
+
+#[test]
+fn a_new_one_has_no_previous() {
+    insta::assert_snapshot!(text(&item(Action::Created, Some("1"), None), None), @"
+    Resource kind: Deployment
+    Name: nginx
+    Status: Created
+    Value: 1
+    Namespace: default
+    ");
+}
+
+#[test]
+fn a_deleted_one_has_minus_one() {
+    let deleted = item(Action::Deleted, None, updated("1", "3").entry.into());
+    insta::assert_snapshot!(text(&deleted, Some("prod")), @"
+    Resource kind: Deployment
+    Name: nginx
+    Status: Deleted
+    Value: -1
+    Namespace: default
+    Previous: 3
+    Cluster: prod
+    ");
+}
+
+#[test]
+fn what_comes_after_a_deletion_has_no_previous() {
+    let deleted = item(Action::Deleted, None, None).entry;
+    assert!(!text(&item(Action::Created, Some("1"), Some(deleted)), None).contains("Previous"));
+}
+
+#[test]
+fn missing_is_not_empty() {
+    let mut missing = item(
+        Action::Updated,
+        None,
+        Some(item(Action::Created, Some(""), None).entry),
+    );
+    missing.entry.missing = true;
+    insta::assert_snapshot!(text(&missing, None), @"
+    Resource kind: Deployment
+    Name: nginx
+    Status: Updated
+    Value: (not set)
+    Namespace: default
+    Previous:
+    ");
+    let back = item(Action::Updated, Some(""), Some(missing.entry));
+    assert!(
+        text(&back, None).contains("\nValue: \n")
+            && text(&back, None).ends_with("\nPrevious: (not set)")
+    );
+}
+
+#[test]
+fn a_cut_value_says_so() {
+    let mut cut = updated("1", &"x".repeat(10));
+    cut.entry.cut = Some(Cut {
+        length: 900_000,
+        sha256: "00".into(),
+    });
+    assert!(text(&cut, None).contains("Value: xxxxxxxxxx… (the first 10 of 900000 bytes)\n"));
+}
+
+#[test]
+fn a_merged_entry_says_how_many_it_stands_for() {
+    let mut merged = updated("1", "9");
+    merged.entry.merged = Some(7);
+    merged.entry.first_value = Some("2".into());
+    assert!(text(&merged, None).ends_with("Merged: 7 changes, the first value 2, the last 9"));
+    assert_eq!(
+        View::of(&merged, None).line(),
+        "Deployment default/nginx replicas: 1 -> 9 (7 changes)"
+    );
+}
+
+#[test]
+fn a_cluster_scoped_resource_has_no_namespace_line() {
+    let mut item = updated("1", "2");
+    item.entry.subject = Some(crate::fixtures::subject(
+        "Node",
+        "",
+        "n1",
+        "{.spec.unschedulable}",
+    ));
+    assert!(!text(&item, None).contains("Namespace"));
+    assert_eq!(
+        View::of(&item, None).line(),
+        "Node n1 {.spec.unschedulable}: 1 -> 2"
+    );
+}
+
+#[test]
+fn a_digest_has_a_line_for_each() {
+    let mut templated = updated("3", "4");
+    templated.template = Some("{{ name }} runs {{ value }}".into());
+    let mut merged = updated("4", "9");
+    merged.entry.merged = Some(5);
+    let items = [
+        item(Action::Created, Some("1\n2"), None),
+        updated("1", "3"),
+        templated,
+        merged,
+        item(Action::Deleted, None, updated("4", "9").entry.into()),
+    ];
+    let digest = render(&items, Some("prod"), false, Limit::TELEGRAM);
+    insta::assert_snapshot!(digest.text, @"
+    9 changes in prod
+    Deployment default/nginx replicas: Created 1 2
+    Deployment default/nginx replicas: 1 -> 3
+    nginx runs 4
+    Deployment default/nginx replicas: 4 -> 9 (5 changes)
+    Deployment default/nginx replicas: Deleted
+    ");
+    assert_eq!(digest.taken, 5);
+    // Without templates on request.
+    assert!(
+        render(&items, None, true, Limit::TELEGRAM)
+            .text
+            .contains("\nDeployment default/nginx replicas: 3 -> 4\n")
+    );
+}
+
+#[rstest]
+#[case::fails("{{ value.x.y }}")]
+#[case::says_nothing("{% if false %}x{% endif %}  ")]
+#[case::does_not_parse("{{ value")]
+#[case::grows("{% for a in entries %}{% endfor %}")]
+#[case::unknown("{{ vale }}")]
+#[case::divides("{{ 1 // 0 }}")]
+fn a_template_that_fails_gives_way_to_the_default_message(#[case] template: &str) {
+    let mut broken = updated("1", "3");
+    broken.template = Some(template.into());
+    assert_eq!(text(&broken, None), text(&updated("1", "3"), None));
+}
+
+#[test]
+fn one_that_is_too_long_by_itself_is_cut() {
+    let mut long = updated("1", "3");
+    long.template = Some("😀".repeat(3000).into());
+    let rendered = render(
+        &[long.clone(), updated("1", "3")],
+        None,
+        false,
+        Limit::TELEGRAM,
+    );
+    assert_eq!(rendered.taken, 1);
+    assert_eq!(rendered.text, "😀".repeat(2047) + "…");
+    assert_eq!(Limit::TELEGRAM.measure(&rendered.text), 4095);
+}
+
+#[test]
+fn a_digest_is_bounded_in_entries() {
+    let items = vec![updated("1", "3"); 500];
+    assert_eq!(
+        render(&items, None, false, Limit::Bytes(usize::MAX)).taken,
+        MAX_ENTRIES
+    );
+}
+
+fn any_item() -> impl Strategy<Value = Item> {
+    let value = prop_oneof![
+        Just(String::new()),
+        "[a-z0-9]{1,20}",
+        "\\PC{0,300}",
+        "(😀|é|\n){0,700}"
+    ];
+    (
+        value.clone(),
+        prop::option::of(value.clone()),
+        prop::option::of(value),
+        any::<bool>(),
+        0_u64..9,
+    )
+        .prop_map(|(new, old, template, deleted, merged)| {
+            let mut item = match old {
+                Some(old) => updated(&old, &new),
+                None => item(
+                    if deleted {
+                        Action::Deleted
+                    } else {
+                        Action::Created
+                    },
+                    Some(&new),
+                    None,
+                ),
+            };
+            item.template = template.map(Arc::from);
+            item.entry.merged = (merged > 1).then_some(merged);
+            item
+        })
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_over_the_limit_and_no_entry_is_lost(
+        items in prop::collection::vec(any_item(), 1..60),
+        limit in prop_oneof![Just(Limit::TELEGRAM), (64_usize..6000).prop_map(Limit::Utf16), (64_usize..6000).prop_map(Limit::Bytes)],
+        cluster in prop::option::of("[a-z]{1,20}"),
+    ) {
+        let cluster = cluster.as_deref();
+        let mut rest = &items[..];
+        while !rest.is_empty() {
+            let rendered = render(rest, cluster, false, limit);
+            prop_assert!((1..=rest.len()).contains(&rendered.taken));
+            prop_assert!(!rendered.text.trim().is_empty());
+            let length = match limit {
+                Limit::Utf16(_) => rendered.text.encode_utf16().count(),
+                Limit::Bytes(_) => rendered.text.len(),
+            };
+            prop_assert!(length <= limit.max(), "{length} of {limit:?}");
+            if rendered.taken > 1 {
+                // Each entry in its place: taking one less gives the same lines but the last.
+                let fewer = render(&rest[..rendered.taken - 1], cluster, false, limit);
+                prop_assert_eq!(fewer.taken, rendered.taken - 1);
+                if fewer.taken > 1 {
+                    let body = |text: &str| text.split_once('\n').map(|(_, body)| body.to_owned()).unwrap();
+                    prop_assert!(body(&rendered.text).starts_with(&body(&fewer.text)));
+                }
+            }
+            rest = &rest[rendered.taken..];
+        }
+    }
+
+    #[test]
+    fn a_cut_keeps_characters_whole(text in "\\PC{0,200}|(😀|é){0,200}", max in 3_usize..300) {
+        for limit in [Limit::Utf16(max), Limit::Bytes(max)] {
+            let cut = limit.cut(&text);
+            prop_assert!(limit.measure(&cut) <= max);
+            if limit.measure(&text) > max {
+                let kept = cut.strip_suffix('…').unwrap();
+                prop_assert!(text.starts_with(kept));
+                // No more than one character less than would fit.
+                prop_assert!(limit.measure(&cut) + 4 > max);
+            } else {
+                prop_assert_eq!(&*cut, &text);
+            }
+        }
+    }
+}
+
+/// What looks like another line of the message, or turns the text, is a space in it; the event and templates get the value
+/// as it is.
+#[test]
+fn value_cannot_forge_a_line() {
+    let nasty = "1\nNamespace: prod\r\u{2028}Status: Deleted\u{202e}\u{2066}\u{61c}\u{85}x";
+    let one = updated(nasty, nasty);
+    let text = text(&one, None);
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.starts_with("Namespace: "))
+            .count(),
+        1,
+        "{text}"
+    );
+    assert!(
+        !text.chars().any(|char| char != '\n' && leaves_line(char)),
+        "{text:?}"
+    );
+    assert_eq!(text.lines().count(), 6, "{text:?}");
+    let digest = render(&[one.clone(), one.clone()], None, false, Limit::TELEGRAM).text;
+    assert_eq!(digest.lines().count(), 3, "{digest:?}");
+    assert!(
+        !digest.chars().any(|char| char != '\n' && leaves_line(char)),
+        "{digest:?}"
+    );
+    assert_eq!(View::of(&one, None).value.as_deref(), Some(nasty));
+    let templated = Item {
+        template: Some("{{ value }}".into()),
+        ..one
+    };
+    assert_eq!(
+        render(&[templated], None, false, Limit::TELEGRAM).text,
+        nasty
+    );
+}

@@ -1,0 +1,145 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use kube::CustomResourceExt as _;
+use qm_api::ContactPoint;
+use rstest::rstest;
+
+use super::*;
+
+fn parts(url: &str) -> Parts {
+    Parts {
+        url: url.into(),
+        ..Parts::default()
+    }
+}
+
+#[rstest]
+#[case(parts("ftp://x/"), "url: not an http:// or https:// URL")]
+#[case(parts("nonsense"), "url: not a URL")]
+#[case(parts("https://u:s3cr3t@x/"), "url: credentials")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t\n") }, "urlFrom: the URL begins or ends with")]
+#[case(Parts { url_is_secret: true, ..parts("s3cr3t") }, "urlFrom: not a URL")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL holds a space")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL holds a space or a control")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: what stands after #")]
+#[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
+#[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
+#[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
+#[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
+#[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
+#[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
+fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: &str) {
+    let error = Hook::new(parts).unwrap_err().to_string();
+    assert!(error.starts_with(said), "{error}");
+    assert!(!error.contains("s3cr3t"), "{error}");
+}
+
+/// The apiserver refuses what we would not send, and nothing else.
+#[rstest]
+#[case("Host", true)]
+#[case("Connection", true)]
+#[case("Keep-Alive", true)]
+#[case("TE", true)]
+#[case("Trailer", true)]
+#[case("Transfer-Encoding", true)]
+#[case("Upgrade", true)]
+#[case("HTTP2-Settings", true)]
+#[case("Content-Length", true)]
+#[case("Content-Type", true)]
+#[case("Content-Encoding", true)]
+#[case("Expect", true)]
+#[case("User-Agent", true)]
+#[case("Idempotency-Key", true)]
+#[case("Proxy-Authorization", true)]
+#[case("Proxy-Connection", true)]
+#[case("Proxy-Anything", true)]
+#[case("CE-Id", true)]
+#[case("Webhook-Signature", true)]
+#[case("Authorization", false)]
+#[case("X-Token", false)]
+#[case("Cookie", false)]
+#[case("Hosts", false)]
+#[case("X-Host", false)]
+#[case("Team", false)]
+#[case("Proxy", false)]
+#[case("Accept", false)]
+fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved: bool) {
+    let of_token = Hook::new(Parts {
+        token: Some((name.into(), "x".into())),
+        ..parts("http://x/")
+    });
+    let of_headers = Hook::new(Parts {
+        headers: [(name.into(), "x".into())].into(),
+        ..parts("http://x/")
+    });
+    assert_eq!(
+        (of_token.is_err(), of_headers.is_err()),
+        (reserved, reserved)
+    );
+    let crd = ContactPoint::crd();
+    let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+    for field in ["headerName", "headers"] {
+        let path = "/openAPIV3Schema/properties/spec/properties/webhookSpec/properties";
+        let rules = schema
+            .pointer(&format!("{path}/{field}/x-kubernetes-validations"))
+            .unwrap()
+            .as_array()
+            .unwrap();
+        let rule = rules
+            .iter()
+            .find_map(|rule| rule["rule"].as_str().unwrap().split_once("(?i)^("))
+            .unwrap()
+            .1;
+        let (pattern, _) = rule.split_once(")$").unwrap();
+        let name = name.to_lowercase();
+        let matches = |part: &str| {
+            part.strip_suffix(".*")
+                .map_or(part == name, |prefix| name.starts_with(prefix))
+        };
+        assert_eq!(pattern.split('|').any(matches), reserved, "{field}: {rule}");
+    }
+}
+
+#[test]
+fn debug_shows_no_secret() {
+    let hook = Hook::new(Parts {
+        token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
+        headers: [("X-Team".into(), "s3cr3t".into())].into(),
+        signing_key: Some(SigningKey::new(b"s3cr3t").unwrap()),
+        ..parts("https://x/s3cr3t")
+    })
+    .unwrap();
+    let shown = format!("{hook:?}");
+    assert!(
+        shown.contains("authorization") && !shown.contains("s3cr3t"),
+        "{shown}"
+    );
+}
+
+#[rstest]
+#[case(Tls::new(None, None, None), "neither")]
+#[case(Tls::new(Some(b"x"), None, None), "ca.crt holds no PEM")]
+#[case(Tls::new(None, Some(b"x"), None), "no tls.key")]
+#[case(Tls::new(None, None, Some(b"x")), "no tls.crt")]
+#[case(
+    Tls::new(None, Some(b"x"), Some(b"s3cr3t")),
+    "no PEM certificate and key"
+)]
+fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] said: &str) {
+    let error = tls.unwrap_err();
+    assert!(error.contains(said) && !error.contains("s3cr3t"), "{error}");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_noticed() {
+    let make = || rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap();
+    let (one, other) = (make(), make());
+    let pem = one.cert.pem();
+    let tls = |key: String| Tls::new(None, Some(pem.as_bytes()), Some(key.as_bytes()));
+    assert!(
+        tls(other.signing_key.serialize_pem())
+            .unwrap_err()
+            .contains("does not belong")
+    );
+    assert!(tls(one.signing_key.serialize_pem()).is_ok());
+}

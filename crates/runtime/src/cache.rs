@@ -1,0 +1,457 @@
+//! The objects of one of our own kinds, as the watches of the operator's scope show them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, Store, store};
+use kube::runtime::watcher::Event;
+use kube::{Resource, ResourceExt};
+use qm_core::OURS;
+use qm_core::kind::Kind;
+
+/// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more than
+/// a few are a mistake, or an attack.
+const MAX_FINALIZERS: usize = 16 * 1024;
+
+/// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and so any write of a shortened
+/// list.
+const REMOVED_FINALIZERS: &str = "";
+
+/// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
+/// others hold when it lists again.
+pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
+    writer: Writer<K>,
+    store: Store<K>,
+    shards: Vec<Shard<K>>,
+}
+
+struct Shard<K: Resource<DynamicType = ()>> {
+    namespace: Option<String>,
+    answer: Answer,
+    listed: HashSet<ObjectRef<K>>,
+}
+
+/// What the list of a shard was answered with.
+enum Answer {
+    NotYet,
+    /// It may not be listed, in the apiserver's words.
+    Refused(String),
+    /// It was listed once.
+    Listed,
+}
+
+/// What an event did to the cache.
+pub enum Touched<K> {
+    /// An object is there, new or as it was.
+    Present(Arc<K>),
+    /// An object is gone: this is the last that was known of it.
+    Gone(Arc<K>),
+}
+
+impl<K> Cache<K>
+where
+    K: Kind + Clone + Debug + Send + Sync + 'static,
+{
+    /// A cache that is fed by one watch for each of `shards`; `None` is the whole cluster.
+    pub fn new(shards: Vec<Option<String>>) -> Self {
+        let (store, mut writer) = store();
+        // A store says that it is ready after one whole list only. Who reads ours waits for the kind's phase instead.
+        empty(&mut writer);
+        let shards = shards
+            .into_iter()
+            .map(|namespace| Shard {
+                namespace,
+                answer: Answer::NotYet,
+                listed: HashSet::new(),
+            })
+            .collect();
+        Self {
+            writer,
+            store,
+            shards,
+        }
+    }
+
+    /// The objects.
+    pub fn store(&self) -> Store<K> {
+        self.store.clone()
+    }
+
+    /// Whether every shard has been listed, as far as that is let in: one that is refused holds up no other.
+    pub fn settled(&self) -> bool {
+        self.shards
+            .iter()
+            .all(|shard| !matches!(shard.answer, Answer::NotYet))
+    }
+
+    /// The shards that may not be listed, and why.
+    pub fn refused(&self) -> BTreeMap<Option<String>, String> {
+        let refused = self.shards.iter().filter_map(|shard| match &shard.answer {
+            Answer::Refused(why) => Some((shard.namespace.clone(), why.clone())),
+            Answer::NotYet | Answer::Listed => None,
+        });
+        refused.collect()
+    }
+
+    /// Shard number `index` may not be listed. What is known of it stands if it was listed before.
+    pub fn refuse(&mut self, index: usize, why: String) {
+        let answer = &mut self.shards[index].answer;
+        if !matches!(answer, Answer::Listed) {
+            *answer = Answer::Refused(why);
+        }
+    }
+
+    /// The watches begin anew. What is known stands until it has been listed.
+    pub fn begin(&mut self) {
+        for shard in &mut self.shards {
+            shard.answer = Answer::NotYet;
+            shard.listed.clear();
+        }
+    }
+
+    /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
+    pub fn clear(&mut self) -> Vec<Touched<K>> {
+        self.begin();
+        let objects = self.store.state();
+        empty(&mut self.writer);
+        objects.into_iter().map(Touched::Gone).collect()
+    }
+
+    /// Takes in what the watch of shard number `index` shows.
+    pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<Touched<K>> {
+        match event {
+            Event::Apply(object) => self.insert(object),
+            Event::Delete(object) => vec![self.remove(Arc::new(object))],
+            Event::Init => {
+                self.shards[index].listed.clear();
+                Vec::new()
+            }
+            Event::InitApply(object) => {
+                self.shards[index]
+                    .listed
+                    .insert(ObjectRef::from_obj(&object));
+                self.insert(object)
+            }
+            Event::InitDone => self.listed(index),
+        }
+    }
+
+    /// The object of another UID that had its name is gone: a watch that was cut may never have shown its deletion.
+    fn insert(&mut self, mut object: K) -> Vec<Touched<K>> {
+        strip(&mut object);
+        let key = ObjectRef::from_obj(&object);
+        let replaced = self
+            .store
+            .get(&key)
+            .filter(|before| before.uid() != object.uid());
+        self.writer.apply_watcher_event(&Event::Apply(object));
+        let present = self.store.get(&key).map(Touched::Present);
+        replaced
+            .map(Touched::Gone)
+            .into_iter()
+            .chain(present)
+            .collect()
+    }
+
+    fn remove(&mut self, object: Arc<K>) -> Touched<K> {
+        self.writer
+            .apply_watcher_event(&Event::Delete(object.as_ref().clone()));
+        Touched::Gone(object)
+    }
+
+    /// A shard has been listed: what it held and was not listed is gone.
+    fn listed(&mut self, index: usize) -> Vec<Touched<K>> {
+        let shard = &mut self.shards[index];
+        shard.answer = Answer::Listed;
+        let listed = std::mem::take(&mut shard.listed);
+        let namespace = shard.namespace.clone();
+        let missing: Vec<_> = self
+            .store
+            .state()
+            .into_iter()
+            .filter(|object| namespace.is_none() || object.namespace() == namespace)
+            .filter(|object| !listed.contains(&ObjectRef::from_obj(object.as_ref())))
+            .collect();
+        missing
+            .into_iter()
+            .map(|object| self.remove(object))
+            .collect()
+    }
+}
+
+/// Has the store hold nothing, as after a list of nothing.
+fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
+    writer.apply_watcher_event(&Event::Init);
+    writer.apply_watcher_event(&Event::InitDone);
+}
+
+/// Drops metadata of our own objects that no controller reads: `managedFields`, labels, owner references and other
+/// programs' annotations, which may be as large as the object. Of [`Kind::FOREIGN_ANNOTATIONS`] only the names are kept. If the finalizers are
+/// larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] is false of what remains.
+pub fn strip<K: Kind>(object: &mut K) {
+    let metadata = object.meta_mut();
+    metadata.managed_fields = None;
+    metadata.labels = None;
+    metadata.owner_references = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations
+            .retain(|name, _| name.starts_with(OURS) || K::FOREIGN_ANNOTATIONS.contains(&&**name));
+        for name in K::FOREIGN_ANNOTATIONS {
+            if let Some(value) = annotations.get_mut(*name) {
+                *value = String::new();
+            }
+        }
+    }
+    if let Some(finalizers) = &mut metadata.finalizers
+        && finalizers
+            .iter()
+            .map(|name| size_of::<String>() + name.len())
+            .sum::<usize>()
+            > MAX_FINALIZERS
+    {
+        // The apiserver also stores repetitions.
+        let own = K::FINALIZER
+            .into_iter()
+            .filter(|own| finalizers.iter().any(|name| name == own));
+        *finalizers = own.chain([REMOVED_FINALIZERS]).map(str::to_owned).collect();
+    }
+}
+
+/// Returns whether `object` has all of its finalizers, because [`strip`] removed none.
+pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
+    object
+        .finalizers()
+        .iter()
+        .all(|name| name != REMOVED_FINALIZERS)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
+    use kube::core::ObjectMeta;
+
+    use super::*;
+    use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, Widget};
+
+    fn object(namespace: &str, name: &str) -> Widget {
+        let metadata = ObjectMeta {
+            namespace: Some(namespace.into()),
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        };
+        Widget {
+            metadata,
+            ..Widget::default()
+        }
+    }
+
+    fn names(cache: &Cache<Widget>) -> Vec<String> {
+        let mut names: Vec<_> = cache
+            .store()
+            .state()
+            .iter()
+            .map(|object| object.name_any())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_list_of_one_namespace_leaves_the_others() {
+        let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
+        for (index, namespace) in ["a", "b"].into_iter().enumerate() {
+            cache.apply(index, Event::Init);
+            cache.apply(
+                index,
+                Event::InitApply(object(namespace, &format!("{namespace}1"))),
+            );
+            cache.apply(
+                index,
+                Event::InitApply(object(namespace, &format!("{namespace}2"))),
+            );
+            assert!(!cache.settled());
+            cache.apply(index, Event::InitDone);
+        }
+        assert!(cache.settled());
+        cache.apply(0, Event::Init);
+        cache.apply(0, Event::InitApply(object("a", "a1")));
+        let gone = cache.apply(0, Event::InitDone);
+        assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "a2"));
+        assert_eq!(names(&cache), ["a1", "b1", "b2"]);
+    }
+
+    #[test]
+    fn a_shard_that_is_refused_holds_up_no_other() {
+        let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
+        cache.apply(0, Event::Init);
+        cache.apply(0, Event::InitDone);
+        cache.refuse(0, "too late".into());
+        assert!(!cache.settled());
+        cache.refuse(1, "no".into());
+        assert!(cache.settled());
+        assert_eq!(cache.refused(), [(Some("b".into()), "no".into())].into());
+        cache.apply(1, Event::Init);
+        assert!(
+            cache.settled() && !cache.refused().is_empty(),
+            "it is let in once it has been listed"
+        );
+        cache.apply(1, Event::InitApply(object("b", "b1")));
+        cache.apply(1, Event::InitDone);
+        assert!(cache.settled() && cache.refused().is_empty());
+        cache.clear();
+        assert!(!cache.settled());
+    }
+
+    #[test]
+    fn what_is_listed_anew_stands_until_then() {
+        let mut cache = Cache::new(vec![None]);
+        cache.apply(0, Event::Init);
+        cache.apply(0, Event::InitApply(object("a", "x")));
+        cache.apply(0, Event::InitDone);
+        cache.begin();
+        assert!(!cache.settled());
+        assert_eq!(names(&cache), ["x"]);
+        cache.apply(0, Event::Init);
+        let gone = cache.apply(0, Event::InitDone);
+        assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "x"));
+        assert!(cache.settled() && names(&cache).is_empty());
+    }
+
+    fn with_uid(name: &str, uid: &str) -> Widget {
+        let mut object = object("a", name);
+        object.metadata.uid = Some(uid.into());
+        object
+    }
+
+    /// Each thing that was touched: `+` present, `-` gone, and its UID.
+    fn said(touched: &[Touched<Widget>]) -> Vec<String> {
+        let said = |touched: &Touched<Widget>| match touched {
+            Touched::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
+            Touched::Gone(object) => format!("-{}", object.uid().unwrap_or_default()),
+        };
+        touched.iter().map(said).collect()
+    }
+
+    #[test]
+    fn an_object_that_was_made_again_unseen_is_gone_first() {
+        let mut cache = Cache::new(vec![None]);
+        cache.apply(0, Event::Init);
+        assert_eq!(
+            said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+            ["+1"]
+        );
+        cache.apply(0, Event::InitDone);
+        assert_eq!(
+            said(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
+            ["+1"]
+        );
+        cache.apply(0, Event::Init);
+        assert_eq!(
+            said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
+            ["-1", "+2"]
+        );
+        assert!(cache.apply(0, Event::InitDone).is_empty());
+    }
+
+    #[test]
+    fn metadata_that_nobody_reads_is_dropped() {
+        let large = || "x".repeat(1000);
+        let annotations = [
+            ("kubectl.kubernetes.io/last-applied-configuration", large()),
+            ("example.com/notes", large()),
+            ("quartermaster.dev/requested-at", "now".into()),
+            (FOREIGN_ANNOTATION, large()),
+        ];
+        let mut object = object("a", "x");
+        object.metadata.annotations = Some(
+            annotations
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        );
+        object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
+        object.metadata.labels = Some(
+            [
+                ("example.com/team", large()),
+                ("quartermaster.dev/x", large()),
+            ]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+        );
+        object.metadata.owner_references = Some(vec![OwnerReference {
+            name: large(),
+            ..OwnerReference::default()
+        }]);
+        strip(&mut object);
+        let kept: Vec<_> = object
+            .annotations()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            kept,
+            [
+                (FOREIGN_ANNOTATION, ""),
+                ("quartermaster.dev/requested-at", "now")
+            ]
+        );
+        let ObjectMeta {
+            managed_fields,
+            labels,
+            owner_references,
+            ..
+        } = object.metadata;
+        assert_eq!(
+            (managed_fields, labels, owner_references),
+            (None, None, None)
+        );
+    }
+
+    fn with_finalizers(names: impl IntoIterator<Item = String>) -> Widget {
+        let mut object = object("a", "x");
+        object.metadata.finalizers = Some(names.into_iter().collect());
+        strip(&mut object);
+        object
+    }
+
+    #[test]
+    fn finalizers_are_kept_up_to_a_bound() {
+        let name = |number: usize| format!("example.com/{number:04}");
+        let most = MAX_FINALIZERS / (size_of::<String>() + name(0).len());
+        let kept = with_finalizers((0..most).map(name));
+        assert!(kept.finalizers().len() == most && has_all_finalizers(&kept));
+        let shortened = with_finalizers((0..=most).map(name));
+        assert!(shortened.finalizers().len() == 1 && !has_all_finalizers(&shortened));
+        assert!(has_all_finalizers(&object("a", "x")));
+        let short = with_finalizers((0..1000).map(|_| "a".to_owned()));
+        assert!(!has_all_finalizers(&short));
+    }
+
+    #[test]
+    fn own_finalizers_are_kept_once_in_a_shortened_list() {
+        let own_repeated = (0..=MAX_FINALIZERS / FINALIZER.len()).map(|_| FINALIZER.to_owned());
+        let foreign = (0..1000).map(|number| format!("quartermaster.dev/{number}"));
+        let shortened = with_finalizers(own_repeated.chain(foreign));
+        assert_eq!(shortened.finalizers(), [FINALIZER, REMOVED_FINALIZERS]);
+    }
+
+    #[tokio::test]
+    async fn what_is_cleared_is_gone_until_it_is_listed_again() {
+        let mut cache = Cache::new(vec![None]);
+        let store = cache.store();
+        store.wait_until_ready().await.unwrap();
+        for _ in 0..2 {
+            cache.apply(0, Event::Init);
+            assert_eq!(
+                said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+                ["+1"]
+            );
+            cache.apply(0, Event::InitDone);
+            assert!(cache.settled() && store.len() == 1);
+            assert_eq!(said(&cache.clear()), ["-1"]);
+            assert!(!cache.settled() && store.is_empty());
+        }
+    }
+}

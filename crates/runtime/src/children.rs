@@ -1,0 +1,789 @@
+//! Objects that controllers create in the cluster: one rule for every kind of child.
+//!
+//! A missing child is created, which cannot overwrite. An existing child is claimed first, then applied unless it
+//! matches its desired state. Children are watched by their ownership label and never stored; of each the operator
+//! keeps only what shows a change, and the little that the owner's status reports.
+//!
+//! Drift is judged by values. The operator keeps a digest of the values that the apiserver returned for the fields of
+//! the desired state, whatever admission and defaults made of them; a child has drifted when those values differ.
+
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::core::NamespaceResourceScope;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use prometheus_client::metrics::counter::Counter;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::SetOnce;
+
+use self::pacer::{Basis, Pacer};
+pub use self::trouble::Trouble;
+pub use self::whole::Child;
+use qm_core::OURS;
+
+use super::drift::{Advice, Correction, Drift, TakenFields};
+use super::events::Events;
+use super::fields::{self, Projection};
+use super::managed_fields;
+use super::manager::Manager;
+use super::owners::Owners;
+use super::ownership::{Claim, OWNER_UID, Owner, owner_of};
+use super::raw_object::BoundedObject;
+use super::seen::{Known, Look, Match, Seen};
+use super::watch_hub::{Observer, ResourceName};
+use super::watching;
+use super::{Key, apply, short_digest};
+
+mod pacer;
+mod trouble;
+mod whole;
+
+/// Annotation of a child: digest of what was last written of it.
+pub const APPLIED: &str = "quartermaster.dev/applied";
+
+/// How often what is found is looked at once more, because it came or went in between.
+const TRIES: usize = 3;
+
+/// Writer of children, with its Events and metrics.
+#[derive(Clone)]
+pub struct Writer {
+    /// The field manager.
+    pub manager: &'static str,
+    /// Events of the writer's controller.
+    pub events: Events,
+    /// Counter of corrected drift.
+    pub corrected: Counter,
+    /// Changes to make instead of editing a child, by field.
+    pub advice: Advice,
+}
+
+/// A kind of children.
+pub trait ChildKind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + Default
+    + Serialize
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> ChildKind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Default
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// What is kept of a child.
+pub trait Report: Clone + PartialEq + Send + Sync + 'static {}
+
+impl<S: Clone + PartialEq + Send + Sync + 'static> Report for S {}
+
+/// One kind of children of one controller. `S` is what is kept of each for its owner's status.
+pub struct Children<K, S> {
+    client: Client,
+    manager: &'static str,
+    report: fn(&K) -> S,
+    quirks: Quirks<K>,
+    wake: Arc<dyn Fn(&Key) + Send + Sync>,
+    wanted: Arc<SetOnce<()>>,
+    seen: Seen<S>,
+    drift: Drift,
+    unconfirmed: Pacer,
+}
+
+/// Properties of a kind that its own code knows.
+pub struct Quirks<K> {
+    /// Returns whether the apiserver answered an apply of the first object with something else, the second. It is then
+    /// applied again.
+    pub lost: fn(&K, &K) -> bool,
+    /// Removes from a desired object what the live object holds, and the apiserver would give no second object.
+    pub release: fn(&mut K, &K),
+}
+
+impl<K> Default for Quirks<K> {
+    fn default() -> Self {
+        Self {
+            lost: |_, _| false,
+            release: |_, _| (),
+        }
+    }
+}
+
+impl<K: ChildKind, S: Report> Children<K, S> {
+    /// Creates the children of `writer`. `report` extracts what the owner's status needs; `wake` gets the owner of each
+    /// changed child. The watch starts with the first [`Children::want`].
+    pub fn new(
+        manager: &mut Manager,
+        writer: &Writer,
+        report: fn(&K) -> S,
+        wake: impl Fn(&Key) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::with_quirks(manager, writer, report, Quirks::default(), wake)
+    }
+
+    /// Creates the children of `writer` of a kind with properties of its own.
+    pub fn with_quirks(
+        manager: &mut Manager,
+        writer: &Writer,
+        report: fn(&K) -> S,
+        quirks: Quirks<K>,
+        wake: impl Fn(&Key) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let places = manager.scope.places::<BoundedObject<K>>(&manager.client);
+        let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
+        let children = Arc::new(Self {
+            client: manager.client.clone(),
+            manager: writer.manager,
+            report,
+            quirks,
+            wake: Arc::new(wake),
+            wanted: Arc::default(),
+            seen: Seen::new(unlisted, manager.settings.timings.resync),
+            drift: Drift::new(
+                &manager.settings.timings,
+                writer.events.clone(),
+                writer.corrected.clone(),
+                writer.advice,
+            ),
+            unconfirmed: Pacer::new(manager.settings.timings.confirmation_period),
+        });
+        let ours = manager.others.clone().labels(OWNER_UID);
+        manager.look(
+            places,
+            &ours,
+            &children.wanted,
+            &children,
+            |BoundedObject(child)| child,
+        );
+        children
+    }
+
+    /// There is, or may be, somebody who has such a child.
+    pub fn want(&self) {
+        // Once is enough.
+        let _ = self.wanted.set(());
+    }
+
+    /// What is known of the child of this name that says it is of `owner`.
+    pub fn report(&self, key: &Key, owner: &Key) -> Option<S> {
+        self.seen
+            .known(key)
+            .filter(|known| known.owner.as_ref() == Some(owner))
+            .map(|known| known.report)
+    }
+
+    /// Waits until the children have been listed, as far as that is let in.
+    pub async fn ready(&self) {
+        self.want();
+        self.seen.ready().await;
+    }
+
+    /// Has the child be as `desired`, which is marked as the owner's here. `owners` are all of its kind. The fields at the paths
+    /// of `left`, in the form of `managedFields`, are not ours any more and keep the value that they have.
+    ///
+    /// A child whose state this process has not confirmed, and for which nobody has asked for anything since, may wait for
+    /// its turn: this wakes the owner then.
+    ///
+    /// # Errors
+    /// Why it is not so.
+    pub async fn settle<O: ChildKind>(
+        &self,
+        owner: &Owner,
+        mut desired: K,
+        owners: &Owners<O>,
+        left: &[&[&str]],
+    ) -> Result<(), Trouble> {
+        self.ready().await;
+        let (whole, digest) = Self::finish(owner, &mut desired)?;
+        let key = Key::of(&desired);
+        let there = match self.seen.look(&key, &digest) {
+            Look::Fine => return Ok(()),
+            Look::Other
+                if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) =>
+            {
+                return Ok(());
+            }
+            Look::Unknown => !owner.is_fresh(),
+            // That it goes may be long ago by now.
+            Look::Going | Look::Other => true,
+        };
+        // The future holds the object several times: too large for the stack of every reconcile.
+        Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
+    }
+
+    /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
+    #[allow(clippy::too_many_arguments)] // all that is known of one child
+    async fn ensure<O: ChildKind>(
+        &self,
+        owner: &Owner,
+        mut desired: K,
+        whole: &Value,
+        digest: String,
+        owners: &Owners<O>,
+        left: &[&[&str]],
+        mut there: bool,
+    ) -> Result<(), Trouble> {
+        let content = fields::content(whole);
+        let key = Key::of(&desired);
+        let api = self.api(&key);
+        let _asking = self.seen.asking(&key);
+        // Values and `managedFields` of a child that has drifted, from before the correction.
+        let mut before = None;
+        for turn in 1..=TRIES {
+            let mut refused = None;
+            if !there {
+                match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
+                    Ok(Some(created)) => {
+                        self.created(
+                            owner,
+                            &key,
+                            &created,
+                            digest,
+                            &Self::project(&created, &content),
+                        );
+                        return Ok(());
+                    }
+                    Ok(None) => {}
+                    // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
+                    Err(trouble @ Trouble::Refused { .. }) => refused = Some(trouble),
+                    Err(trouble) => return Err(trouble),
+                }
+            }
+            let Some(BoundedObject(live)) = Self::sent(&key, api.get_opt(&key.name).await)? else {
+                self.seen.missing(&key);
+                self.seen.absent(&key);
+                if let Some(refused) = refused {
+                    return Err(refused);
+                }
+                owners.confirm(owner).await?;
+                there = false;
+                continue;
+            };
+            there = true;
+            let claim = owner.claim(live.meta(), |uid| owners.lives(uid));
+            if let Claim::Foreign(foreign) = &claim {
+                let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
+                return Err(Trouble::Conflict(words));
+            }
+            if claim == Claim::Restored {
+                owners.confirm(owner).await?;
+            }
+            if live.meta().deletion_timestamp.is_some() {
+                return Err(Trouble::Going(what::<K>(&key)));
+            }
+            if claim == Claim::Ours
+                && let Some(message) = owner.contest()
+                && self
+                    .seen
+                    .matched(&key, &live.uid().unwrap_or_default())
+                    .is_none()
+            {
+                self.drift
+                    .resume(owner, &key, &what::<K>(&key), &digest, message);
+            }
+            let observed = Self::project(&live, &content);
+            let state = self.judge(&key, &live, &observed, &content, &digest);
+            let lost = turn < TRIES && (self.quirks.lost)(&desired, &live);
+            if claim == Claim::Ours && state == State::Match && !lost && !self.drift.has_taken(&key)
+            {
+                self.wrote(&key, &live, digest.clone(), &observed);
+                self.report_correction(owner, &key, &digest, before, &observed);
+                return Ok(());
+            }
+            let has_drifted = claim == Claim::Ours && state == State::Drift;
+            if has_drifted && self.drift.is_held_back(owner, &key, &digest) {
+                return Ok(());
+            }
+            if claim == Claim::Ours && owner.is_handled() && self.must_wait(owner, &key, &live) {
+                return Ok(());
+            }
+            desired.meta_mut().uid = live.uid();
+            // One that can never be as it is wanted is not claimed: it would go with its owner.
+            if claim == Claim::HandedOver
+                && let Err(kube::Error::Api(said)) =
+                    apply::try_apply(&api, self.manager, &desired).await
+                && apply::is_immutable(&said)
+            {
+                return Err(Trouble::Refused {
+                    what: what::<K>(&key),
+                    said,
+                });
+            }
+            if has_drifted && before.is_none() {
+                before = Some((observed, managed(&live).to_vec()));
+            }
+            let owned = self
+                .own(&api, owner, &claim, live, whole, left, has_drifted)
+                .await?;
+            match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
+                Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
+                Ok(applied) => {
+                    let values = Self::project(&applied, &content);
+                    self.wrote(&key, &applied, digest.clone(), &values);
+                    self.report_correction(owner, &key, &digest, before, &values);
+                    return Ok(());
+                }
+                Err(trouble) if turn < TRIES => {
+                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &trouble).await?
+                    else {
+                        if trouble.fields().is_some()
+                            && Self::has_changed(&api, &key, &owned).await?
+                        {
+                            continue;
+                        }
+                        return Err(trouble);
+                    };
+                    let entries = json!({ "managedFields": taken.entries });
+                    Self::sent(
+                        &key,
+                        apply::metadata(&api, self.manager, &owned, entries).await,
+                    )?;
+                    self.drift.took(&key, taken.taken);
+                }
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Err(Trouble::Going(what::<K>(&key)))
+    }
+
+    /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
+    async fn has_changed(
+        api: &Api<BoundedObject<K>>,
+        key: &Key,
+        read: &K,
+    ) -> Result<bool, Trouble> {
+        let newest = Self::sent(key, api.get_opt(&key.name).await)?;
+        Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
+    }
+
+    /// Returns whether the child waits for its turn to be written, as far as is known without asking.
+    fn waits(&self, owner: &Owner, key: &Key) -> bool {
+        self.seen
+            .known(key)
+            .is_some_and(|known| self.unconfirmed.waits(key, &basis(owner, known.print)))
+    }
+
+    /// Returns whether a child without a confirmed state must wait for its turn to be written.
+    fn must_wait(&self, owner: &Owner, key: &Key, live: &K) -> bool {
+        if self
+            .seen
+            .matched(key, &live.uid().unwrap_or_default())
+            .is_some()
+        {
+            return false;
+        }
+        let (wake, of) = (
+            Arc::clone(&self.wake),
+            Key::new(owner.namespace(), owner.name()),
+        );
+        self.unconfirmed
+            .must_wait(key, basis(owner, self.print(live)), move || wake(&of))
+    }
+
+    /// Compares a live child with its desired state.
+    fn judge(
+        &self,
+        key: &Key,
+        live: &K,
+        observed: &Projection,
+        content: &Value,
+        digest: &str,
+    ) -> State {
+        let before = self
+            .seen
+            .matched(key, &live.uid().unwrap_or_default())
+            .filter(|it| it.desired == *digest);
+        let is_match = match &before {
+            Some(matched) => matched.values == observed.digest(),
+            None => fields::matches(&Self::content(live), content, managed(live), self.manager),
+        };
+        // A child that was written or confirmed in this form has drifted if it no longer matches.
+        let was_written = before.is_some()
+            || live
+                .annotations()
+                .get(APPLIED)
+                .is_some_and(|applied| applied == digest);
+        match (is_match, was_written) {
+            (true, _) => State::Match,
+            (false, true) => State::Drift,
+            (false, false) => State::Other,
+        }
+    }
+
+    /// Takes ownership of a live child's desired fields before the apply; returns the child after that.
+    #[allow(clippy::too_many_arguments)] // each is another side of one write
+    async fn own(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        owner: &Owner,
+        claim: &Claim,
+        live: K,
+        whole: &Value,
+        left: &[&[&str]],
+        has_drifted: bool,
+    ) -> Result<K, Trouble> {
+        let mut entries = None;
+        let mut patch = json!({});
+        if *claim != Claim::Ours {
+            // This patch must include the ownership label: if killed before the apply that follows, the operator would
+            // otherwise have neither label nor consent.
+            patch = owner.marks(live.meta());
+        }
+        if *claim != Claim::Ours
+            || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left)
+        {
+            entries = Some(managed_fields::handed_over(
+                managed(&live),
+                self.manager,
+                whole,
+                left,
+            ));
+        }
+        if has_drifted {
+            let now = entries.as_deref().unwrap_or_else(|| managed(&live));
+            let matched = self
+                .seen
+                .matched(&Key::of(&live), &live.uid().unwrap_or_default());
+            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
+            let renumbered = managed_fields::renumbered(
+                now,
+                self.manager,
+                &Self::content(&live),
+                whole,
+                is_alone,
+            );
+            if let Some(taken) = managed_fields::taken(now, self.manager, &renumbered) {
+                entries = Some(taken.entries);
+            }
+        }
+        let Some(entries) = entries else {
+            return Ok(live);
+        };
+        patch["managedFields"] = json!(entries);
+        Self::sent(
+            &Key::of(&live),
+            apply::metadata(api, self.manager, &live, patch).await,
+        )
+    }
+
+    /// Returns the fields of other managers that the apiserver refuses beside the desired state; none if it refuses the
+    /// desired state alone.
+    async fn rivals(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        desired: &K,
+        live: &K,
+        whole: &Value,
+        trouble: &Trouble,
+    ) -> Result<Option<managed_fields::Transfer>, Trouble> {
+        let Some(refused) = trouble.fields() else {
+            return Ok(None);
+        };
+        let object = Self::content(live);
+        let rivals = |field: &String| {
+            managed_fields::rivals(managed(live), self.manager, &object, whole, field)
+        };
+        let rivals = refused.iter().flat_map(rivals).collect();
+        let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else {
+            return Ok(None);
+        };
+        let key = Key::of(desired);
+        let mut alone = desired.clone();
+        alone.meta_mut().uid = None;
+        (self.quirks.release)(&mut alone, live);
+        match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
+            Ok(()) => Ok(Some(taken)),
+            // The object alone may have another problem, such as a node port that another Service holds.
+            Err(Trouble::Refused { what, said }) if said.code == 422 => {
+                let alone = Trouble::Refused { what, said }.fields().unwrap_or_default();
+                Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
+            }
+            // Quota is checked after validation, so the object alone is valid.
+            Err(Trouble::Refused { said, .. }) if said.message.contains("exceeded quota") => {
+                Ok(Some(taken))
+            }
+            // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
+            Err(Trouble::Refused { .. }) => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    fn report_correction(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        digest: &str,
+        before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
+        after: &Projection,
+    ) {
+        let TakenFields {
+            fields: taken,
+            mut managers,
+        } = self.drift.take_taken(key);
+        let mut changed = Vec::new();
+        let mut observed = Projection::default();
+        if let Some((values, managed)) = before {
+            changed = values.differences(after);
+            managers.extend(
+                managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned),
+            );
+            observed = values;
+        }
+        changed.extend(taken);
+        let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
+        let manager = Some(&*manager).filter(|manager| !manager.is_empty());
+        self.drift.corrected(
+            owner,
+            key,
+            &Correction {
+                what: &what::<K>(key),
+                fields: &changed,
+                before: &observed,
+                manager,
+                digest,
+            },
+        );
+    }
+
+    /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
+    /// Call it after [`Children::settle`].
+    pub fn contested(&self, key: &Key) -> Option<(String, Duration)> {
+        self.drift.contested(key)
+    }
+
+    fn content(object: &K) -> Value {
+        // Serialization cannot fail: the object came from JSON.
+        fields::content(&serde_json::to_value(object).unwrap_or_default())
+    }
+
+    fn project(object: &K, desired: &Value) -> Projection {
+        fields::project(&Self::content(object), desired, managed(object))
+    }
+
+    /// Has there be no such child of the owner's; whether it was deleted now. One that no watch shows may be there without our
+    /// label: it is asked for, once.
+    ///
+    /// # Errors
+    /// When it is there and could not be deleted.
+    pub async fn remove<O: ChildKind>(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        owners: &Owners<O>,
+    ) -> Result<bool, Trouble> {
+        self.drift.forget(key);
+        self.unconfirmed.forget(key);
+        self.seen.take_lost(key);
+        self.ready().await;
+        let _asking = self.seen.asking(key);
+        if owner.is_fresh() && self.seen.known(key).is_none() {
+            // Nor is it asked for later.
+            self.seen.absent(key);
+        }
+        if self.seen.is_absent(key) || self.seen.look(key, "") == Look::Going {
+            return Ok(false);
+        }
+        let api = self.api(key);
+        let live = Self::sent(key, api.get_opt(&key.name).await)?;
+        let claimed = live
+            .map(|BoundedObject(live)| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
+        let Some((claim, live)) =
+            claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored))
+        else {
+            self.seen.absent(key);
+            return Ok(false);
+        };
+        if claim == Claim::Restored {
+            owners.confirm(owner).await?;
+        }
+        Self::sent(key, self.seen.delete(&api, key, &live).await)?;
+        Ok(true)
+    }
+
+    /// The owner is gone: what is kept beside the watch may go.
+    pub fn forget(&self, key: &Key) {
+        self.seen.forget(key);
+        self.drift.forget(key);
+        self.unconfirmed.forget(key);
+    }
+
+    fn api(&self, key: &Key) -> Api<BoundedObject<K>> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    /// Marks `desired`; gives it as it is sent, and its digest.
+    fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String), Trouble> {
+        owner.mark(desired.meta_mut());
+        let value = |desired: &K| -> Result<Value, Trouble> {
+            let mut value = serde_json::to_value(desired).map_err(|error| Trouble::Api {
+                what: what::<K>(&Key::of(desired)),
+                error: kube::Error::SerdeError(error),
+            })?;
+            value["apiVersion"] = K::api_version(&()).into();
+            Ok(value)
+        };
+        let digest = short_digest(value(desired)?.to_string());
+        desired
+            .annotations_mut()
+            .insert(APPLIED.into(), digest.clone());
+        Ok((value(desired)?, digest))
+    }
+
+    /// Records a child that was created, and reports one that another client had deleted.
+    fn created(&self, owner: &Owner, key: &Key, object: &K, desired: String, values: &Projection) {
+        // A new owner's name may be that of a former one, whose children went with it.
+        if self.seen.take_lost(key) && !owner.is_fresh() {
+            self.drift.recreated(owner, key, &what::<K>(key));
+        } else {
+            self.drift.created(key);
+        }
+        self.wrote(key, object, desired, values);
+    }
+
+    /// Records a child that was written or found and matches its desired state, unless newer state is known.
+    fn wrote(&self, key: &Key, object: &K, desired: String, values: &Projection) {
+        self.unconfirmed.forget(key);
+        let known = self.known(object);
+        let owner = known.owner.clone();
+        let matched = Match {
+            desired,
+            values: values.digest(),
+            has_foreign_ports: values.has_foreign_ports(),
+        };
+        if !self.seen.wrote(key, known, matched) {
+            self.tell(owner);
+        }
+    }
+
+    fn known(&self, object: &K) -> Known<S> {
+        Known {
+            uid: object.uid().unwrap_or_default(),
+            version: super::version(object.meta().resource_version.as_deref()),
+            owner: owner_of(object.meta()),
+            print: self.print(object),
+            going: object.meta().deletion_timestamp.is_some(),
+            report: (self.report)(object),
+        }
+    }
+
+    /// Returns a digest of what a change of the child is news by: agents stamp annotations and labels of their own on it.
+    fn print(&self, object: &K) -> u64 {
+        let mut content = Self::content(object);
+        if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
+            annotations.retain(|name, _| name.starts_with(OURS));
+        }
+        if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
+            labels
+                .retain(|name, _| managed_fields::may_be_ours(managed(object), self.manager, name));
+        }
+        if let Some(metadata) = content["metadata"].as_object_mut() {
+            metadata.retain(|name, value| {
+                name != "finalizers" && value.as_object().is_none_or(|it| !it.is_empty())
+            });
+        }
+        let mut hash = DefaultHasher::new();
+        content.to_string().hash(&mut hash);
+        hash.finish()
+    }
+
+    /// An answer, sorted.
+    fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
+        answer.map_err(|error| Trouble::of(what::<K>(key), error))
+    }
+
+    fn tell(&self, owner: Option<Key>) {
+        if let Some(owner) = owner {
+            (self.wake)(&owner);
+        }
+    }
+}
+
+/// Relation of a live child to its desired state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The child matches.
+    Match,
+    /// The child matched before, and somebody has changed it since.
+    Drift,
+    /// The child was never written in this form.
+    Other,
+}
+
+fn basis(owner: &Owner, print: u64) -> Basis {
+    Basis {
+        print,
+        generation: owner.generation(),
+        requested: owner.requested().map(str::to_owned),
+    }
+}
+
+fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
+    object.meta().managed_fields.as_deref().unwrap_or_default()
+}
+
+impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {
+    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
+        self.seen.listing(shard);
+    }
+
+    fn present(&self, _: &ResourceName, object: K) {
+        self.tell(self.seen.shown(Key::of(&object), self.known(&object)));
+    }
+
+    fn gone(&self, _: &ResourceName, object: K) {
+        self.tell(
+            self.seen
+                .gone(&Key::of(&object), &object.uid().unwrap_or_default()),
+        );
+    }
+
+    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
+        self.seen
+            .listed(shard)
+            .into_iter()
+            .for_each(|owner| self.tell(Some(owner)));
+    }
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if watching::refusal(error).is_some_and(|status| status.code == 403) {
+            self.seen.settled(shard);
+        }
+    }
+}
+
+/// `deployments.apps`, as kubectl takes it.
+fn resource<K: Resource<DynamicType = ()>>() -> String {
+    let (plural, group) = (K::plural(&()), K::group(&()));
+    if group.is_empty() {
+        plural.into_owned()
+    } else {
+        format!("{plural}.{group}")
+    }
+}
+
+/// `Deployment shop/web`.
+fn what<K: Resource<DynamicType = ()>>(key: &Key) -> String {
+    format!("{} {key}", K::kind(&()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::client::Body;
+use kube::runtime::reflector;
+use qm_api::ContactPoint;
+use rstest::rstest;
+use tokio::time::timeout;
+
+use super::*;
+use crate::settings::Timings;
+
+type Maps = Children<ConfigMap, ()>;
+
+/// Of a clock that stands still while anybody acts.
+const SOON: Duration = Duration::from_secs(1);
+
+fn name() -> ResourceName {
+    ResourceName {
+        api_version: "v1".into(),
+        plural: "configmaps".into(),
+    }
+}
+
+/// Of these the apiserver loses `data` now and then.
+fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
+    let events = Events::new(client.clone(), "test", "qm-0").0;
+    let maps = Maps {
+        client,
+        manager: "quartermaster/test",
+        report: |_| (),
+        quirks: Quirks {
+            lost: |sent, there| sent.data != there.data,
+            ..Quirks::default()
+        },
+        wake: Arc::new(wake),
+        wanted: Arc::default(),
+        seen: Seen::new([None].into(), Duration::from_mins(30)),
+        drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
+        unconfirmed: Pacer::new(Duration::from_millis(50)),
+    };
+    maps.seen.settled(None);
+    maps
+}
+
+fn owner() -> Owner {
+    let owner = json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
+}
+
+/// There is nobody else.
+fn owners(maps: &Maps) -> Owners<ContactPoint> {
+    Owners::new(maps.client.clone(), reflector::store().0)
+}
+
+/// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
+#[rstest]
+#[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
+#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.listing(&name(), None); maps.listed(&name(), None); }, true)]
+#[case::it_is_shown(|maps: &Maps, made| maps.present(&name(), made), false)]
+#[tokio::test]
+async fn whoever_made_what_may_be_gone_already_is_woken(
+    #[case] meanwhile: fn(&Maps, ConfigMap),
+    #[case] may_be_gone: bool,
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let woken = Arc::new(Mutex::new(Vec::new()));
+    let maps = maps(Client::new(service, "shop"), {
+        let woken = Arc::clone(&woken);
+        move |owner| woken.lock().unwrap().push(owner.clone())
+    });
+    let owner = owner().fresh(true);
+    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
+    let answer = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::POST);
+        let mut made: Value =
+            serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes())
+                .unwrap();
+        made["metadata"]["uid"] = "1".into();
+        made["metadata"]["resourceVersion"] = "5".into();
+        meanwhile(&maps, serde_json::from_value(made.clone()).unwrap());
+        woken.lock().unwrap().clear();
+        answer.send_response(Response::new(serde_json::to_vec(&made).unwrap().into()));
+    };
+    let desired = serde_json::from_value(desired).unwrap();
+    let owners = owners(&maps);
+    let (settled, ()) = tokio::join!(maps.settle(&owner, desired, &owners, &[]), answer);
+    settled.unwrap();
+    let expected = if may_be_gone {
+        vec![Key::new("shop", "web")]
+    } else {
+        Vec::new()
+    };
+    assert_eq!(*woken.lock().unwrap(), expected);
+    assert_eq!(
+        maps.seen.known(&Key::new("shop", "child")).is_none(),
+        may_be_gone
+    );
+}
+
+/// It is asked for again, though not for ever: at the next change of the child, or of what is wanted.
+#[rstest]
+#[case::once(1, 2)]
+#[case::always(usize::MAX, TRIES)]
+#[tokio::test]
+async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case] wanted: usize) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
+    let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" } }, "data": { "port": "1" } });
+    let mut applied = 0;
+    let answers = async {
+        while let Some((request, answer)) = apiserver.next_request().await {
+            if request
+                .headers()
+                .get(http::header::CONTENT_TYPE)
+                .is_some_and(|it| it == "application/apply-patch+yaml")
+            {
+                applied += 1;
+                if applied > loses {
+                    live["data"]["port"] = "2".into();
+                }
+            }
+            answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
+        }
+    };
+    let settled = async {
+        maps.settle(
+            &owner(),
+            serde_json::from_value(desired).unwrap(),
+            &owners(&maps),
+            &[],
+        )
+        .await
+        .unwrap();
+        drop(maps);
+    };
+    tokio::join!(settled, answers);
+    assert_eq!(applied, wanted);
+}
+
+/// The answer is of the past by then, and the watch does not say it again.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" } } });
+    let (owner, child) = (owner(), Key::new("shop", "child"));
+    let answers = async {
+        let (_, answer) = apiserver.next_request().await.unwrap();
+        maps.present(&name(), serde_json::from_value(live.clone()).unwrap());
+        answer.send_response(not_found());
+        let mut asked = Vec::new();
+        for _ in 0..2 {
+            let (request, answer) = apiserver.next_request().await.unwrap();
+            asked.push(request.method().clone());
+            answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
+        }
+        asked
+    };
+    let removed = async {
+        [
+            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
+            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
+        ]
+    };
+    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
+        .await
+        .expect("both asked");
+    assert_eq!(
+        (removed, asked),
+        ([false, true], vec![http::Method::GET, http::Method::DELETE])
+    );
+}
+
+/// A watch that has fallen silent does not say that it went.
+#[tokio::test(start_paused = true)]
+async fn one_that_was_going_is_asked_for() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+    maps.present(&name(), serde_json::from_value(child.clone()).unwrap());
+    let answers = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::GET);
+        answer.send_response(not_found());
+        // Its owner may have gone with it.
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert!(
+            request.uri().path().ends_with("/contactpoints/web"),
+            "{}",
+            request.uri()
+        );
+        let owner = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+        answer.send_response(Response::new(serde_json::to_vec(&owner).unwrap().into()));
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::POST);
+        child["metadata"] =
+            json!({ "namespace": "shop", "name": "child", "uid": "2", "resourceVersion": "7" });
+        answer.send_response(Response::new(serde_json::to_vec(&child).unwrap().into()));
+    };
+    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
+    let owner = owner();
+    let owners = owners(&maps);
+    let settled = maps.settle(
+        &owner,
+        serde_json::from_value(desired).unwrap(),
+        &owners,
+        &[],
+    );
+    let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) })
+        .await
+        .expect("it asked");
+    settled.unwrap();
+}
+
+fn not_found() -> Response<Body> {
+    let said = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
+    Response::builder()
+        .status(404)
+        .body(serde_json::to_vec(&said).unwrap().into())
+        .unwrap()
+}

@@ -1,0 +1,562 @@
+//! The clients of the apiserver: one for everything, one that passes no fence, and one for what people run beside the operator.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::header::{RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
+use tokio::time::{Instant, timeout};
+use tower::util::MapErrLayer;
+use tower::{BoxError, Layer, Service};
+use tracing::{Instrument as _, debug};
+
+use super::availability::{self, Availability};
+use super::cluster::Server;
+use super::leader::Fence;
+use super::metrics::Metrics;
+use super::nesting;
+use super::pages;
+use super::telemetry::{causes, traces};
+use crate::VERSION;
+use crate::settings::Timings;
+
+/// How long one request of the client without a fence may take.
+const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection of what people run may be silent: nothing there is a watch.
+const PEOPLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A watch that is quiet is ended by the server after its timeout; this much later the connection counts as dead.
+const WATCH_MARGIN: Duration = Duration::from_secs(15);
+
+/// Why a request was not answered, or not even sent.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A write, while this replica does not hold the lease: it was not sent, or its answer was not waited for.
+    #[error("given up: this replica does not hold the lease")]
+    NotLeading,
+    /// No answer began within the timeout.
+    #[error("the apiserver did not answer within {0:?}")]
+    Timeout(Duration),
+    /// It did not get as far as an answer.
+    #[error("{url} could not be asked: {why}")]
+    Unanswered {
+        /// The server's, without who asks.
+        url: String,
+        /// The first cause, which says more than what came of it.
+        why: String,
+    },
+}
+
+/// True if `error` says that a write was given up because this replica does not hold the lease. One that was on its way
+/// when the lease went may have been done.
+pub fn is_not_leading(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
+}
+
+/// Returns the message of a request that the apiserver did not answer in time.
+pub fn timed_out(error: &kube::Error) -> Option<String> {
+    let kube::Error::Service(inner) = error else {
+        return None;
+    };
+    let refused = inner
+        .downcast_ref()
+        .filter(|refused| matches!(refused, Refused::Timeout(_)))?;
+    Some(refused.to_string())
+}
+
+/// Creates the main client; only requests that need no lease use another.
+///
+/// - The client writes (any method but GET and HEAD) only while `fence` is held, which is checked until the request is
+///   on its way.
+/// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
+///   create can meet its own `AlreadyExists`. Callers back off and compute anew instead.
+/// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
+///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
+/// - `availability` records how each request ended.
+/// - A list's `limit` is the most objects of a page, see [`pages::bounded`].
+///
+/// # Errors
+/// When `config` cannot be used: bad certificates, an unsupported proxy.
+pub fn main(
+    mut config: Config,
+    fence: Fence,
+    availability: Availability,
+    metrics: Metrics,
+    timings: &Timings,
+) -> kube::Result<Client> {
+    config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
+    let server = Server::of(&config.cluster_url);
+    let gate = Gate {
+        fence: Some(fence),
+        availability: Some(availability),
+        metrics,
+        timeout: timings.api_timeout,
+        server,
+    };
+    Ok(pages::bounded(build(config, &gate)?))
+}
+
+/// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s
+/// for each request, and no fence.
+///
+/// # Errors
+/// As [`main`].
+pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
+    let server = Server::of(&config.cluster_url);
+    let gate = Gate {
+        fence: None,
+        availability: None,
+        metrics,
+        timeout: UNFENCED_TIMEOUT,
+        server,
+    };
+    build(silent_for(config, UNFENCED_TIMEOUT), &gate)
+}
+
+/// The client of what people run: it does not retry either, so that a server which is busy for long is told of at once, and
+/// says which one could not be asked.
+///
+/// # Errors
+/// As [`main`].
+pub fn of_people(config: Config) -> kube::Result<Client> {
+    let Server { url, .. } = Server::of(&config.cluster_url);
+    let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
+        let mut first: &dyn Error = &*error;
+        while let Some(cause) = first.source() {
+            first = cause;
+        }
+        Refused::Unanswered {
+            url: url.clone(),
+            why: first.to_string(),
+        }
+        .into()
+    });
+    let builder = ClientBuilder::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))?;
+    Ok(builder
+        .with_layer(&nesting::layer())
+        .with_layer(&unanswered)
+        .build())
+}
+
+fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
+    Ok(ClientBuilder::try_from(ours(config))?
+        .with_layer(&nesting::layer())
+        .with_layer(gate)
+        .build())
+}
+
+/// Gives a connection up that is silent for so long.
+fn silent_for(mut config: Config, time: Duration) -> Config {
+    config.connect_timeout = Some(time);
+    config.read_timeout = Some(time);
+    config.write_timeout = Some(time);
+    config
+}
+
+/// What all of them have in common.
+fn ours(mut config: Config) -> Config {
+    config.default_retry = false;
+    // Or else a pooled connection's idle time counts as time that the server took to answer.
+    config.reset_reader_on_write = true;
+    config.headers.retain(|(name, _)| name != USER_AGENT);
+    config.headers.push((
+        USER_AGENT,
+        HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION"))),
+    ));
+    config
+}
+
+/// True if lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>). kube does not fall back by itself.
+///
+/// # Errors
+/// When the apiserver cannot be asked.
+pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
+    let version = client.apiserver_version().await?;
+    debug!(
+        server = version.git_version,
+        client = VERSION,
+        "asked the apiserver for its version"
+    );
+    Ok(at_least_1_34(&version.major, &version.minor))
+}
+
+fn at_least_1_34(major: &str, minor: &str) -> bool {
+    // Some vendors write "34+".
+    let number = |text: &str| {
+        text.trim_end_matches(|c: char| !c.is_ascii_digit())
+            .parse::<u32>()
+            .unwrap_or(0)
+    };
+    (number(major), number(minor)) >= (1, 34)
+}
+
+/// Parses `Retry-After` as the apiserver writes it, in seconds.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    Some(availability::pause(
+        headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?,
+    ))
+}
+
+/// Returns whether the success of a request proves that the apiserver stores objects. A dry run and a review store nothing,
+/// Events may lie in an etcd of their own, and an etcd that is out of space still deletes.
+fn stores(method: &Method, uri: &Uri) -> bool {
+    let is_reviewed = uri.path().starts_with("/apis/authorization.k8s.io/");
+    let is_event = uri.path().split('/').any(|segment| segment == "events");
+    let is_dry_run = uri.query().is_some_and(|query| query.contains("dryRun="));
+    matches!(*method, Method::POST | Method::PUT | Method::PATCH)
+        && !(is_reviewed || is_event || is_dry_run)
+}
+
+/// What each request passes: the fence, the count, the timeout.
+#[derive(Clone)]
+struct Gate {
+    fence: Option<Fence>,
+    availability: Option<Availability>,
+    metrics: Metrics,
+    timeout: Duration,
+    server: Server,
+}
+
+impl<S> Layer<S> for Gate {
+    type Service = Gated<S>;
+
+    fn layer(&self, inner: S) -> Gated<S> {
+        Gated {
+            gate: self.clone(),
+            inner,
+        }
+    }
+}
+
+struct Gated<S> {
+    gate: Gate,
+    inner: S,
+}
+
+impl<S, B> Service<Request<Body>> for Gated<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: Send,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let gate = self.gate.clone();
+        let writes = !matches!(method, Method::GET | Method::HEAD);
+        let stores = stores(&method, request.uri());
+        let fence = gate.fence.clone().filter(|_| writes);
+        if fence.as_ref().is_some_and(|fence| !fence.held()) {
+            return Box::pin(async { Err(Refused::NotLeading.into()) });
+        }
+        let span = traces::request(&method, &path, &gate.server);
+        let asked = span.clone();
+        let answer = self.inner.call(request);
+        let answered = async move {
+            let started = Instant::now();
+            let mut answer = pin!(answer);
+            // Getting a connection takes time, during which the lease may be lost: asked again at every step.
+            let guarded = poll_fn(|context| match &fence {
+                Some(fence) if !fence.held() => Poll::Ready(Err(Refused::NotLeading.into())),
+                _ => answer.as_mut().poll(context),
+            });
+            let result = match timeout(gate.timeout, guarded).await {
+                Ok(result) => result,
+                Err(_) => Err(Refused::Timeout(gate.timeout).into()),
+            };
+            let code = result
+                .as_ref()
+                .ok()
+                .map(|response| response.status().as_u16());
+            // A write that the fence blocked says nothing about the apiserver.
+            let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
+            if let Some(availability) = gate
+                .availability
+                .as_ref()
+                .filter(|_| code.is_some() || !held_back)
+            {
+                availability.answered(
+                    stores,
+                    code,
+                    result
+                        .as_ref()
+                        .ok()
+                        .and_then(|response| retry_after(response.headers())),
+                );
+            }
+            gate.metrics
+                .api_request(gate.server.host(), method.as_str(), code);
+            traces::answered(&asked, code);
+            let error = result.as_ref().err().map(|error| causes(error.as_ref()));
+            debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
+            result
+        };
+        Box::pin(answered.instrument(span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::future::{Ready, pending, ready};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+    use rstest::rstest;
+    use tower::service_fn;
+
+    use super::*;
+
+    const OBJECT: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#;
+
+    #[rstest]
+    #[case::create("POST", "/apis/apps/v1/namespaces/a/deployments", true)]
+    #[case::apply(
+        "PATCH",
+        "/api/v1/namespaces/a/services/b?fieldManager=c&force=true",
+        true
+    )]
+    #[case::read("GET", "/api/v1/namespaces/a/services/b", false)]
+    #[case::delete("DELETE", "/api/v1/namespaces/a/services/b", false)]
+    #[case::event("POST", "/apis/events.k8s.io/v1/namespaces/a/events", false)]
+    #[case::dry_run(
+        "PATCH",
+        "/api/v1/namespaces/a/services/b?dryRun=All&force=true",
+        false
+    )]
+    #[case::review(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        false
+    )]
+    fn success_proves_that_objects_are_stored(
+        #[case] method: &str,
+        #[case] uri: &str,
+        #[case] proves: bool,
+    ) {
+        assert_eq!(
+            stores(&method.parse().unwrap(), &uri.parse().unwrap()),
+            proves
+        );
+    }
+
+    fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
+        Gate {
+            fence: Some(fence.clone()),
+            availability: None,
+            metrics: metrics.clone(),
+            timeout: Duration::from_secs(30),
+            server: Server::of(&"https://api".parse().unwrap()),
+        }
+    }
+
+    /// A client whose server counts what reaches it and answers each request with `OBJECT`.
+    fn client(gate: &Gate) -> (Client, Arc<AtomicUsize>) {
+        let reached = Arc::new(AtomicUsize::new(0));
+        let count = reached.clone();
+        let server = service_fn(
+            move |_: Request<Body>| -> Ready<Result<Response<Body>, BoxError>> {
+                count.fetch_add(1, Ordering::Relaxed);
+                ready(Ok(Response::new(Body::from(OBJECT.as_bytes().to_vec()))))
+            },
+        );
+        (Client::new(gate.layer(server), "default"), reached)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_the_lease_only_reads_pass() {
+        let (fence, metrics) = (Fence::shut(), Metrics::new());
+        let (client, reached) = client(&gate(&fence, &metrics));
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        let (post, patch, delete) = (
+            PostParams::default(),
+            PatchParams::default(),
+            DeleteParams::default(),
+        );
+        let merge = Patch::Merge(serde_json::json!({}));
+        let refused = [
+            api.create(&post, &ConfigMap::default())
+                .await
+                .map(drop)
+                .unwrap_err(),
+            api.replace("x", &post, &ConfigMap::default())
+                .await
+                .map(drop)
+                .unwrap_err(),
+            api.patch("x", &patch, &merge).await.map(drop).unwrap_err(),
+            api.delete("x", &delete).await.map(drop).unwrap_err(),
+        ];
+        for error in refused {
+            assert!(is_not_leading(&error), "{error:?}");
+            assert!(
+                error.to_string().contains("does not hold the lease"),
+                "{error}"
+            );
+        }
+        assert_eq!(reached.load(Ordering::Relaxed), 0);
+        api.get("x").await.unwrap();
+        assert_eq!(reached.load(Ordering::Relaxed), 1);
+
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        api.patch("x", &patch, &merge).await.unwrap();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        assert!(is_not_leading(
+            &api.patch("x", &patch, &merge).await.unwrap_err()
+        ));
+        assert_eq!(reached.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_waits_for_a_connection_is_dropped_with_the_lease() {
+        let fence = Fence::shut();
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = sent.clone();
+        let server = service_fn(move |_: Request<Body>| {
+            let count = count.clone();
+            async move {
+                tokio::time::sleep(Duration::from_secs(7)).await;
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, BoxError>(Response::new(Body::empty()))
+            }
+        });
+        let client = Client::new(gate(&fence, &Metrics::new()).layer(server), "default");
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        let error = api
+            .create(&PostParams::default(), &ConfigMap::default())
+            .await
+            .unwrap_err();
+        assert!(is_not_leading(&error), "{error:?}");
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_does_not_begin_is_given_up() {
+        let metrics = Metrics::new();
+        let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
+        let client = Client::new(gate(&Fence::open(), &metrics).layer(server), "default");
+        let error = Api::<ConfigMap>::default_namespaced(client)
+            .get("x")
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("did not answer within 30s"),
+            "{error}"
+        );
+        let line = "rest_client_requests_total{code=\"<error>\",method=\"GET\",host=\"api:443\"} 1";
+        assert!(metrics.encode().contains(line), "{}", metrics.encode());
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_code_and_method() {
+        let metrics = Metrics::new();
+        let (client, _) = client(&gate(&Fence::open(), &metrics));
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        api.get("x").await.unwrap();
+        api.get("x").await.unwrap();
+        api.create(&PostParams::default(), &ConfigMap::default())
+            .await
+            .unwrap();
+        let text = metrics.encode();
+        for line in [
+            "rest_client_requests_total{code=\"200\",method=\"GET\",host=\"api:443\"} 2",
+            "rest_client_requests_total{code=\"200\",method=\"POST\",host=\"api:443\"} 1",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn people_are_told_which_server_could_not_be_asked() {
+        let shut = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let client = of_people(Config::new(
+            format!("http://me:hunter2@{shut}").parse().unwrap(),
+        ))
+        .unwrap();
+        let kube::Error::Service(error) = Api::<ConfigMap>::default_namespaced(client)
+            .get("x")
+            .await
+            .unwrap_err()
+        else {
+            panic!()
+        };
+        assert_eq!(
+            causes(&*error),
+            format!("http://{shut} could not be asked: Connection refused (os error 111)")
+        );
+    }
+
+    /// Over a socket, because kube's own layers lie below ours.
+    #[tokio::test]
+    async fn a_real_client_names_itself_and_does_not_retry() {
+        use axum::{Router, http::HeaderMap, http::StatusCode};
+
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let answer = move |headers: HeaderMap| {
+            log.lock()
+                .unwrap()
+                .push(headers[USER_AGENT].to_str().unwrap().to_owned());
+            ready(StatusCode::SERVICE_UNAVAILABLE)
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server =
+            tokio::spawn(
+                async move { axum::serve(listener, Router::new().fallback(answer)).await },
+            );
+        let config = || Config::new(url.parse().unwrap());
+        let main = super::main(
+            config(),
+            Fence::open(),
+            Availability::default(),
+            Metrics::new(),
+            &Timings::default(),
+        )
+        .unwrap();
+        let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
+        for client in [main, unfenced, of_people(config()).unwrap()] {
+            Api::<ConfigMap>::default_namespaced(client)
+                .get("x")
+                .await
+                .unwrap_err();
+        }
+        server.abort();
+        let expected = format!("quartermaster/{VERSION}");
+        assert_eq!(*seen.lock().unwrap(), [&*expected; 3]);
+    }
+
+    #[rstest]
+    #[case("1", "33", false)]
+    #[case("1", "33+", false)]
+    #[case("1", "34", true)]
+    #[case("1", "34+", true)]
+    #[case("1", "36", true)]
+    #[case("2", "0", true)]
+    #[case("", "", false)]
+    fn streaming_lists(#[case] major: &str, #[case] minor: &str, #[case] supported: bool) {
+        assert_eq!(at_least_1_34(major, minor), supported);
+    }
+}

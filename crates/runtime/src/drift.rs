@@ -1,0 +1,345 @@
+//! Reports of corrected drift, and the backoff of corrections.
+//!
+//! Consecutive corrections of one child form an episode, reported once for each field and manager. From the third
+//! correction within the window on the child is contested: its owner's status says so, and corrections back off until
+//! they are no longer needed. The owner's status carries a contest over a restart.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Key;
+use super::backoff::{Policy, Series};
+use super::events::Events;
+use super::fields::{self, Path, Projection};
+use super::ownership::Owner;
+use crate::settings::Timings;
+
+/// Reason of the Event of a correction.
+pub const CORRECTED: &str = "DriftCorrected";
+/// Reason of the Event of a child that another client deleted.
+pub const RECREATED: &str = "Recreated";
+/// Reason of an owner whose child others keep changing.
+pub const CONTESTED: &str = "DriftContested";
+/// Number of corrections that makes a child contested.
+const REPEATED: usize = 3;
+/// Maximum number of Events per episode.
+const MAX_REPORTED: usize = 8;
+
+/// The corrections of one kind of children of one controller.
+pub struct Drift {
+    events: Events,
+    corrected: Counter,
+    advice: Advice,
+    window: Duration,
+    backoff: Policy,
+    episodes: Mutex<HashMap<Key, Episode>>,
+    /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
+    taken: Mutex<HashMap<Key, TakenFields>>,
+    /// When the Event of a child's recreation was emitted.
+    recreated: Mutex<HashMap<Key, Instant>>,
+}
+
+/// Fields taken from other managers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenFields {
+    /// The taken fields.
+    pub fields: BTreeSet<Path>,
+    /// Managers that owned these fields.
+    pub managers: BTreeSet<String>,
+}
+
+/// Changes to make instead of editing a child, by field; the empty name is any field.
+pub type Advice = &'static [(&'static str, &'static str)];
+
+/// Correction of a child's drift.
+pub struct Correction<'a> {
+    /// The child, such as `Deployment shop/web`.
+    pub what: &'a str,
+    /// The fields that were changed.
+    pub fields: &'a [Path],
+    /// The values before the correction.
+    pub before: &'a Projection,
+    /// Manager that changed the fields, if known.
+    pub manager: Option<&'a str>,
+    /// Digest of the child's desired state.
+    pub digest: &'a str,
+}
+
+struct Episode {
+    /// Desired state, and the author's last reconcile request: a change of either ends the episode.
+    desired: (String, Option<String>),
+    /// The latest corrections.
+    at: VecDeque<Instant>,
+    /// Managers and fields that Events have named.
+    reported: BTreeSet<String>,
+    contest: Option<Contest>,
+}
+
+struct Contest {
+    message: String,
+    delays: Series,
+    /// Earliest time of the next correction.
+    next: Instant,
+}
+
+impl Drift {
+    /// Creates a record without corrections. `events` reports them, `corrected` counts them.
+    pub fn new(timings: &Timings, events: Events, corrected: Counter, advice: Advice) -> Self {
+        Self {
+            events,
+            corrected,
+            advice,
+            window: timings.drift_window,
+            backoff: Policy {
+                min: timings.drift_backoff_min,
+                max: timings.drift_backoff_max,
+            },
+            episodes: Mutex::default(),
+            taken: Mutex::default(),
+            recreated: Mutex::default(),
+        }
+    }
+
+    fn episodes(&self) -> MutexGuard<'_, HashMap<Key, Episode>> {
+        self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<Key, TakenFields>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records fields that were taken from other managers, until [`Drift::take_taken`].
+    pub fn took(&self, child: &Key, taken: TakenFields) {
+        let mut all = self.taken();
+        let all = all.entry(child.clone()).or_default();
+        all.fields.extend(taken.fields);
+        all.managers.extend(taken.managers);
+    }
+
+    /// Returns whether fields that were taken from other managers are still to be removed from the child.
+    pub fn has_taken(&self, child: &Key) -> bool {
+        self.taken().contains_key(child)
+    }
+
+    /// Returns the recorded fields, and forgets them.
+    pub fn take_taken(&self, child: &Key) -> TakenFields {
+        self.taken().remove(child).unwrap_or_default()
+    }
+
+    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an earlier
+    /// process has corrected the child. Corrections recorded in this process stand.
+    pub fn resume(&self, owner: &Owner, child: &Key, what: &str, digest: &str, message: &str) {
+        let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected"))
+        else {
+            return;
+        };
+        let now = Instant::now();
+        self.episodes()
+            .entry(child.clone())
+            .or_insert_with(|| Episode {
+                at: [now].into(),
+                reported: [reported.to_owned()].into(),
+                contest: Some(Contest {
+                    message: message.to_owned(),
+                    delays: self.backoff.series(),
+                    next: now,
+                }),
+                ..Episode::of(owner, digest)
+            });
+    }
+
+    /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
+    pub fn is_held_back(&self, owner: &Owner, child: &Key, digest: &str) -> bool {
+        let mut episodes = self.episodes();
+        let Some(episode) = episodes.get(child) else {
+            return false;
+        };
+        if !episode.is_of(owner, digest) {
+            episodes.remove(child);
+            return false;
+        }
+        episode
+            .contest
+            .as_ref()
+            .is_some_and(|contest| contest.next > Instant::now())
+    }
+
+    /// Records a correction of a child.
+    pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
+        let Correction {
+            what,
+            fields,
+            before,
+            manager,
+            digest,
+        } = correction;
+        // No value differs: admission or the apiserver spells a value differently.
+        if fields.is_empty() {
+            return;
+        }
+        let values = fields::old_values(fields, before);
+        let (fields, by) = (
+            fields::in_words(fields),
+            manager.unwrap_or("another client"),
+        );
+        info!(
+            child = what,
+            fields,
+            before = values,
+            manager,
+            "corrected drift"
+        );
+        self.corrected.inc();
+        let kind = owner.kind();
+        let advice = self.advice.iter().find(|(field, _)| {
+            field.is_empty() || fields.split([',', ' ']).any(|name| name == *field)
+        });
+        let advice = advice.map_or_else(
+            || format!("change the {kind} instead"),
+            |(_, advice)| (*advice).to_owned(),
+        );
+
+        let now = Instant::now();
+        let mut episodes = self.episodes();
+        // Ended episodes must neither accumulate nor continue in this one.
+        let kept = self.window.max(self.backoff.max * 2);
+        episodes.retain(|key, episode| {
+            let is_this = key == child;
+            let kept = if is_this && episode.contest.is_none() {
+                self.window
+            } else {
+                kept
+            };
+            (!is_this || episode.is_of(owner, digest))
+                && episode
+                    .at
+                    .back()
+                    .is_some_and(|at| now.duration_since(*at) <= kept)
+        });
+        let episode = episodes
+            .entry(child.clone())
+            .or_insert_with(|| Episode::of(owner, digest));
+        episode.at.push_back(now);
+        episode
+            .at
+            .retain(|at| now.duration_since(*at) <= self.window);
+        while episode.at.len() > REPEATED {
+            episode.at.pop_front();
+        }
+        if episode.at.len() == REPEATED || episode.contest.is_some() {
+            let mut delays = episode
+                .contest
+                .take()
+                .map_or_else(|| self.backoff.series(), |contest| contest.delays);
+            let next = now + delays.next_delay();
+            let message = format!(
+                "{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}"
+            );
+            episode.contest = Some(Contest {
+                message,
+                delays,
+                next,
+            });
+        }
+        let is_news = episode.reported.len() < MAX_REPORTED
+            && episode
+                .reported
+                .insert(format!("{by} keeps changing {fields}"));
+        drop(episodes);
+        if is_news {
+            let values = if values.is_empty() {
+                values
+            } else {
+                format!("; before: {values}")
+            };
+            let note = format!("corrected {fields} of {what}, changed by {by}: {advice}{values}");
+            self.events
+                .warning(owner.object_ref(), "Correct", CORRECTED, note);
+        }
+    }
+
+    /// Records a child that exists anew: a contest, and what was taken, belong to the child before.
+    pub fn created(&self, child: &Key) {
+        self.episodes().remove(child);
+        self.taken().remove(child);
+    }
+
+    /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. One
+    /// Event within the window reports it.
+    pub fn recreated(&self, owner: &Owner, child: &Key, what: &str) {
+        self.created(child);
+        info!(child = what, "recreated a deleted child");
+        self.corrected.inc();
+        let now = Instant::now();
+        let mut recreated = self
+            .recreated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        recreated.retain(|_, at| now.duration_since(*at) <= self.window);
+        let is_news = !recreated.contains_key(child);
+        recreated.entry(child.clone()).or_insert(now);
+        drop(recreated);
+        if is_news {
+            let kind = owner.kind();
+            let note = format!(
+                "{what} was deleted by another client and is created again: change the {kind} instead"
+            );
+            self.events
+                .normal(owner.object_ref(), "Create", RECREATED, note);
+        }
+    }
+
+    /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
+    /// Call it when the child matches its desired state or its correction must wait: the episode ends once corrections
+    /// have stopped.
+    pub fn contested(&self, child: &Key) -> Option<(String, Duration)> {
+        let now = Instant::now();
+        let mut episodes = self.episodes();
+        let episode = episodes.get(child)?;
+        let contest = episode.contest.as_ref()?;
+        let over = *episode.at.back()? + self.backoff.max;
+        let again = if contest.next > now {
+            contest.next
+        } else {
+            over
+        };
+        if again <= now {
+            episodes.remove(child);
+            return None;
+        }
+        Some((contest.message.clone(), again - now))
+    }
+
+    /// Forgets a child that is no longer desired.
+    pub fn forget(&self, child: &Key) {
+        self.created(child);
+        self.recreated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(child);
+    }
+}
+
+impl Episode {
+    fn of(owner: &Owner, digest: &str) -> Self {
+        let desired = (digest.to_owned(), owner.requested().map(str::to_owned));
+        Self {
+            desired,
+            at: VecDeque::new(),
+            reported: BTreeSet::new(),
+            contest: None,
+        }
+    }
+
+    fn is_of(&self, owner: &Owner, digest: &str) -> bool {
+        self.desired.0 == digest && self.desired.1.as_deref() == owner.requested()
+    }
+}
+
+#[cfg(test)]
+mod tests;

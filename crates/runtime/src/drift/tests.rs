@@ -1,0 +1,168 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use kube::Client;
+use qm_api::ContactPoint;
+use serde_json::{Value, json};
+
+use super::*;
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+fn drift() -> Drift {
+    let (service, _) = tower_test::mock::pair::<
+        http::Request<kube::client::Body>,
+        http::Response<kube::client::Body>,
+    >();
+    let events = Events::new(Client::new(service, "shop"), "test", "qm-0").0;
+    Drift::new(
+        &Timings::default(),
+        events,
+        Counter::default(),
+        &[("spec.replicas", "scale the owner")],
+    )
+}
+
+fn owner(requested: Option<&str>) -> Owner {
+    let annotations: Value = requested
+        .map(|at| json!({ "quartermaster.dev/requested-at": at }))
+        .unwrap_or_default();
+    let owner = json!({ "spec": { "type": "Telegram" },
+        "metadata": { "namespace": "shop", "name": "web", "uid": "u", "annotations": annotations } });
+    Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
+}
+
+fn child() -> Key {
+    Key::new("shop", "web")
+}
+
+fn correct(drift: &Drift, field: &str) {
+    let fields = [vec!["f:spec".to_owned(), format!("f:{field}")]];
+    let before = &Projection::default();
+    let correction = Correction {
+        what: "Deployment shop/web",
+        fields: &fields,
+        before,
+        manager: Some("kubectl"),
+        digest: "d",
+    };
+    drift.corrected(&owner(None), &child(), &correction);
+}
+
+fn reported(drift: &Drift) -> usize {
+    drift
+        .episodes()
+        .get(&child())
+        .map_or(0, |episode| episode.reported.len())
+}
+
+fn held_back(drift: &Drift) -> bool {
+    drift.is_held_back(&owner(None), &child(), "d")
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
+    let drift = drift();
+    for _ in 0..5 {
+        correct(&drift, "replicas");
+        assert_eq!(
+            (drift.contested(&child()), held_back(&drift)),
+            (None, false)
+        );
+        tokio::time::advance(MINUTE * 6).await;
+    }
+    correct(&drift, "replicas");
+    tokio::time::advance(MINUTE).await;
+    correct(&drift, "replicas");
+    let (message, again) = drift.contested(&child()).unwrap();
+    let expected = "kubectl keeps changing spec.replicas of Deployment shop/web, which is corrected less and less often: \
+        scale the owner";
+    assert_eq!(message, expected);
+    assert!(
+        again >= Duration::from_secs(15) && again <= Duration::from_secs(30),
+        "{again:?}"
+    );
+    assert!(held_back(&drift));
+    assert_eq!(reported(&drift), 1, "one Event an episode");
+    drift.forget(&child());
+    assert_eq!(
+        (drift.contested(&child()), held_back(&drift)),
+        (None, false)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn corrections_back_off_to_five_minutes_and_end_once_none_is_needed() {
+    let drift = drift();
+    for _ in 0..20 {
+        while held_back(&drift) {
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        correct(&drift, "replicas");
+    }
+    let (_, again) = drift.contested(&child()).unwrap();
+    assert!(again >= MINUTE * 5 / 2 && again <= MINUTE * 5, "{again:?}");
+    tokio::time::advance(again).await;
+    assert!(!held_back(&drift));
+    if let Some((_, again)) = drift.contested(&child()) {
+        assert!(again <= MINUTE * 5 / 2, "{again:?}");
+        tokio::time::advance(again).await;
+        assert_eq!(drift.contested(&child()), None);
+    }
+    assert!(drift.episodes().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_desired_state_or_a_request_is_not_held_back() {
+    for (requested, digest) in [(Some("now"), "d"), (None, "other")] {
+        let drift = drift();
+        for _ in 0..3 {
+            correct(&drift, "replicas");
+        }
+        assert!(held_back(&drift));
+        assert!(!drift.is_held_back(&owner(requested), &child(), digest));
+        assert_eq!(drift.contested(&child()), None, "it begins anew");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_and_told_is_bounded() {
+    let drift = drift();
+    for number in 0..50 {
+        correct(&drift, &format!("a{number}"));
+    }
+    assert_eq!(reported(&drift), MAX_REPORTED);
+    assert_eq!(drift.episodes()[&child()].at.len(), REPEATED);
+    tokio::time::advance(MINUTE * 11).await;
+    let before = &Projection::default();
+    let correction = Correction {
+        what: "Service shop/db",
+        fields: &[],
+        before,
+        manager: None,
+        digest: "d",
+    };
+    drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
+    assert_eq!(drift.episodes().len(), 1, "the other one is over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn recreation_is_reported_once_within_the_window_and_counted_each_time() {
+    let drift = drift();
+    let reported = |drift: &Drift| drift.recreated.lock().unwrap().get(&child()).copied();
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    let first = reported(&drift);
+    assert!(first.is_some());
+    tokio::time::advance(MINUTE).await;
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    assert_eq!(
+        reported(&drift),
+        first,
+        "no second Event, and no longer silence"
+    );
+    tokio::time::advance(MINUTE * 10).await;
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    assert!(reported(&drift) > first);
+    assert_eq!(drift.corrected.get(), 3);
+    drift.forget(&child());
+    assert_eq!(reported(&drift), None);
+}

@@ -1,0 +1,421 @@
+//! Values of an object at the fields that its desired state sets. Pure.
+//!
+//! Lists are matched item by item where the object's own `managedFields` name the keys
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>), so that another manager's item
+//! is no difference, and as a whole where `managedFields` treat the list as atomic.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use serde_json::{Map, Value, json};
+
+use super::managed_fields::{fields, find, is_element, tells_of_content};
+
+/// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
+pub type Path = Vec<String>;
+
+/// Maximum number of fields named in a message.
+const NAMED: usize = 5;
+/// Fields whose values a message may show: those of environment variables, arguments, annotations and `ConfigMap`s may be
+/// secrets.
+const SHOWN: [&str; 14] = [
+    "averageUtilization",
+    "containerPort",
+    "cpu",
+    "image",
+    "imagePullPolicy",
+    "maxReplicas",
+    "memory",
+    "minReplicas",
+    "nodePort",
+    "port",
+    "protocol",
+    "replicas",
+    "targetPort",
+    "type",
+];
+/// Longest value that a message shows, in characters.
+const MAX_SHOWN: usize = 64;
+
+/// Values of an object at some fields; null where a field is missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Projection {
+    values: BTreeMap<Path, Value>,
+    has_foreign_ports: bool,
+}
+
+/// Returns an object without its status and without the fields that `managedFields` never cover.
+pub fn content(object: &Value) -> Value {
+    let mut content = object.clone();
+    if let Some(object) = content.as_object_mut() {
+        object.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
+    }
+    if let Some(metadata) = content["metadata"].as_object_mut() {
+        metadata.retain(|name, _| {
+            matches!(
+                name.as_str(),
+                "labels" | "annotations" | "ownerReferences" | "finalizers"
+            )
+        });
+    }
+    content
+}
+
+/// Returns the values of `object` at the fields that `desired` sets. Both are [contents](content); `managed` are the
+/// object's `managedFields`.
+pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) -> Projection {
+    let sets: Vec<_> = managed
+        .iter()
+        .filter(|entry| tells_of_content(entry))
+        .map(fields)
+        .collect();
+    let mut projection = Projection::default();
+    projection.walk(&mut Vec::new(), Some(object), desired, &sets);
+    projection
+}
+
+/// Returns all values of a [content].
+pub fn all(content: &Value) -> Projection {
+    project(content, content, &[])
+}
+
+/// Returns whether `object`, written by `manager`, has every value of `desired` as the apiserver stores it. An atomic
+/// field may also contain the apiserver's defaults, unless another manager has written the field since.
+pub fn matches(
+    object: &Value,
+    desired: &Value,
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+) -> bool {
+    let wanted = project(desired, desired, managed);
+    let is_others = |path: &Path| {
+        managed.iter().any(|entry| {
+            entry.manager.as_deref() != Some(manager)
+                && tells_of_content(entry)
+                && find(fields(entry), path).is_some()
+        })
+    };
+    project(object, desired, managed)
+        .values
+        .iter()
+        .all(|(path, value)| {
+            // A missing or repeated item is a path of its own, while the desired item consists of fields.
+            let Some(wanted) = wanted.values.get(path) else {
+                return false;
+            };
+            same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
+        })
+}
+
+impl Projection {
+    /// Returns a digest of the values.
+    pub fn digest(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        for (path, value) in &self.values {
+            (path, value.to_string()).hash(&mut hash);
+        }
+        hash.finish()
+    }
+
+    /// Returns whether a container has ports beside the desired ones.
+    pub fn has_foreign_ports(&self) -> bool {
+        self.has_foreign_ports
+    }
+
+    /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
+    pub fn differences(&self, other: &Self) -> Vec<Path> {
+        let mut differences: Vec<Path> = Vec::new();
+        // A path sorts right before those inside it.
+        let all: BTreeSet<_> = self.values.keys().chain(other.values.keys()).collect();
+        for path in all {
+            let is_inside = differences
+                .last()
+                .is_some_and(|outer| path.starts_with(outer));
+            if !is_inside && self.values.get(path) != other.values.get(path) {
+                differences.push(path.clone());
+            }
+        }
+        differences
+    }
+
+    /// Returns the value at the field, if it is short and no secret can be in it.
+    pub fn shown(&self, path: &Path) -> Option<String> {
+        let name = path.last()?.strip_prefix("f:")?;
+        // The keys of ConfigMaps and annotations may have any name.
+        let is_spec =
+            path.first()? == "f:spec" && !path.iter().any(|element| element == "f:annotations");
+        let text = match self.values.get(path)? {
+            _ if !is_spec || !SHOWN.contains(&name) => return None,
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => return None,
+        };
+        (text.chars().count() <= MAX_SHOWN && !text.contains(char::is_control)).then_some(text)
+    }
+
+    fn walk(&mut self, path: &mut Path, live: Option<&Value>, desired: &Value, sets: &[&Value]) {
+        let live = live.unwrap_or(&Value::Null);
+        match (desired, live) {
+            (Value::Null, _) => {}
+            (Value::Object(wanted), Value::Object(there))
+                if !wanted.is_empty() && !is_whole(sets) =>
+            {
+                for (name, wanted) in wanted {
+                    self.step(path, format!("f:{name}"), there.get(name), wanted, sets);
+                }
+            }
+            (Value::Array(wanted), Value::Array(there)) => self.items(path, there, wanted, sets),
+            // An empty desired object only requires that the object exists.
+            (Value::Object(wanted), Value::Object(_)) if wanted.is_empty() => {
+                self.set(path, json!({}));
+            }
+            _ => self.set(path, live.clone()),
+        }
+    }
+
+    fn step(
+        &mut self,
+        path: &mut Path,
+        element: String,
+        live: Option<&Value>,
+        desired: &Value,
+        sets: &[&Value],
+    ) {
+        let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
+        path.push(element);
+        self.walk(path, live, desired, &within);
+        path.pop();
+    }
+
+    fn items(&mut self, path: &mut Path, there: &[Value], wanted: &[Value], sets: &[&Value]) {
+        let elements = || {
+            sets.iter()
+                .filter_map(|set| set.as_object())
+                .flat_map(Map::keys)
+        };
+        if let Some(keys) = keys(sets) {
+            for wanted in wanted {
+                let element = element(wanted, &keys, sets);
+                let all: Vec<_> = there
+                    .iter()
+                    .filter(|item| is_element(&element, item))
+                    .collect();
+                if all.len() > 1 {
+                    // The apiserver lets an update repeat an item; of two variables of one name the last one counts.
+                    path.push(element);
+                    self.set(path, json!(all));
+                    path.pop();
+                } else {
+                    self.step(path, element, all.first().copied(), wanted, sets);
+                }
+            }
+            let is_wanted = |item| {
+                wanted
+                    .iter()
+                    .any(|wanted| is_element(&element(wanted, &keys, sets), item))
+            };
+            self.has_foreign_ports |=
+                keys.iter().any(|key| key == "containerPort") && !there.iter().all(is_wanted);
+        } else if elements().any(|element| element.starts_with("v:")) {
+            for wanted in wanted {
+                let live = there.iter().find(|item| *item == wanted);
+                self.step(path, format!("v:{wanted}"), live, wanted, sets);
+            }
+        } else if is_whole(sets) || there.len() != wanted.len() {
+            self.set(path, json!(there));
+        } else {
+            for (index, (live, wanted)) in there.iter().zip(wanted).enumerate() {
+                self.step(path, format!("i:{index}"), Some(live), wanted, &[]);
+            }
+        }
+    }
+
+    fn set(&mut self, path: &Path, value: Value) {
+        self.values.insert(path.clone(), value);
+    }
+}
+
+/// Returns the keys that identify the items of a list; `None` if these sets do not show them.
+pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
+    let mut elements = sets
+        .iter()
+        .filter_map(|set| set.as_object())
+        .flat_map(Map::keys);
+    elements.find_map(|element| {
+        let keys = serde_json::from_str::<Map<String, Value>>(element.strip_prefix("k:")?).ok()?;
+        Some(keys.into_iter().map(|(name, _)| name).collect())
+    })
+}
+
+/// Returns the element of `managedFields` for this item.
+pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String {
+    let mut elements = sets
+        .iter()
+        .filter_map(|set| set.as_object())
+        .flat_map(Map::keys);
+    if let Some(element) =
+        elements.find(|element| element.starts_with("k:") && is_element(element, item))
+    {
+        return element.clone();
+    }
+    // Among the keys of the API's own lists only the protocol has a default.
+    let value = |name: &String| item.get(name).cloned().unwrap_or_else(|| "TCP".into());
+    let keys: Map<_, _> = keys
+        .iter()
+        .map(|name| (name.clone(), value(name)))
+        .collect();
+    format!("k:{}", Value::Object(keys))
+}
+
+/// Returns whether the field is atomic: somebody owns the field, and nobody owns anything inside it.
+fn is_whole(sets: &[&Value]) -> bool {
+    let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
+    let mut all = sets.iter().filter_map(|set| set.as_object());
+    all.clone().any(Map::is_empty) && !all.any(inside)
+}
+
+/// Returns whether two values are equal to the apiserver, which omits empty values and normalizes quantities.
+fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
+    if wanted == live || (is_empty(wanted) && is_empty(live)) {
+        return true;
+    }
+    let is_quantity = path
+        .iter()
+        .rev()
+        .nth(1)
+        .is_some_and(|list| list == "f:requests" || list == "f:limits");
+    match (wanted.as_str(), live.as_str()) {
+        (Some(wanted), Some(live)) if is_quantity => {
+            quantity(wanted).is_some_and(|it| Some(it) == quantity(live))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether `live` contains all of `wanted`.
+pub(super) fn is_within(wanted: &Value, live: &Value) -> bool {
+    match (wanted, live) {
+        (Value::Object(wanted), Value::Object(live)) => wanted
+            .iter()
+            .all(|(name, wanted)| is_within(wanted, live.get(name).unwrap_or(&Value::Null))),
+        (Value::Array(wanted), Value::Array(live)) => {
+            wanted.len() == live.len()
+                && wanted
+                    .iter()
+                    .zip(live)
+                    .all(|(wanted, live)| is_within(wanted, live))
+        }
+        _ => wanted == live || (is_empty(wanted) && is_empty(live)),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(value) => value.as_i64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+/// Parses a quantity into billionths, the smallest unit of the API
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>); `None` if the quantity is
+/// finer or too large.
+fn quantity(text: &str) -> Option<i128> {
+    let number_ends = text
+        .find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-'))
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at(number_ends);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let (base, exponent) = match suffix {
+        "n" => (10, -9),
+        "u" => (10, -6),
+        "m" => (10, -3),
+        "" => (10, 0),
+        "k" => (10, 3),
+        "M" => (10, 6),
+        "G" => (10, 9),
+        "T" => (10, 12),
+        "P" => (10, 15),
+        "E" => (10, 18),
+        "Ki" => (2, 10),
+        "Mi" => (2, 20),
+        "Gi" => (2, 30),
+        "Ti" => (2, 40),
+        "Pi" => (2, 50),
+        "Ei" => (2, 60),
+        _ => (10, suffix.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?),
+    };
+    let (two, ten) = if base == 2 {
+        (exponent, 9)
+    } else {
+        (0, exponent.checked_add(9)?)
+    };
+    let ten = ten.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    let scaled = digits.checked_mul(2_i128.checked_pow(two.unsigned_abs())?)?;
+    let factor = 10_i128.checked_pow(ten.unsigned_abs())?;
+    if ten >= 0 {
+        scaled.checked_mul(factor)
+    } else {
+        (scaled % factor == 0).then_some(scaled / factor)
+    }
+}
+
+/// Formats the values that `before` [shows](Projection::shown) as `spec.replicas=5, spec.type=NodePort`; only the first few
+/// of many.
+pub fn old_values(paths: &[Path], before: &Projection) -> String {
+    let shown = paths
+        .iter()
+        .filter_map(|path| Some(format!("{}={}", name(path), before.shown(path)?)));
+    shown.take(NAMED).collect::<Vec<_>>().join(", ")
+}
+
+/// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
+pub fn in_words(paths: &[Path]) -> String {
+    let mut named: Vec<_> = paths
+        .iter()
+        .take(NAMED)
+        .map(Vec::as_slice)
+        .map(name)
+        .collect();
+    if paths.len() > NAMED {
+        named.push(format!("{} more", paths.len() - NAMED));
+    }
+    match named.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => named.concat(),
+    }
+}
+
+fn name(path: &[String]) -> String {
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    path.iter()
+        .enumerate()
+        .fold(String::new(), |name, (index, element)| {
+            let (kind, rest) = element.split_once(':').unwrap_or_default();
+            match serde_json::from_str::<Map<String, Value>>(rest) {
+                Ok(keys) if kind == "k" => {
+                    let keys: Vec<_> = keys
+                        .iter()
+                        .map(|(name, value)| format!("{name}={}", text(value)))
+                        .collect();
+                    format!("{name}[{}]", keys.join(","))
+                }
+                _ if kind == "f" && rest.chars().all(|c| c.is_ascii_alphanumeric()) => {
+                    format!("{name}{}{rest}", if index == 0 { "" } else { "." })
+                }
+                _ => format!("{name}[{rest}]"),
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Finalizers: what is outside an object's own namespace goes before the object does.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use kube::{Api, ResourceExt};
+use qm_core::kind::Kind;
+use serde::de::DeserializeOwned;
+
+use super::written::Written;
+use super::{Key, apply, cache};
+
+/// Whether the object has it.
+pub fn is_on(object: &impl ResourceExt, finalizer: &str) -> bool {
+    object.finalizers().iter().any(|name| name == finalizer)
+}
+
+/// Has the finalizer be there before anything is that it stands for. Gives the object as it then is.
+///
+/// # Errors
+/// What the apiserver answers, 409 among it: the object has changed since.
+pub async fn put<K>(
+    written: &Written<K>,
+    api: &Api<K>,
+    manager: &str,
+    object: Arc<K>,
+    finalizer: &str,
+) -> kube::Result<Arc<K>>
+where
+    K: Kind + Clone + Debug + DeserializeOwned + 'static,
+{
+    if is_on(object.as_ref(), finalizer) {
+        return Ok(object);
+    }
+    let present = all(api, object.as_ref()).await?;
+    let all: Vec<_> = present
+        .iter()
+        .map(String::as_str)
+        .chain([finalizer])
+        .collect();
+    let put = apply::finalizers(api, manager, object.as_ref(), &all);
+    written.object(&Key::of(object.as_ref()), put).await
+}
+
+/// Takes the finalizer away, once all is done. An object that is gone is no error.
+///
+/// # Errors
+/// What the apiserver answers, 409 among it: the object has changed since.
+pub async fn take<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
+where
+    K: Kind + Clone + Debug + DeserializeOwned,
+{
+    let taken = async {
+        let present = all(api, object).await?;
+        let left: Vec<_> = present
+            .iter()
+            .map(String::as_str)
+            .filter(|name| *name != finalizer)
+            .collect();
+        apply::finalizers(api, manager, object, &left).await
+    };
+    match taken.await {
+        Err(kube::Error::Api(said)) if said.code == 404 => Ok(()),
+        taken => taken.map(drop),
+    }
+}
+
+/// Returns all finalizers of `object`. If it has changed since it was read, the write of its finalizers fails with 409.
+async fn all<K>(api: &Api<K>, object: &K) -> kube::Result<Vec<String>>
+where
+    K: Kind + Clone + Debug + DeserializeOwned,
+{
+    if cache::has_all_finalizers(object) {
+        return Ok(object.finalizers().to_vec());
+    }
+    Ok(api
+        .get_metadata(&object.name_any())
+        .await?
+        .finalizers()
+        .to_vec())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use http::{Method, Request, Response};
+    use http_body_util::BodyExt as _;
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cache::strip;
+    use crate::reconciler::Trigger;
+    use crate::testing::{FINALIZER, Widget};
+
+    /// Returns a stored object with more finalizers than the cache keeps.
+    fn stored(has_own: bool) -> Value {
+        let foreign = (0..1000).map(|number| format!("example.com/finalizer-{number}"));
+        let finalizers: Vec<_> = has_own
+            .then(|| FINALIZER.to_owned())
+            .into_iter()
+            .chain(foreign)
+            .collect();
+        json!({
+            "apiVersion": "example.com/v1",
+            "kind": "Widget",
+            "metadata": { "namespace": "n", "name": "s", "uid": "u", "resourceVersion": "7", "finalizers": finalizers },
+            "spec": { "sourceNamespace": "n", "configMapName": "s", "destinationNamespace": "o" },
+        })
+    }
+
+    /// Runs `change` on the cached form of `object`; returns its result and the finalizers that it wrote.
+    async fn written<T>(
+        object: &Value,
+        change: impl AsyncFnOnce(Api<Widget>, Widget) -> T,
+    ) -> (T, Vec<String>) {
+        let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let api: Api<Widget> = Api::namespaced(Client::new(service, "n"), "n");
+        let mut cached: Widget = serde_json::from_value(object.clone()).unwrap();
+        strip(&mut cached);
+        let answers = async {
+            let (request, answer) = apiserver.next_request().await.unwrap();
+            assert_eq!(
+                request.method(),
+                Method::GET,
+                "the cached list is not written"
+            );
+            answer.send_response(Response::new(serde_json::to_vec(object).unwrap().into()));
+            let (request, answer) = apiserver.next_request().await.unwrap();
+            let patch = request.into_body().collect().await.unwrap().to_bytes();
+            let patch: Value = serde_json::from_slice(&patch).unwrap();
+            let mut stored = object.clone();
+            for (field, value) in patch["metadata"].as_object().unwrap() {
+                assert!(
+                    field == "finalizers" || object["metadata"][field] == *value,
+                    "{field} is pinned"
+                );
+                stored["metadata"][field] = value.clone();
+            }
+            answer.send_response(Response::new(serde_json::to_vec(&stored).unwrap().into()));
+            serde_json::from_value(stored["metadata"]["finalizers"].clone()).unwrap()
+        };
+        tokio::join!(change(api, cached), answers)
+    }
+
+    #[tokio::test]
+    async fn put_keeps_finalizers_that_the_cache_dropped() {
+        let object = stored(false);
+        let own_writes = Written::new(Trigger::default());
+        let (put, finalizers) = written(&object, async |api, cached| {
+            put(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
+                .await
+                .unwrap()
+        })
+        .await;
+        assert!(is_on(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));
+        assert_eq!(finalizers.len(), 1001);
+        assert!(finalizers.iter().any(|name| name == FINALIZER));
+    }
+
+    #[tokio::test]
+    async fn take_keeps_finalizers_that_the_cache_dropped() {
+        let object = stored(true);
+        let ((), finalizers) = written(&object, async |api, cached| {
+            assert!(is_on(&cached, FINALIZER));
+            take(&api, "m", &cached, FINALIZER).await.unwrap();
+        })
+        .await;
+        assert_eq!(finalizers.len(), 1000);
+        assert!(finalizers.iter().all(|name| name != FINALIZER));
+    }
+}

@@ -1,0 +1,488 @@
+//! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
+//!
+//! The protocol is that of Kubernetes' own components
+//! (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>): every write of the Lease is guarded by its
+//! resourceVersion, and a silent holder's lease ends when it has not changed for its duration *as seen on the
+//! candidate's own monotonic clock*, so clocks need not agree. Three things are stricter here: the renew deadline
+//! counts from before the renewal was sent, a lease that another holds is lost at once, and the right to write is
+//! computed from the time at each write, so that a process that was stopped past its lease writes nothing when it
+//! goes on.
+//!
+//! That time is the machine's monotonic clock, which stands still while the machine itself is suspended. One that wakes
+//! past its lease may let writes through until its next renewal is refused, about a retry period later; they meet the
+//! guards on UID and resourceVersion that every write carries.
+
+use std::env;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, Error};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use super::health::Watchdog;
+use super::telemetry::causes;
+use crate::settings::{LEASE_JITTER, Timings};
+
+mod fence;
+#[cfg(test)]
+mod tests;
+
+pub use fence::Fence;
+
+/// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// A name that no other candidate has: the Pod's (or the host's), and a random part.
+pub fn identity(pod: Option<&str>) -> String {
+    let host = pod
+        .map(str::to_owned)
+        .or_else(|| env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "quartermaster".into());
+    format!("{host}_{}", Uuid::new_v4())
+}
+
+/// How leading ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// The work came to its end; the lease was given back.
+    Finished(T),
+    /// The lease was lost and the work dropped. The process must exit: what it had in flight may still arrive.
+    Lost,
+    /// Told to stop before it ever led.
+    Stopped,
+}
+
+/// Result of one attempt to acquire or renew the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// This candidate holds the lease, by a write that was sent at this time.
+    Held(Instant),
+    /// The lease names another holder.
+    HeldByAnother,
+    /// The lease changed between the read and the write. This candidate may still hold the lease: a program may have
+    /// edited its metadata, or an earlier request of this candidate may have arrived late.
+    Conflict,
+}
+
+/// A candidate for the lease.
+#[derive(Clone)]
+pub struct Election {
+    api: Api<Lease>,
+    name: String,
+    identity: String,
+    duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+    watchdog: Watchdog,
+}
+
+/// State of the lease as far as this candidate knows it.
+#[derive(Default)]
+struct Known {
+    seen: Option<Seen>,
+    unconfirmed: Option<Unconfirmed>,
+}
+
+/// The lease as it was last seen, and when it first looked like that.
+struct Seen {
+    lease: Lease,
+    at: Instant,
+}
+
+/// A write of the lease that may have been applied: no answer confirmed it. Even a 409 may be the answer to the same write,
+/// sent again by a proxy.
+struct Unconfirmed {
+    renew_time: Option<MicroTime>,
+    at: Instant,
+}
+
+impl Election {
+    /// A candidate for the Lease `name` in `namespace`. `client` is the one of [`super::client::lease`]: it does not retry,
+    /// and the fence is not in its way. `watchdog` watches over each attempt.
+    pub fn new(
+        client: Client,
+        (namespace, name): (&str, &str),
+        identity: String,
+        timings: &Timings,
+        watchdog: Watchdog,
+    ) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: name.into(),
+            identity,
+            duration: timings.lease_duration,
+            renew_deadline: timings.lease_renew_deadline,
+            retry_period: timings.lease_retry_period,
+            watchdog,
+        }
+    }
+
+    /// Waits for the lease and opens `fence`. None when told to stop first.
+    async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Known)> {
+        info!(
+            lease = self.name,
+            identity = self.identity,
+            "waiting for the lease"
+        );
+        let (mut known, mut complaint) = (Known::default(), Complaint::default());
+        loop {
+            // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
+            let attempt = tokio::select! {
+                attempt = timeout(self.renew_deadline / 2, self.try_hold(&mut known)) => attempt,
+                () = stop.cancelled() => {
+                    self.release(None).await;
+                    return None;
+                }
+            };
+            // It may have taken the lease without our hearing of it.
+            let unheard = match &attempt {
+                Ok(Ok(_)) => false,
+                Ok(Err(error)) => may_have_been_done(error),
+                Err(_) => true,
+            };
+            match attempt {
+                Ok(Ok(Attempt::Held(at))) => {
+                    fence.renewed(at, self.renew_deadline);
+                    info!(
+                        lease = self.name,
+                        identity = self.identity,
+                        "holding the lease"
+                    );
+                    return Some((at, known));
+                }
+                // A conflict means that another candidate was faster.
+                Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
+                Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
+                Err(_) => complaint.say(
+                    "the apiserver does not answer".into(),
+                    "cannot ask for the lease",
+                ),
+            }
+            let mut pause = self
+                .retry_period
+                .mul_f64(rand::random_range(1.0..LEASE_JITTER));
+            if let Some(end) = known
+                .seen
+                .as_ref()
+                .map(|seen| self.end(seen))
+                .filter(|end| *end > Instant::now())
+            {
+                pause = pause.min(end - Instant::now());
+            }
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stop.cancelled() => {
+                    if unheard {
+                        self.release(None).await;
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Renews the lease until it names another holder, or the renew deadline has passed. A conflict alone is retried,
+    /// as client-go does.
+    async fn hold(&self, fence: &Fence, mut renewed: Instant, known: &mut Known) {
+        let mut complaint = Complaint::default();
+        loop {
+            let left = self.renew_deadline.saturating_sub(renewed.elapsed());
+            sleep(self.retry_period.min(left)).await;
+            let left = self.renew_deadline.saturating_sub(renewed.elapsed());
+            if left.is_zero() {
+                warn!(lease = self.name, "the lease was not renewed in time: lost");
+                return;
+            }
+            match timeout(left.min(self.renew_deadline / 2), self.try_hold(known)).await {
+                Ok(Ok(Attempt::Held(at))) => {
+                    fence.renewed(at, self.renew_deadline);
+                    renewed = at;
+                    complaint.clear();
+                }
+                Ok(Ok(Attempt::Conflict)) => {
+                    complaint.say(
+                        "409 Conflict".into(),
+                        "lease changed during its renewal; will retry",
+                    );
+                }
+                Ok(Ok(Attempt::HeldByAnother)) => {
+                    let holder = known.seen.as_ref().and_then(|seen| holder(&seen.lease));
+                    warn!(
+                        lease = self.name,
+                        holder, "another replica holds the lease: lost"
+                    );
+                    return;
+                }
+                Ok(Err(error)) => complaint.say(causes(&error), "cannot renew the lease"),
+                Err(_) => complaint.say(
+                    "the apiserver does not answer".into(),
+                    "cannot renew the lease",
+                ),
+            }
+        }
+    }
+
+    /// Acquires or renews the lease, once.
+    async fn try_hold(&self, known: &mut Known) -> Result<Attempt, Error> {
+        let _busy = self.watchdog.busy();
+        // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
+        let ours = known
+            .seen
+            .as_ref()
+            .filter(|seen| known.unconfirmed.is_none() && self.is_ours(&seen.lease));
+        if let Some(lease) = ours.map(|ours| ours.lease.clone()) {
+            match self.try_write(known, Some(lease)).await {
+                Err(Error::Api(status)) if status.code == 409 || status.code == 404 => {}
+                result => return result,
+            }
+        }
+        let current = self.api.get_opt(&self.name).await?;
+        if let Some(lease) = &current {
+            if let Some(at) = self.applied(known, lease) {
+                *known = Known {
+                    seen: Some(Seen {
+                        lease: lease.clone(),
+                        at: Instant::now(),
+                    }),
+                    unconfirmed: None,
+                };
+                return Ok(Attempt::Held(at));
+            }
+            // Not from before the request: the holder may have renewed while it was under way.
+            let now = Instant::now();
+            let at = known
+                .seen
+                .as_ref()
+                .filter(|seen| seen.lease.spec == lease.spec)
+                .map_or(now, |seen| seen.at);
+            let seen = known.seen.insert(Seen {
+                lease: lease.clone(),
+                at,
+            });
+            if holder(lease).is_some() && !self.is_ours(lease) && now < self.end(seen) {
+                debug!(
+                    lease = self.name,
+                    holder = holder(lease),
+                    "another replica holds the lease"
+                );
+                return Ok(Attempt::HeldByAnother);
+            }
+        }
+        match self.try_write(known, current).await {
+            Err(Error::Api(status)) if status.code == 409 => Ok(Attempt::Conflict),
+            result => result,
+        }
+    }
+
+    /// Writes the lease as held by this candidate, over `version`, or as a new one.
+    async fn try_write(&self, known: &mut Known, version: Option<Lease>) -> Result<Attempt, Error> {
+        let spec = self.next_spec(version.as_ref().and_then(|lease| lease.spec.as_ref()));
+        let at = Instant::now();
+        known.unconfirmed = Some(Unconfirmed {
+            renew_time: spec.renew_time.clone(),
+            at,
+        });
+        let written = if let Some(version) = version {
+            self.write(&version, spec).await
+        } else {
+            let metadata = ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            };
+            self.api
+                .create(
+                    &PostParams::default(),
+                    &Lease {
+                        metadata,
+                        spec: Some(spec),
+                    },
+                )
+                .await
+        };
+        *known = Known {
+            seen: Some(Seen {
+                lease: written?,
+                at: Instant::now(),
+            }),
+            unconfirmed: None,
+        };
+        Ok(Attempt::Held(at))
+    }
+
+    /// Returns when this candidate sent the unconfirmed write that the lease shows to be applied. A write of long ago is
+    /// repeated instead.
+    fn applied(&self, known: &Known, lease: &Lease) -> Option<Instant> {
+        let unconfirmed = known
+            .unconfirmed
+            .as_ref()
+            .filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
+        let shown = lease.spec.as_ref()?.renew_time.as_ref();
+        (self.is_ours(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
+    }
+
+    /// Gives the lease back if it is ours, so that the next one need not wait for its end.
+    async fn release(&self, seen: Option<Seen>) {
+        let work = async {
+            if let Some(seen) = seen.filter(|seen| self.is_ours(&seen.lease)) {
+                match self
+                    .write(&seen.lease, released_spec(seen.lease.spec.as_ref()))
+                    .await
+                {
+                    Err(Error::Api(status)) if status.code == 409 => {}
+                    result => return result.map(|_| true),
+                }
+            }
+            match self.api.get_opt(&self.name).await? {
+                Some(lease) if self.is_ours(&lease) => self
+                    .write(&lease, released_spec(lease.spec.as_ref()))
+                    .await
+                    .map(|_| true),
+                _ => Ok(false),
+            }
+        };
+        match timeout(RELEASE, work).await {
+            Ok(Ok(true)) => info!(lease = self.name, "gave the lease back"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => {
+                warn!(
+                    lease = self.name,
+                    error = causes(&error),
+                    "cannot give the lease back; it ends by itself"
+                );
+            }
+            Err(_) => warn!(
+                lease = self.name,
+                "no time to give the lease back; it ends by itself"
+            ),
+        }
+    }
+
+    /// Replaces that very version of the lease.
+    async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
+        let lease = Lease {
+            metadata: version.metadata.clone(),
+            spec: Some(spec),
+        };
+        self.api
+            .replace(&self.name, &PostParams::default(), &lease)
+            .await
+    }
+
+    fn is_ours(&self, lease: &Lease) -> bool {
+        holder(lease) == Some(&self.identity)
+    }
+
+    /// When a lease that stays as it is may be taken over: its holder's duration counts, which may not be ours.
+    fn end(&self, seen: &Seen) -> Instant {
+        let theirs = seen
+            .lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.lease_duration_seconds);
+        let theirs = theirs
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs);
+        seen.at + theirs.unwrap_or(self.duration)
+    }
+
+    fn next_spec(&self, last: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = Timestamp::now();
+        // As the apiserver stores it, to be compared.
+        let now = MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now));
+        let transitions = last.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        let ours = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_millis().div_ceil(1000)).ok(),
+            acquire_time: ours
+                .and_then(|spec| spec.acquire_time.clone())
+                .or_else(|| Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(if ours.is_some() || last.is_none() {
+                transitions
+            } else {
+                transitions.saturating_add(1)
+            }),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// As client-go writes a lease that was given back.
+fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
+    let now = MicroTime(Timestamp::now());
+    LeaseSpec {
+        holder_identity: Some(String::new()),
+        lease_duration_seconds: Some(1),
+        acquire_time: Some(now.clone()),
+        renew_time: Some(now),
+        lease_transitions: last.and_then(|spec| spec.lease_transitions),
+        ..LeaseSpec::default()
+    }
+}
+
+/// Whether a request that failed so may have been carried out: no answer came, or one of somebody in between.
+fn may_have_been_done(error: &Error) -> bool {
+    !matches!(error, Error::Api(status) if status.code < 500)
+}
+
+fn holder(lease: &Lease) -> Option<&str> {
+    lease
+        .spec
+        .as_ref()?
+        .holder_identity
+        .as_deref()
+        .filter(|holder| !holder.is_empty())
+}
+
+/// A fault that lasts is said once, not twice a second.
+#[derive(Default)]
+struct Complaint(Option<String>);
+
+impl Complaint {
+    fn say(&mut self, words: String, what: &str) {
+        if self.0.as_ref() == Some(&words) {
+            debug!(error = words, "{what}");
+        } else {
+            warn!(error = words, "{what}");
+            self.0 = Some(words);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// Waits for the lease, then does `work` under it.
+///
+/// `fence` opens with the first renewal. It is closed before this returns, whatever the outcome, and before the lease is
+/// given back. `work` is expected to end by itself some time after `stop`; the lease is renewed until it has. It is
+/// polled in the caller's task, between renewals, so it must not block.
+pub async fn lead<W: Future>(
+    election: &Election,
+    fence: &Fence,
+    stop: &CancellationToken,
+    work: W,
+) -> Outcome<W::Output> {
+    let Some((renewed, mut known)) = election.acquire(fence, stop).await else {
+        fence.close();
+        return Outcome::Stopped;
+    };
+    let outcome = tokio::select! {
+        biased;
+        () = election.hold(fence, renewed, &mut known) => Outcome::Lost,
+        output = work => Outcome::Finished(output),
+    };
+    fence.close();
+    if matches!(outcome, Outcome::Finished(_)) {
+        election.release(known.seen).await;
+    }
+    outcome
+}

@@ -1,0 +1,508 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use http::{Method, Request, Response, StatusCode};
+use kube::client::Body;
+use rstest::rstest;
+use tokio::time::advance;
+use tower::{BoxError, service_fn};
+
+use super::*;
+use crate::health::Health;
+
+const LEASE: &str = "quartermaster";
+
+/// An apiserver that knows one Lease: versions, conflicts, and faults on demand.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<State>>);
+
+#[derive(Default)]
+#[allow(clippy::struct_excessive_bools)] // each switches one fault on
+struct State {
+    lease: Option<Lease>,
+    version: u64,
+    /// Requests in order, as `METHOD`.
+    log: Vec<Method>,
+    /// Requests hang, before they do anything.
+    hangs: bool,
+    /// The next write is done, but its answer lost.
+    loses_answer: bool,
+    /// The same of every write.
+    loses_answers: bool,
+    /// Each write is done twice; the second answer counts.
+    repeats: bool,
+    /// Requests fail.
+    fails: bool,
+    /// Number of coming writes that get 409 because somebody edits the lease's metadata right before each.
+    edits: u32,
+}
+
+impl Server {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    fn client(&self) -> Client {
+        let server = self.clone();
+        Client::new(
+            service_fn(move |request: Request<Body>| {
+                let server = server.clone();
+                async move { server.answer(request).await }
+            }),
+            "ops",
+        )
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
+        let (parts, body) = request.into_parts();
+        let body = body.collect_bytes().await?;
+        let hangs = {
+            let mut state = self.state();
+            state.log.push(parts.method.clone());
+            state.hangs
+        };
+        if hangs {
+            pending::<()>().await;
+        }
+        let mut state = self.state();
+        let status = |code: StatusCode| {
+            let reason = match code {
+                StatusCode::NOT_FOUND => "NotFound",
+                StatusCode::CONFLICT => "Conflict",
+                _ => "ServiceUnavailable",
+            };
+            let status = serde_json::json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
+                "message": code.to_string(), "reason": reason,
+            });
+            Ok(Response::builder()
+                .status(code)
+                .body(Body::from(serde_json::to_vec(&status)?))?)
+        };
+        if state.fails {
+            return status(StatusCode::SERVICE_UNAVAILABLE);
+        }
+        let stored = match (parts.method, state.lease.clone()) {
+            (Method::GET, Some(lease)) => return ok(&lease),
+            (Method::GET | Method::PUT, None) => return status(StatusCode::NOT_FOUND),
+            (Method::POST, Some(_)) => return status(StatusCode::CONFLICT),
+            (Method::POST, None) => serde_json::from_slice::<Lease>(&body)?,
+            (Method::PUT, Some(old)) => {
+                let new = serde_json::from_slice::<Lease>(&body)?;
+                let old = if state.edits > 0 {
+                    state.edits -= 1;
+                    state.store(old)
+                } else {
+                    old
+                };
+                if new.metadata.resource_version != old.metadata.resource_version {
+                    return status(StatusCode::CONFLICT);
+                }
+                new
+            }
+            (method, _) => panic!("{method}"),
+        };
+        let lease = state.store(stored);
+        if state.repeats {
+            return status(StatusCode::CONFLICT);
+        }
+        if std::mem::take(&mut state.loses_answer) || state.loses_answers {
+            return Err("connection reset".into());
+        }
+        ok(&lease)
+    }
+
+    fn holder(&self) -> Option<String> {
+        self.state()
+            .lease
+            .as_ref()
+            .and_then(holder)
+            .map(str::to_owned)
+    }
+
+    fn spec(&self) -> LeaseSpec {
+        self.state().lease.clone().unwrap().spec.unwrap()
+    }
+
+    /// Another replica, which renews once.
+    fn held_by(&self, holder: &str, seconds: i32) {
+        let spec = LeaseSpec {
+            holder_identity: Some(holder.into()),
+            lease_duration_seconds: Some(seconds),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            lease_transitions: Some(4),
+            ..LeaseSpec::default()
+        };
+        self.state().store(Lease {
+            spec: Some(spec),
+            ..Lease::default()
+        });
+    }
+}
+
+impl State {
+    fn store(&mut self, mut lease: Lease) -> Lease {
+        self.version += 1;
+        lease.metadata.name = Some(LEASE.into());
+        lease.metadata.resource_version = Some(self.version.to_string());
+        self.lease.insert(lease).clone()
+    }
+}
+
+fn ok(lease: &Lease) -> Result<Response<Body>, BoxError> {
+    Ok(Response::new(Body::from(serde_json::to_vec(lease)?)))
+}
+
+fn election(server: &Server, identity: &str) -> Election {
+    let watchdog = Health::new().watchdog("lease", Duration::from_mins(1));
+    Election::new(
+        server.client(),
+        ("ops", LEASE),
+        identity.into(),
+        &Timings::default(),
+        watchdog,
+    )
+}
+
+/// A candidate that leads until it is told to stop.
+struct Replica {
+    fence: Fence,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Outcome<&'static str>>,
+}
+
+fn start(server: &Server, identity: &str) -> Replica {
+    let (fence, stop) = (Fence::shut(), CancellationToken::new());
+    let (election, held, token) = (election(server, identity), fence.clone(), stop.clone());
+    let task = tokio::spawn(async move {
+        let work = async {
+            assert!(held.held(), "the fence is open before the work begins");
+            token.cancelled().await;
+            "done"
+        };
+        lead(&election, &held, &token, work).await
+    });
+    Replica { fence, stop, task }
+}
+
+async fn until(what: impl Fn() -> bool) -> Duration {
+    let started = Instant::now();
+    while !what() {
+        sleep(Duration::from_millis(10)).await;
+        assert!(
+            started.elapsed() < Duration::from_mins(1),
+            "waited for a minute"
+        );
+    }
+    started.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fence_is_computed_from_time() {
+    let fence = Fence::shut();
+    assert!(!fence.held());
+    fence.renewed(Instant::now(), Duration::from_secs(6));
+    advance(Duration::from_millis(5_999)).await;
+    assert!(fence.held());
+    advance(Duration::from_millis(1)).await;
+    assert!(!fence.held());
+    fence.renewed(
+        Instant::now() - Duration::from_secs(2),
+        Duration::from_secs(6),
+    );
+    advance(Duration::from_secs(4)).await;
+    assert!(!fence.held(), "counts from the request's start");
+    let other = fence.clone();
+    fence.close();
+    fence.renewed(Instant::now(), Duration::from_secs(6));
+    assert!(
+        !fence.held() && !other.held(),
+        "closed for good, and for all"
+    );
+    let always = Fence::open();
+    advance(Duration::from_secs(1 << 30)).await;
+    assert!(always.held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let first = server.spec();
+    assert_eq!(first.holder_identity.as_deref(), Some("one"));
+    assert_eq!(
+        (first.lease_duration_seconds, first.lease_transitions),
+        (Some(9), Some(0))
+    );
+    let before = server.state().log.len();
+    sleep(Duration::from_millis(5_250)).await;
+    assert!(one.fence.held());
+    assert_eq!(server.state().log[before..], vec![Method::PUT; 10]);
+    assert_eq!(server.spec().acquire_time, first.acquire_time);
+    assert_eq!(server.spec().lease_transitions, Some(0));
+    assert_ne!(server.spec().renew_time, first.renew_time);
+
+    one.stop.cancel();
+    assert_eq!(one.task.await.unwrap(), Outcome::Finished("done"));
+    assert!(!one.fence.held());
+    let released = server.spec();
+    assert_eq!(released.holder_identity.as_deref(), Some(""));
+    assert_eq!(
+        (released.lease_duration_seconds, released.lease_transitions),
+        (Some(1), Some(0))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_of_two_leads_and_hands_over_at_once() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let two = start(&server, "two");
+    for _ in 0..300 {
+        sleep(Duration::from_millis(100)).await;
+        assert!(one.fence.held() && !two.fence.held());
+    }
+    one.stop.cancel();
+    let took = until(|| two.fence.held()).await;
+    assert!(took < Duration::from_millis(1_200), "{took:?}");
+    assert_eq!(server.spec().lease_transitions, Some(1));
+    assert!(!one.fence.held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_leader_is_replaced_after_its_own_duration() {
+    for (seconds, min, max) in [(9, 9_000, 10_300), (15, 15_000, 16_300)] {
+        let server = Server::default();
+        server.held_by("gone", seconds);
+        let two = start(&server, "two");
+        let took = until(|| two.fence.held()).await;
+        assert!(
+            took >= Duration::from_millis(min) && took < Duration::from_millis(max),
+            "{took:?}"
+        );
+        assert_eq!(server.spec().lease_transitions, Some(5));
+        two.task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_candidates_one_takes_over() {
+    let server = Server::default();
+    server.held_by("gone", 9);
+    let replicas: Vec<_> = ["one", "two", "three", "four"]
+        .map(|name| start(&server, name))
+        .into();
+    let leaders = || {
+        replicas
+            .iter()
+            .filter(|replica| replica.fence.held())
+            .count()
+    };
+    until(|| leaders() > 0).await;
+    for _ in 0..300 {
+        assert_eq!(leaders(), 1);
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(server.spec().lease_transitions, Some(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_without_the_apiserver_stops_in_time() {
+    type Fault = fn(&mut State, bool);
+    let faults: [Fault; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
+    for fault in faults {
+        let server = Server::default();
+        let one = start(&server, "one");
+        until(|| one.fence.held()).await;
+        let two = start(&server, "two");
+        sleep(Duration::from_secs(3)).await;
+        fault(&mut server.state(), true);
+        let took = until(|| !one.fence.held()).await;
+        assert!(took <= Duration::from_millis(6_020), "{took:?}");
+        assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+        fault(&mut server.state(), false);
+        until(|| two.fence.held()).await;
+        assert_eq!(
+            server.holder().as_deref(),
+            Some("two"),
+            "what was lost is not given back"
+        );
+        two.task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_fault_is_survived() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.state().fails = true;
+    sleep(Duration::from_secs(4)).await;
+    server.state().fails = false;
+    server.state().loses_answer = true;
+    sleep(Duration::from_secs(4)).await;
+    assert!(!server.state().loses_answer);
+    assert!(one.fence.held() && !one.task.is_finished());
+    assert_eq!(server.spec().lease_transitions, Some(0));
+    one.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let two = start(&server, "two");
+    // A renewal is applied and its answer lost; then each of five writes meets an edit.
+    server.state().loses_answer = true;
+    server.state().edits = 5;
+    until(|| server.state().edits == 0).await;
+    sleep(Duration::from_secs(20)).await;
+    assert!(one.fence.held() && !one.task.is_finished() && !two.fence.held());
+    assert_eq!(server.spec().lease_transitions, Some(0));
+    one.task.abort();
+    two.task.abort();
+}
+
+/// Every write is applied, and no answer says so: the lease does.
+#[rstest]
+#[case::repeated(|state: &mut State| state.repeats = true)]
+#[case::unanswered(|state: &mut State| state.loses_answers = true)]
+#[tokio::test(start_paused = true)]
+async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
+    #[case] fault: fn(&mut State),
+) {
+    let server = Server::default();
+    server.held_by("gone", 9);
+    fault(&mut server.state());
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let two = start(&server, "two");
+    for _ in 0..300 {
+        sleep(Duration::from_millis(100)).await;
+        assert!(one.fence.held() && !two.fence.held());
+    }
+    assert_eq!(server.spec().lease_transitions, Some(5));
+    // Somebody else's lease is not taken for a write of this candidate.
+    server.held_by("two", 9);
+    until(|| !one.fence.held()).await;
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    two.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.state().edits = u32::MAX;
+    let took = until(|| !one.fence.held()).await;
+    assert!(
+        took > Duration::from_secs(5) && took <= Duration::from_millis(6_020),
+        "{took:?}"
+    );
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_another_took_is_lost_at_once() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.held_by("two", 9);
+    let took = until(|| !one.fence.held()).await;
+    assert!(took <= Duration::from_millis(520), "{took:?}");
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(server.holder().as_deref(), Some("two"));
+}
+
+/// SIGSTOP past the lease, then SIGCONT: the clock jumps before any task runs.
+#[tokio::test(start_paused = true)]
+async fn a_frozen_leader_wakes_with_its_fence_shut() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.held_by("two", 9);
+    let before = server.state().log.len();
+    // A clock that is moved by hand fires no timer until the runtime is given time to.
+    let mut jump = std::pin::pin!(advance(Duration::from_secs(7)));
+    assert!(futures::poll!(jump.as_mut()).is_pending());
+    assert!(!one.fence.held());
+    jump.await;
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(
+        server.state().log.len(),
+        before,
+        "not even the lease is written"
+    );
+    assert_eq!(server.holder().as_deref(), Some("two"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_lease_is_made_again_by_its_holder() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.state().lease = None;
+    sleep(Duration::from_secs(7)).await;
+    assert!(one.fence.held());
+    assert_eq!(server.holder().as_deref(), Some("one"));
+    one.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_stops_without_touching_the_lease() {
+    let server = Server::default();
+    server.held_by("other", 9);
+    let two = start(&server, "two");
+    sleep(Duration::from_secs(2)).await;
+    two.stop.cancel();
+    assert_eq!(two.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(server.holder().as_deref(), Some("other"));
+    assert!(
+        server
+            .state()
+            .log
+            .iter()
+            .all(|method| *method == Method::GET)
+    );
+}
+
+/// The request that takes the lease may arrive although its sender was told to stop: nobody would hold it for 9 s.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_stops_in_the_middle_gives_back_what_it_took() {
+    let server = Server::default();
+    server.state().hangs = true;
+    let one = start(&server, "one");
+    until(|| !server.state().log.is_empty()).await;
+    server.held_by("one", 9);
+    server.state().hangs = false;
+    one.stop.cancel();
+    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(server.holder(), None);
+    assert!(!one.fence.held());
+}
+
+/// The same between two attempts: the one before took the lease, and its answer was lost.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_stops_after_an_attempt_without_an_answer_gives_back_what_it_took() {
+    let server = Server::default();
+    server.state().loses_answer = true;
+    let one = start(&server, "one");
+    until(|| server.holder().is_some()).await;
+    assert!(!one.fence.held());
+    one.stop.cancel();
+    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(server.holder(), None);
+}
+
+#[test]
+fn nobody_shares_an_identity() {
+    let (one, two) = (identity(Some("qm-0")), identity(Some("qm-0")));
+    assert!(one.starts_with("qm-0_") && one != two);
+    assert!(identity(None).len() > 37);
+}

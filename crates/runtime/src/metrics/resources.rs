@@ -1,0 +1,137 @@
+//! How many objects of each kind stand how: counted from the caches at each scrape, so that nothing is kept for it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use qm_core::readiness::ReadinessSummary;
+
+/// How many reasons of one controller have a number of their own. Some are not ours (a kubelet's, for one).
+const REASONS: usize = 64;
+/// Longer than any reason that there is.
+const LONGEST: usize = 64;
+/// What stands for all other reasons.
+const OTHER: &str = "Other";
+
+/// How many objects there are of each standing.
+pub type Tally = BTreeMap<(&'static str, String), i64>;
+
+type Count = Box<dyn Fn() -> Option<Tally> + Send + Sync>;
+
+/// What counts the objects of each controller.
+#[derive(Clone, Default)]
+pub(super) struct Resources(Arc<Mutex<BTreeMap<&'static str, Count>>>);
+
+impl Resources {
+    pub(super) fn show(&self, controller: &'static str, count: Count) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(controller, count);
+    }
+}
+
+impl fmt::Debug for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Resources")
+    }
+}
+
+impl Collector for Resources {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let help = "Objects by what their condition Ready says, and why; absent while a kind is not served.";
+        let mut family =
+            encoder.encode_descriptor("quartermaster_resources", help, None, MetricType::Gauge)?;
+        for (controller, count) in &*counts {
+            for ((ready, reason), number) in count().unwrap_or_default() {
+                let labels = [
+                    ("controller", *controller),
+                    ("ready", ready),
+                    ("reason", &*reason),
+                ];
+                ConstGauge::new(number).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many there are of each standing. However many different words stand there, the numbers stay bounded.
+pub fn tally<'a>(stands: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally {
+    let mut all = BTreeMap::<ReadinessSummary<'a>, i64>::new();
+    for stand in stands {
+        *all.entry(stand).or_default() += 1;
+    }
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_by_key(|(_, number)| -number);
+    let mut tally = Tally::new();
+    for (at, ((ready, reason), number)) in all.into_iter().enumerate() {
+        let reason = if at < REASONS && is_a_reason(reason) {
+            reason
+        } else {
+            OTHER
+        };
+        *tally
+            .entry((ready.as_str(), reason.to_owned()))
+            .or_default() += number;
+    }
+    tally
+}
+
+/// As the API wants a condition's reason to be.
+fn is_a_reason(text: &str) -> bool {
+    text.len() <= LONGEST
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+#[cfg(test)]
+mod tests {
+    use qm_core::readiness::Readiness;
+
+    use super::*;
+
+    #[test]
+    fn each_standing_is_counted() {
+        let stands = [
+            (Readiness::True, "Ready"),
+            (Readiness::False, "Conflict"),
+            (Readiness::True, "Ready"),
+        ];
+        let expected = [
+            (("True", "Ready".to_owned()), 2),
+            (("False", "Conflict".to_owned()), 1),
+        ];
+        assert_eq!(tally(stands.into_iter()), expected.into());
+        assert_eq!(tally([].into_iter()), Tally::new());
+    }
+
+    #[test]
+    fn words_that_anybody_wrote_make_no_more_numbers_than_there_may_be() {
+        let words: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
+        let often = (0..3).map(|_| (Readiness::False, "TargetNotFound"));
+        let counted = tally(
+            words
+                .iter()
+                .map(|word| (Readiness::False, &**word))
+                .chain(often),
+        );
+        assert_eq!(counted.len(), REASONS + 1);
+        assert_eq!(counted[&("False", "TargetNotFound".to_owned())], 3);
+        assert_eq!(
+            counted[&("False", OTHER.to_owned())],
+            1003 - 3 - (i64::try_from(REASONS).unwrap_or(0) - 1)
+        );
+        for no_reason in ["", "a b", "\"", "1a", &"x".repeat(65)] {
+            assert_eq!(
+                tally([(Readiness::True, no_reason)].into_iter()),
+                [(("True", OTHER.to_owned()), 1)].into()
+            );
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Who an object belongs to: one rule for every kind that makes objects.
+//!
+//! An object is ours when it carries the UID of the resource that made it: as its controller (in the same namespace), or as
+//! the label [`OWNER_UID`]; either proves. The annotation [`OWNER`] alone proves nothing. What is not ours is never changed
+//! and never deleted.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::{Resource, ResourceExt};
+use qm_core::REQUESTED_AT;
+use serde_json::{Value, json};
+
+use super::Key;
+
+/// Label: UID of the resource that made the object.
+pub const OWNER_UID: &str = "quartermaster.dev/owner-uid";
+/// Annotation: that resource, as `NAMESPACE/NAME`.
+pub const OWNER: &str = "quartermaster.dev/owner";
+/// Annotation: the resource, as `NAMESPACE/NAME`, that may take the object over.
+pub const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
+
+/// A resource that makes objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Owner {
+    namespace: String,
+    reference: OwnerReference,
+    fresh: bool,
+    generation: Option<i64>,
+    handled: Option<i64>,
+    contested: Option<String>,
+    requested: Option<String>,
+}
+
+/// What an object is to an [`Owner`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It is ours.
+    Ours,
+    /// It was that of a resource of our name which is gone: both were restored from a backup.
+    Restored,
+    /// Its owner hands it over.
+    HandedOver,
+    /// It is somebody else's, or nobody's.
+    Foreign(Foreign),
+}
+
+/// Whose an object is that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Nobody's that we know of: it can be handed over.
+    Unmarked,
+    /// That of another resource of our kind, `NAMESPACE/NAME` as the object itself says: it can be handed over.
+    Sibling(String),
+    /// It is to be handed over to another resource of our kind, `NAMESPACE/NAME`, and was not taken over yet.
+    Promised(String),
+    /// It has a controller, `KIND NAME`. An object has one only, and what that one made nobody can hand over.
+    Controlled(String),
+}
+
+impl Owner {
+    /// `object`, once it is stored: before that it has no UID.
+    pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
+        // Whoever deletes it in the foreground waits for what it has.
+        let reference = OwnerReference {
+            block_owner_deletion: Some(true),
+            ..object.controller_owner_ref(&())?
+        };
+        let requested = object.annotations().get(REQUESTED_AT).cloned();
+        let generation = object.meta().generation;
+        let namespace = object.namespace()?;
+        Some(Self {
+            namespace,
+            reference,
+            fresh: false,
+            generation,
+            handled: None,
+            contested: None,
+            requested,
+        })
+    }
+
+    /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
+    #[must_use]
+    pub fn fresh(self, fresh: bool) -> Self {
+        Self { fresh, ..self }
+    }
+
+    /// Whether nothing was ever done for it.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// Sets the generation that the owner's status reports.
+    #[must_use]
+    pub fn handled(self, handled: Option<i64>) -> Self {
+        Self { handled, ..self }
+    }
+
+    /// Returns whether the owner's spec is the one that its status reports.
+    pub fn is_handled(&self) -> bool {
+        self.handled.is_some() && self.handled == self.generation
+    }
+
+    /// Sets the message with which the owner's status reports that other managers keep changing a child.
+    #[must_use]
+    pub fn contested(self, contested: Option<String>) -> Self {
+        Self { contested, ..self }
+    }
+
+    /// Returns the message with which the status of the present spec reports that other managers keep changing a child.
+    pub fn contest(&self) -> Option<&str> {
+        self.contested.as_deref().filter(|_| self.is_handled())
+    }
+
+    /// Returns the owner's generation.
+    pub fn generation(&self) -> Option<i64> {
+        self.generation
+    }
+
+    /// Returns the value of the last reconcile request that a person made.
+    pub fn requested(&self) -> Option<&str> {
+        self.requested.as_deref()
+    }
+
+    /// Returns the owner's kind.
+    pub fn kind(&self) -> &str {
+        &self.reference.kind
+    }
+
+    /// Returns the reference to the owner for Events.
+    pub fn object_ref(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some(self.reference.api_version.clone()),
+            kind: Some(self.reference.kind.clone()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(self.reference.name.clone()),
+            uid: Some(self.reference.uid.clone()),
+            ..ObjectReference::default()
+        }
+    }
+
+    /// `NAMESPACE/NAME`.
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.namespace, self.reference.name)
+    }
+
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        &self.reference.uid
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.reference.name
+    }
+
+    /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
+    /// we take it over; another's is for them to use.
+    pub fn mark(&self, metadata: &mut ObjectMeta) {
+        metadata
+            .labels
+            .get_or_insert_default()
+            .insert(OWNER_UID.into(), self.reference.uid.clone());
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert(OWNER.into(), self.path());
+        annotations.retain(|name, value| name != ADOPT_BY || *value != self.path());
+        if metadata.namespace.as_deref() == Some(&self.namespace) {
+            let references = metadata.owner_references.get_or_insert_default();
+            references
+                .retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+            match references
+                .iter_mut()
+                .find(|owner| owner.uid == self.reference.uid)
+            {
+                Some(ours) => ours.clone_from(&self.reference),
+                None => references.push(self.reference.clone()),
+            }
+        }
+    }
+
+    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::mark`] does.
+    pub fn marks(&self, metadata: &ObjectMeta) -> Value {
+        let mut marked = metadata.clone();
+        self.mark(&mut marked);
+        json!({
+            "labels": { OWNER_UID: self.uid() },
+            "annotations": { OWNER: self.path(), ADOPT_BY: marked.annotations.unwrap_or_default().get(ADOPT_BY) },
+            "ownerReferences": marked.owner_references,
+        })
+    }
+
+    /// Takes our marks away from an object that is to stay.
+    pub fn unmark(&self, metadata: &mut ObjectMeta) {
+        if let Some(labels) = &mut metadata.labels {
+            labels.remove(OWNER_UID);
+        }
+        if let Some(annotations) = &mut metadata.annotations {
+            annotations.remove(OWNER);
+        }
+        if let Some(references) = &mut metadata.owner_references {
+            references
+                .retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
+        }
+    }
+
+    /// Whether an object has all marks of ours, and no consent of ours is left on it.
+    pub fn has_marked(&self, metadata: &ObjectMeta) -> bool {
+        let mut marked = metadata.clone();
+        self.mark(&mut marked);
+        marked.labels == metadata.labels
+            && marked.annotations == metadata.annotations
+            && marked.owner_references.iter().flatten().all(|mark| {
+                metadata
+                    .owner_references
+                    .iter()
+                    .flatten()
+                    .any(|owner| owner.uid == mark.uid && owner.controller == mark.controller)
+            })
+    }
+
+    /// What the object of `metadata` is to us. `lives` says whether a resource of our kind has that UID.
+    pub fn claim(&self, metadata: &ObjectMeta, lives: impl Fn(&str) -> bool) -> Claim {
+        let here = metadata.namespace.as_deref() == Some(&self.namespace);
+        let controller = metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .find(|owner| owner.controller == Some(true));
+        let label = metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(OWNER_UID));
+        let annotation = |name: &str| {
+            metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(name))
+        };
+        let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
+
+        match controller {
+            // In another namespace a reference means some other resource, if any.
+            Some(controller) if here && controller.uid == self.reference.uid => return Claim::Ours,
+            Some(controller)
+                if here && self.is_of_our_name(controller) && !lives(&controller.uid) =>
+            {
+                return Claim::Restored;
+            }
+            Some(controller) => {
+                return Claim::Foreign(Foreign::Controlled(format!(
+                    "{} {}",
+                    controller.kind, controller.name
+                )));
+            }
+            None => {}
+        }
+        match label {
+            Some(uid) if *uid == self.reference.uid => return Claim::Ours,
+            Some(uid) if names_us(OWNER) && !lives(uid) => return Claim::Restored,
+            _ => {}
+        }
+        if names_us(ADOPT_BY) {
+            return Claim::HandedOver;
+        }
+        if let Some(other) = annotation(ADOPT_BY) {
+            return Claim::Foreign(Foreign::Promised(other.clone()));
+        }
+        match (label, annotation(OWNER)) {
+            (Some(_), Some(owner)) => Claim::Foreign(Foreign::Sibling(owner.clone())),
+            _ => Claim::Foreign(Foreign::Unmarked),
+        }
+    }
+
+    /// What to say of an object that is not ours: `resource` is its plural with its group, as kubectl takes it.
+    pub fn conflict(
+        &self,
+        foreign: &Foreign,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> String {
+        let command = format!(
+            "kubectl annotate {resource} {name} -n {namespace} {ADOPT_BY}={}",
+            self.path()
+        );
+        match foreign {
+            Foreign::Unmarked => {
+                format!(
+                    "{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}"
+                )
+            }
+            Foreign::Sibling(owner) => format!(
+                "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
+                self.reference.kind
+            ),
+            Foreign::Promised(other) => format!(
+                "{resource} {namespace}/{name} is to be handed over to {other} and is left alone; to hand it over to this one: \
+                 {command} --overwrite"
+            ),
+            Foreign::Controlled(controller) => format!(
+                "{resource} {namespace}/{name} is controlled by {controller} and is left alone: choose another name, or delete it"
+            ),
+        }
+    }
+
+    fn is_of_our_name(&self, owner: &OwnerReference) -> bool {
+        let group = |api_version: &str| {
+            api_version
+                .split_once('/')
+                .map(|(group, _)| group.to_owned())
+        };
+        owner.kind == self.reference.kind
+            && owner.name == self.reference.name
+            && group(&owner.api_version) == group(&self.reference.api_version)
+    }
+}
+
+/// Whose child an object says it is.
+pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
+    // Anybody may write another annotation; a controller stands there for a reason.
+    if let Some(controller) = metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))
+    {
+        return Some(Key::new(metadata.namespace.as_deref()?, &controller.name));
+    }
+    let (namespace, name) = metadata.annotations.as_ref()?.get(OWNER)?.split_once('/')?;
+    Some(Key::new(namespace, name))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use qm_api::ContactPoint;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn owner() -> Owner {
+        let object = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "spec": { "type": "Telegram" },
+            "metadata": { "namespace": "shop", "name": "web", "uid": "ours" } });
+        Owner::of(&serde_json::from_value::<ContactPoint>(object).unwrap()).unwrap()
+    }
+
+    fn metadata(value: Value) -> ObjectMeta {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn reference(api_version: &str, name: &str, uid: &str) -> Value {
+        json!([{ "apiVersion": api_version, "kind": "ContactPoint", "name": name, "uid": uid, "controller": true }])
+    }
+
+    /// Resources of our kind that are there, besides the owner.
+    fn lives(uid: &str) -> bool {
+        uid == "sibling" || uid == "ours"
+    }
+
+    fn controlled(name: &str) -> Claim {
+        Claim::Foreign(Foreign::Controlled(format!("ContactPoint {name}")))
+    }
+
+    #[rstest]
+    #[case::both_marks(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" }, "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), Claim::Ours)]
+    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), Claim::Ours)]
+    #[case::the_label(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
+    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
+    #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), controlled("web"))]
+    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
+    #[case::no_mark(json!({ "namespace": "shop" }), Claim::Foreign(Foreign::Unmarked))]
+    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }), Claim::Restored)]
+    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v0", "web", "gone") }), Claim::Restored)]
+    #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
+    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "db", "gone") }), controlled("db"))]
+    #[case::a_former_label(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/web" } }), Claim::Restored)]
+    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
+    #[case::a_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
+    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
+    #[case::handed_over(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/web" } }), Claim::HandedOver)]
+    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
+    #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { ADOPT_BY: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
+    fn whose_it_is(#[case] object: Value, #[case] claim: Claim) {
+        assert_eq!(owner().claim(&metadata(object), lives), claim);
+    }
+
+    #[test]
+    fn what_is_marked_is_ours_and_loses_it_again() {
+        for namespace in ["shop", "far"] {
+            let mut marked = metadata(json!({
+                "namespace": namespace,
+                "labels": { "a": "b" },
+                "annotations": { ADOPT_BY: "shop/web", "c": "d" },
+                "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }],
+            }));
+            assert!(!owner().has_marked(&marked));
+            owner().mark(&mut marked);
+            assert!(owner().has_marked(&marked));
+            assert_eq!(owner().claim(&marked, lives), Claim::Ours);
+            assert_eq!(
+                marked.owner_references.as_ref().unwrap().len(),
+                if namespace == "shop" { 2 } else { 1 }
+            );
+            assert!(!marked.annotations.as_ref().unwrap().contains_key(ADOPT_BY));
+            owner().unmark(&mut marked);
+            assert_eq!(
+                owner().claim(&marked, lives),
+                Claim::Foreign(Foreign::Unmarked)
+            );
+            assert_eq!(
+                marked.labels,
+                metadata(json!({ "labels": { "a": "b" } })).labels
+            );
+        }
+    }
+
+    #[test]
+    fn the_consent_for_another_is_kept() {
+        let mut marked = metadata(json!({ "namespace": "far" }));
+        owner().mark(&mut marked);
+        marked
+            .annotations
+            .as_mut()
+            .unwrap()
+            .insert(ADOPT_BY.into(), "shop/db".into());
+        assert!(
+            owner().has_marked(&marked),
+            "nothing is to be written because of it"
+        );
+        assert_eq!(owner().marks(&marked)["annotations"][ADOPT_BY], "shop/db");
+        owner().mark(&mut marked);
+        assert_eq!(marked.annotations.unwrap()[ADOPT_BY], "shop/db");
+    }
+
+    #[test]
+    fn a_former_owner_of_our_name_gives_way() {
+        let mut marked = metadata(
+            json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }),
+        );
+        owner().mark(&mut marked);
+        let uids: Vec<_> = marked
+            .owner_references
+            .unwrap()
+            .into_iter()
+            .map(|owner| owner.uid)
+            .collect();
+        assert_eq!(uids, ["ours"]);
+    }
+
+    #[test]
+    fn a_conflict_says_the_command_that_ends_it() {
+        let words = owner().conflict(&Foreign::Unmarked, "configmaps", "far", "settings");
+        assert!(
+            words.ends_with(
+                "kubectl annotate configmaps settings -n far quartermaster.dev/adopt-by=shop/web"
+            ),
+            "{words}"
+        );
+        let words = owner().conflict(
+            &Foreign::Promised("shop/db".into()),
+            "configmaps",
+            "far",
+            "settings",
+        );
+        assert!(
+            words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"),
+            "{words}"
+        );
+        let words = owner().conflict(
+            &Foreign::Controlled("X y".into()),
+            "configmaps",
+            "far",
+            "settings",
+        );
+        assert!(
+            words.contains("X y") && !words.contains("annotate"),
+            "{words}"
+        );
+    }
+}

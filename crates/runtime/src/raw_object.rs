@@ -1,0 +1,317 @@
+//! Objects of others as the apiserver wrote them, decoded within bounds of memory.
+//!
+//! Decoded JSON takes up to 100 times the memory of its text (a map of one member takes 632 bytes), so an object that
+//! fits into etcd can take more memory than the operator has.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::{ApiResource, DynamicResourceScope, PartialObjectMeta};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// Most memory that a decoded object takes, in bytes. Two watches and a read may decode one at the same time.
+pub const MAX_DECODED: usize = 24 * 1024 * 1024;
+
+/// Most memory that a decoded object of a known type takes, in bytes. The largest child that the operator writes takes about half.
+const MAX_TYPED: usize = 8 * 1024 * 1024;
+
+/// Bytes of a value in a list, a member of a map, a map, and a string that is not empty, beside its text. A map has nodes of 11
+/// members, of which at least 5 are used.
+const VALUE: usize = 32;
+const MEMBER: usize = 130;
+const MAP: usize = 632;
+const STRING: usize = 32;
+
+/// An object whose identity alone is decoded.
+#[derive(Clone, Debug)]
+pub struct RawObject {
+    /// Name, namespace, UID and resource version: nothing else.
+    metadata: ObjectMeta,
+    text: Box<RawValue>,
+}
+
+/// An object that would take too much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge;
+
+impl RawObject {
+    /// Returns the object, unless decoding it takes more than [`MAX_DECODED`].
+    pub fn decode(&self) -> serde_json::Result<Result<Value, TooLarge>> {
+        let text = self.text.get();
+        if decoded_size(text) > MAX_DECODED {
+            return Ok(Err(TooLarge));
+        }
+        serde_json::from_str(text).map(Ok)
+    }
+
+    /// Returns the length of the object's JSON, in bytes.
+    pub fn text_len(&self) -> usize {
+        self.text.get().len()
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Identity,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Identity {
+            name: Option<String>,
+            namespace: Option<String>,
+            uid: Option<String>,
+            resource_version: Option<String>,
+        }
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let Object { metadata } =
+            serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
+        let Identity {
+            name,
+            namespace,
+            uid,
+            resource_version,
+        } = metadata;
+        Ok(Self {
+            metadata: ObjectMeta {
+                name,
+                namespace,
+                uid,
+                resource_version,
+                ..ObjectMeta::default()
+            },
+            text,
+        })
+    }
+}
+
+impl Resource for RawObject {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn group(resource: &ApiResource) -> Cow<'_, str> {
+        resource.group.as_str().into()
+    }
+
+    fn version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.version.as_str().into()
+    }
+
+    fn kind(resource: &ApiResource) -> Cow<'_, str> {
+        resource.kind.as_str().into()
+    }
+
+    fn api_version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.api_version.as_str().into()
+    }
+
+    fn plural(resource: &ApiResource) -> Cow<'_, str> {
+        resource.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// An object of a known type. Of one that takes too much memory only the metadata is kept, without `managedFields`: everything
+/// else of it has its default.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub struct BoundedObject<K>(pub K);
+
+impl<'de, K: DeserializeOwned + Resource + Default> Deserialize<'de> for BoundedObject<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let object = if decoded_size(text.get()) > MAX_TYPED {
+            metadata_alone(text.get())
+        } else {
+            serde_json::from_str(text.get())
+        };
+        object.map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+fn metadata_alone<K: Resource + Default>(text: &str) -> serde_json::Result<K> {
+    #[derive(Deserialize)]
+    struct Object {
+        metadata: BTreeMap<String, Box<RawValue>>,
+    }
+    let Object { mut metadata } = serde_json::from_str(text)?;
+    metadata.remove("managedFields");
+    let mut object = K::default();
+    *object.meta_mut() = serde_json::from_str(&serde_json::to_string(&metadata)?)?;
+    Ok(object)
+}
+
+impl<K: Resource> Resource for BoundedObject<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn group(of: &K::DynamicType) -> Cow<'_, str> {
+        K::group(of)
+    }
+
+    fn version(of: &K::DynamicType) -> Cow<'_, str> {
+        K::version(of)
+    }
+
+    fn kind(of: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(of)
+    }
+
+    fn plural(of: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(of)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.meta_mut()
+    }
+}
+
+impl From<PartialObjectMeta> for RawObject {
+    fn from(PartialObjectMeta { metadata, .. }: PartialObjectMeta) -> Self {
+        Self {
+            metadata,
+            text: RawValue::NULL.to_owned(),
+        }
+    }
+}
+
+/// Returns about how many bytes the values of a JSON text take.
+fn decoded_size(json: &str) -> usize {
+    let (mut values, mut members, mut maps, mut strings) = (1, 0, 0, 0);
+    let (mut in_string, mut is_empty, mut escaped) = (false, false, false);
+    for byte in json.bytes() {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => (in_string, strings) = (false, strings + usize::from(!is_empty)),
+                _ => {}
+            }
+            is_empty = false;
+            continue;
+        }
+        match byte {
+            b'"' => (in_string, is_empty) = (true, true),
+            b',' | b'[' => values += 1,
+            b':' => members += 1,
+            b'{' => (values, maps) = (values + 1, maps + 1),
+            _ => {}
+        }
+    }
+    json.len() + values * VALUE + members * MEMBER + maps * MAP + strings * STRING
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use k8s_openapi::api::apps::v1::Deployment;
+    use kube::ResourceExt as _;
+    use kube::core::WatchEvent;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn text(spec: &Value) -> String {
+        let metadata = json!({ "name": "web", "namespace": "shop", "uid": "1", "resourceVersion": "7", "labels": { "a": "b" } });
+        json!({ "apiVersion": "v1", "kind": "A", "metadata": metadata, "spec": spec }).to_string()
+    }
+
+    #[test]
+    fn an_object_of_a_list_or_a_watch_is_decoded_when_it_is_asked_for() {
+        let text = text(&json!({ "a": [1, { "b": "\"{,:\\" }] }));
+        let whole: Value = serde_json::from_str(&text).unwrap();
+        let event = format!(r#"{{"type":"MODIFIED","object":{text}}}"#);
+        let WatchEvent::Modified(watched) = serde_json::from_str(&event).unwrap() else {
+            panic!("{event}")
+        };
+        let by_value: RawObject = serde_json::from_value(whole.clone()).unwrap();
+        for object in [
+            watched,
+            by_value,
+            serde_json::from_str::<RawObject>(&text).unwrap(),
+        ] {
+            let identity = (
+                object.name_any(),
+                object.namespace(),
+                object.uid(),
+                object.resource_version(),
+            );
+            assert_eq!(
+                identity,
+                (
+                    "web".into(),
+                    Some("shop".into()),
+                    Some("1".into()),
+                    Some("7".into())
+                )
+            );
+            assert_eq!(object.decode().unwrap().unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn an_object_without_metadata_is_an_error() {
+        assert!(serde_json::from_str::<RawObject>(r#"{"kind":"A"}"#).is_err());
+        assert!(serde_json::from_str::<RawObject>("[]").is_err());
+    }
+
+    /// Each fits into an etcd of the usual size.
+    #[rstest]
+    #[case::arguments(json!({ "args": vec![""; 700_000] }), true)]
+    #[case::variables(json!({ "env": vec![json!({ "name": "a" }); 100_000] }), false)]
+    #[case::empty_maps(json!({ "volumes": vec![json!({ "emptyDir": {} }); 100_000] }), false)]
+    #[case::one_text(json!({ "text": "\",{:".repeat(350_000) }), true)]
+    fn an_object_that_takes_too_much_memory_is_not_decoded(
+        #[case] spec: Value,
+        #[case] fits: bool,
+    ) {
+        let object: RawObject = serde_json::from_str(&text(&spec)).unwrap();
+        assert_eq!(object.decode().unwrap().is_ok(), fits);
+        assert_eq!(object.name_any(), "web");
+    }
+
+    #[test]
+    fn of_a_large_object_of_a_known_type_the_metadata_is_kept() {
+        let volumes = |count| json!(vec![json!({ "name": "v", "emptyDir": {} }); count]);
+        for (count, fits) in [(100, true), (10_000, false)] {
+            let mut object = json!({
+                "metadata": { "name": "web", "labels": { "a": "b" }, "ownerReferences": [{ "uid": "1" }] },
+                "spec": { "template": { "spec": { "containers": [], "volumes": volumes(count) } } },
+            });
+            object["metadata"]["managedFields"] = json!([{ "manager": "m" }]);
+            let object: BoundedObject<Deployment> =
+                serde_json::from_str(&object.to_string()).unwrap();
+            assert_eq!(
+                (
+                    object.name_any(),
+                    object.labels().len(),
+                    object.owner_references().len()
+                ),
+                ("web".into(), 1, 1)
+            );
+            assert_eq!(
+                (object.0.spec.is_some(), !object.managed_fields().is_empty()),
+                (fits, fits)
+            );
+        }
+    }
+}

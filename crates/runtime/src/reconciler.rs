@@ -1,0 +1,1143 @@
+//! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
+//! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt, future};
+use kube::core::Status;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt};
+use qm_core::REQUESTED_AT;
+use rand::seq::{IteratorRandom as _, SliceRandom as _};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, debug, error, warn};
+
+use super::Key;
+use super::availability::{self, Availability};
+use super::backoff::{Backoffs, Policy};
+use super::health::Watchdog;
+use super::metrics::{ControllerMetrics, Metrics, QueueState, Reconciled};
+use super::{client, tasks, telemetry};
+
+/// What is done for one kind.
+pub trait Reconciler: Send + Sync + 'static {
+    /// The kind.
+    type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
+    /// What can go wrong in a pass.
+    type Error: Failure;
+
+    /// One pass over one object. Never two at once for the same object; may be dropped at any await.
+    fn reconcile(
+        &self,
+        object: Arc<Self::Object>,
+    ) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+
+    /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
+    fn lead(&self) {}
+
+    /// How often each object is looked at without a reason, where that is `usual`.
+    fn resync(&self, usual: Duration) -> Duration {
+        usual
+    }
+
+    /// The object of this key is gone: what is kept for it may go. Said again whenever something wakes it, because a pass
+    /// that was under way when it went may have left something behind.
+    fn gone(&self, key: &Key);
+}
+
+/// How a pass ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing to do until something changes. It is looked at again after the resync all the same: a watch may have failed to
+    /// say something.
+    Done,
+    /// Something is not there yet that no watch tells of: asked for again, with growing delays.
+    Waiting,
+    /// Something falls due by the clock.
+    RequeueAfter(Duration),
+    /// A request outside the reconcile is in flight. Its answer wakes the next reconcile, at the latest after this
+    /// delay. The request may still fail, so the backoff is not reset.
+    Unfinished(Duration),
+}
+
+/// An error of a pass, sorted.
+pub trait Failure: std::error::Error + Send + Sync + 'static {
+    /// What is to be done about it.
+    fn class(&self) -> Class;
+}
+
+/// What is to be done about a failed pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Nothing, until somebody changes the object; it is looked at again after the resync.
+    Terminal,
+    /// Try again, with growing delays.
+    Transient,
+    /// Try again, with longer delays: somebody has to do something first that no watch tells of.
+    Slow,
+    /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
+    Conflict,
+}
+
+impl Failure for kube::Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Conflict,
+            error if client::is_not_leading(error) => Class::Conflict,
+            _ => Class::Transient,
+        }
+    }
+}
+
+/// 422 on the UID: a write that is pinned to an object met another one of its name.
+pub fn is_replaced(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422
+        && causes
+            .into_iter()
+            .any(|cause| cause.field == "metadata.uid")
+}
+
+/// Finds the apiserver's refusal among the causes of an error.
+fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+            return Some(status);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// Returns whether the apiserver failed, rather than an admission or conversion webhook.
+fn is_server_error(status: &Status) -> bool {
+    status.code >= 500 && !status.message.contains("webhook")
+}
+
+/// Time over which objects are retried after an outage, however many there are: with the delay until a probe notices
+/// the apiserver's return the total stays well below 30 s.
+const SPREAD: Duration = Duration::from_secs(12);
+/// Longest time between the retries of one object each while the apiserver stores no writes; jitter at most halves it.
+const CANARY: Duration = Duration::from_secs(8);
+/// Longest time between two such retries.
+const STEP: Duration = Duration::from_millis(50);
+/// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
+/// longest delay.
+const RETURNS: Policy = Policy {
+    min: Duration::from_secs(6),
+    max: Duration::from_mins(5),
+};
+
+/// Generation and `requested-at` of an object: with another one the delays begin anew.
+type Requested = (Option<i64>, Option<String>);
+
+/// How passes are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many passes of one controller run at once.
+    pub concurrency: u16,
+    /// How long one pass may take.
+    pub timeout: Duration,
+    /// Delays after failures.
+    pub failed: Policy,
+    /// Delays after failures that somebody has to mend elsewhere.
+    pub slow: Policy,
+    /// Delays while something is waited for.
+    pub waiting: Policy,
+    /// How often each object is looked at without a reason.
+    pub resync: Duration,
+}
+
+/// Wakes the passes of one controller. Before [`Trigger::open`] nobody listens and nothing is kept: what is there by
+/// then is passed over once anyway.
+pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
+
+impl<K: Resource> Clone for Trigger<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K: Resource> Default for Trigger<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
+    /// Has a pass run over the object of this key, if it exists.
+    pub fn wake(&self, key: &Key) {
+        if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // The receiver is gone only while the process ends.
+            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
+        }
+    }
+
+    /// What is woken from now on.
+    pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        receiver
+    }
+}
+
+/// One controller, ready to run.
+pub struct Runner<R: Reconciler> {
+    name: &'static str,
+    reconciler: Arc<R>,
+    limits: Limits,
+    metrics: ControllerMetrics,
+    availability: Availability,
+    watchdog: Watchdog,
+    running: TaskTracker,
+    /// Objects whose last reconcile failed for a transient reason, or during an outage, with the time until which the
+    /// apiserver asked them to wait.
+    transient: Mutex<HashMap<ObjectRef<R::Object>, Option<Instant>>>,
+    failed: Backoffs<ObjectRef<R::Object>>,
+    slow: Backoffs<ObjectRef<R::Object>>,
+    waiting: Backoffs<ObjectRef<R::Object>>,
+    work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
+}
+
+/// Queue of a controller, oldest first. That of kube's `Controller` takes any object that is due, so that under load some
+/// wait for ever (kube 5: `Scheduler::pending` is a set).
+struct Work<O> {
+    objects: HashMap<O, Item>,
+    /// Objects that do not run, in the order of their next reconciles.
+    queue: BTreeMap<Turn, O>,
+    /// Number of turns so far.
+    turns: u64,
+    /// Objects that are being reconciled, and when each reconcile began.
+    running: HashMap<O, Instant>,
+}
+
+/// Place in the queue: when the reconcile may begin, and a number that no other turn has.
+type Turn = (Instant, u64);
+
+/// An object that was reconciled, or waits to be.
+#[derive(Default)]
+struct Item {
+    /// Last request for the object.
+    requested: Option<Requested>,
+    /// When its next reconcile may begin.
+    due: Option<Due>,
+}
+
+#[derive(Clone, Copy)]
+struct Due {
+    turn: Turn,
+    /// By the clock, not because something woke it.
+    timed: bool,
+}
+
+impl<O: Clone + Eq + Hash> Work<O> {
+    fn new() -> Self {
+        Self {
+            objects: HashMap::new(),
+            queue: BTreeMap::new(),
+            turns: 0,
+            running: HashMap::new(),
+        }
+    }
+
+    /// Something woke an object. Returns whether that is an addition to the queue.
+    fn woken(&mut self, object: O, now: Instant) -> bool {
+        let due = self.objects.get(&object).and_then(|item| item.due);
+        let added = due.is_none_or(|due| due.turn.0 > now);
+        if added {
+            if let Some(due) = due {
+                self.queue.remove(&due.turn);
+            }
+            self.add(object, now, false);
+        }
+        added
+    }
+
+    fn add(&mut self, object: O, at: Instant, timed: bool) {
+        let turn = (at, self.turns);
+        self.turns += 1;
+        self.objects.entry(object.clone()).or_default().due = Some(Due { turn, timed });
+        if !self.running.contains_key(&object) {
+            self.queue.insert(turn, object);
+        }
+    }
+
+    /// Takes the object that has been due for longest, if one is.
+    fn next(&mut self, now: Instant) -> Option<O> {
+        let first = self.queue.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
+    }
+
+    /// Returns when the next object is due.
+    fn next_due(&self) -> Option<Instant> {
+        self.queue.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Marks the start of a reconcile. Returns how long the object was due, and whether the clock made it due (such additions
+    /// are counted only now).
+    fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
+        let due = self
+            .objects
+            .get_mut(&object)
+            .and_then(|item| item.due.take());
+        self.running.insert(object, now);
+        let due = due?;
+        self.queue.remove(&due.turn);
+        Some((now.saturating_duration_since(due.turn.0), due.timed))
+    }
+
+    /// A reconcile ended, and the next one is due then at the latest.
+    fn ended(&mut self, object: O, next: Instant) {
+        self.running.remove(&object);
+        match self.objects.get(&object).and_then(|item| item.due) {
+            Some(due) => _ = self.queue.insert(due.turn, object),
+            None => self.add(object, next, true),
+        }
+    }
+
+    fn forget(&mut self, object: &O) {
+        if let Some(due) = self.objects.remove(object).and_then(|item| item.due) {
+            self.queue.remove(&due.turn);
+        }
+    }
+
+    fn state(&self, now: Instant) -> QueueState {
+        let due = self
+            .objects
+            .values()
+            .filter_map(|item| item.due)
+            .filter(|due| due.turn.0 <= now);
+        let unfinished = self
+            .running
+            .values()
+            .map(|began| now.saturating_duration_since(*began));
+        QueueState {
+            depth: due.count(),
+            unfinished: unfinished.sum(),
+        }
+    }
+}
+
+/// Waits until then; for ever without a time.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => future::pending().await,
+    }
+}
+
+impl<R: Reconciler> Runner<R> {
+    /// Creates a controller; logs and metrics call it `name`. `running` tracks each reconcile; none begins once
+    /// `running` is closed. Objects that failed for a transient reason are retried when `availability` reports the
+    /// apiserver's return.
+    pub fn new(
+        name: &'static str,
+        reconciler: Arc<R>,
+        limits: Limits,
+        metrics: &Metrics,
+        availability: Availability,
+        watchdog: Watchdog,
+        running: TaskTracker,
+    ) -> Self {
+        let work = Arc::new(Mutex::new(Work::new()));
+        metrics.show_queue(name, {
+            let work = Arc::clone(&work);
+            move || {
+                work.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .state(Instant::now())
+            }
+        });
+        Self {
+            name,
+            reconciler,
+            limits,
+            metrics: metrics.controller(name, limits.concurrency.into()),
+            availability,
+            watchdog,
+            running,
+            transient: Mutex::default(),
+            failed: Backoffs::new(limits.failed),
+            slow: Backoffs::new(limits.slow),
+            waiting: Backoffs::new(limits.waiting),
+            work,
+        }
+    }
+
+    /// Notifies the controller that this replica begins to lead.
+    pub fn lead(&self) {
+        self.reconciler.lead();
+    }
+
+    /// Passes over every object of the store, then over each that is woken, until it is dropped.
+    pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
+        let mut woken = trigger.open();
+        // The writer is gone only while the process ends.
+        if store.wait_until_ready().await.is_err() {
+            return;
+        }
+        for object in store.state() {
+            self.woken(ObjectRef::from_obj(object.as_ref()));
+        }
+        let mut retries = pin!(self.retry_after_outages(&trigger));
+        let mut passes = FuturesUnordered::new();
+        let limit = usize::from(self.limits.concurrency).max(1);
+        loop {
+            while passes.len() < limit
+                && let Some(next) = self.next()
+            {
+                match store.get(&next) {
+                    Some(object) => passes.push(self.pass(object).boxed()),
+                    None => self.gone(&next),
+                }
+            }
+            let due = if passes.len() < limit {
+                self.next_due()
+            } else {
+                None
+            };
+            tokio::select! {
+                request = woken.recv() => match request {
+                    Some(object) => self.woken(object),
+                    // The sender is gone only while the process ends.
+                    None => return,
+                },
+                Some(()) = passes.next() => {}
+                () = until(due) => {}
+                () = &mut retries => return,
+            }
+        }
+    }
+
+    fn woken(&self, object: ObjectRef<R::Object>) {
+        if self.work().woken(object, Instant::now()) {
+            self.metrics.added();
+        }
+    }
+
+    fn next(&self) -> Option<ObjectRef<R::Object>> {
+        self.work().next(Instant::now())
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.work().next_due()
+    }
+
+    fn gone(&self, object: &ObjectRef<R::Object>) {
+        self.forget(object);
+        self.reconciler.gone(&Key::new(
+            object.namespace.as_deref().unwrap_or_default(),
+            &object.name,
+        ));
+    }
+
+    /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
+    /// order, and resets their backoff. Never returns.
+    async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
+        let mut returns = self.availability.returns();
+        let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
+        loop {
+            tokio::select! {
+                // The sender is dropped only while the process ends.
+                changed = returns.changed() => if changed.is_err() { return },
+                () = sleep(CANARY.mul_f64(rand::random_range(0.5..1.0))) => {
+                    self.retry_one(trigger);
+                    continue;
+                }
+            }
+            // An apiserver that returns again and again must not disable the backoff.
+            if next.elapsed() > RETURNS.max {
+                pauses = RETURNS.series();
+            }
+            sleep_until(next).await;
+            let began = Instant::now();
+            let mut keys: Vec<_> = self.transient().keys().cloned().collect();
+            keys.shuffle(&mut rand::rng());
+            let step = (SPREAD / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1)).min(STEP);
+            for (turn, key) in (0..).zip(keys) {
+                sleep_until(began + step * turn + step.mul_f64(rand::random_range(0.0..1.0))).await;
+                // Another trigger may have been faster.
+                if self.transient().contains_key(&key) {
+                    self.reset(&key);
+                    trigger.wake(&Key::new(
+                        key.namespace.as_deref().unwrap_or_default(),
+                        &key.name,
+                    ));
+                }
+            }
+            next = Instant::now() + pauses.next_delay();
+        }
+    }
+
+    /// Retries one of the failed objects if the apiserver stores no writes, to notice that it does again.
+    fn retry_one(&self, trigger: &Trigger<R::Object>) {
+        if self.availability.stores_nothing()
+            && let Some(key) = self.transient().keys().choose(&mut rand::rng())
+        {
+            trigger.wake(&Key::new(
+                key.namespace.as_deref().unwrap_or_default(),
+                &key.name,
+            ));
+        }
+    }
+
+    fn transient(&self) -> MutexGuard<'_, HashMap<ObjectRef<R::Object>, Option<Instant>>> {
+        self.transient
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work<ObjectRef<R::Object>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next delay of each kind is the first one again.
+    fn reset(&self, key: &ObjectRef<R::Object>) {
+        for backoffs in [&self.failed, &self.slow, &self.waiting] {
+            backoffs.reset(key);
+        }
+    }
+
+    fn forget(&self, key: &ObjectRef<R::Object>) {
+        self.reset(key);
+        self.transient().remove(key);
+        self.work().forget(key);
+    }
+
+    /// Whether somebody asked for a pass since the last one, or for something else.
+    fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
+        let asked = (
+            object.meta().generation,
+            object.annotations().get(REQUESTED_AT).cloned(),
+        );
+        let mut work = self.work();
+        let item = work.objects.entry(key.clone()).or_default();
+        item.requested.replace(asked.clone()) != Some(asked)
+    }
+
+    async fn pass(&self, object: Arc<R::Object>) {
+        let _running = self.running.token();
+        if self.running.is_closed() {
+            return;
+        }
+        let key = ObjectRef::from_obj(object.as_ref());
+        if let Some((waited, timed)) = self.work().began(key.clone(), Instant::now()) {
+            if timed {
+                self.metrics.added();
+            }
+            self.metrics.queued(waited);
+        }
+        let delay = self.unless_paused(&key, object).await;
+        self.work().ended(key, Instant::now() + delay);
+    }
+
+    /// Reconciles, unless the apiserver asked to wait. Returns when to come again.
+    async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+        // The apiserver's request to wait applies to every trigger.
+        let until = self.transient().get(key).copied().flatten();
+        let left = until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
+        if !left.is_zero() {
+            return left;
+        }
+        if self.requested(key, &object) {
+            self.reset(key);
+        }
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let span = telemetry::pass(
+            self.name,
+            &R::Object::group(&()),
+            &R::Object::kind(&()),
+            namespace,
+            &key.name,
+        );
+        self.guarded(key, object).instrument(span).await
+    }
+
+    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+        let (began, returns) = (Instant::now(), self.availability.returned());
+        let paused = self.availability.paused_until();
+        self.transient().remove(key);
+        let _active = self.metrics.started();
+        let _busy = self.watchdog.busy();
+        let pass = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
+        let ended = timeout(self.limits.timeout, pass).await;
+        if self.availability.returned() != returns {
+            // Any failure would be due to an outage that is over.
+            self.failed.reset(key);
+        }
+        let (result, delay) = match ended {
+            Ok(Ok(Ok(outcome))) => self.well(key, outcome),
+            Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
+            Ok(Err(panic)) => {
+                error!(panic = tasks::words(&*panic), "the pass panicked");
+                self.metrics.panicked();
+                (Reconciled::Error, self.failed.next_delay(key))
+            }
+            Err(_) => {
+                warn!(limit = ?self.limits.timeout, "the pass took too long and was dropped");
+                self.transient().insert(key.clone(), None);
+                (Reconciled::Error, self.failed.next_delay(key))
+            }
+        };
+        if result == Reconciled::Error {
+            telemetry::traces::failed();
+        }
+        self.metrics.reconciled(result, began.elapsed());
+        delay
+    }
+
+    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Duration) {
+        debug!(?outcome, "pass done");
+        if !matches!(outcome, Outcome::Unfinished(_)) {
+            self.failed.reset(key);
+            self.slow.reset(key);
+            if outcome != Outcome::Waiting {
+                self.waiting.reset(key);
+            }
+        }
+        match outcome {
+            Outcome::Done => (Reconciled::Success, self.resync()),
+            Outcome::Waiting => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
+            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
+                (Reconciled::RequeueAfter, delay)
+            }
+        }
+    }
+
+    /// Not all of them at once.
+    fn resync(&self) -> Duration {
+        self.reconciler
+            .resync(self.limits.resync)
+            .mul_f64(rand::random_range(1.0..1.2))
+    }
+
+    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may hide the
+    /// 429, so with a conflict any new pause counts. `paused` is the pause from before.
+    fn asked_to_wait(
+        &self,
+        error: &(dyn std::error::Error + 'static),
+        paused: Option<Instant>,
+    ) -> Option<Instant> {
+        let now_paused = self.availability.paused_until();
+        let new = now_paused.filter(|_| now_paused != paused);
+        let said = match refusal(error) {
+            Some(said) if said.code == 429 => said,
+            Some(said) if said.code == 409 => return new,
+            // Another object got the 429.
+            _ => return None,
+        };
+        let seconds = said
+            .details
+            .as_ref()
+            .map_or(0, |details| details.retry_after_seconds);
+        match seconds {
+            // Priority and fairness answers in plain text: only the header has the delay.
+            0 => now_paused,
+            seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
+        }
+    }
+
+    fn failed(
+        &self,
+        key: &ObjectRef<R::Object>,
+        failure: &R::Error,
+        paused: Option<Instant>,
+    ) -> (Reconciled, Duration) {
+        let error = failure as &dyn std::error::Error;
+        let class = failure.class();
+        let until = self.asked_to_wait(error, paused);
+        let transient =
+            class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+        if refusal(error).is_some_and(is_server_error) {
+            self.availability.reconcile_failed();
+        }
+        if transient || until.is_some() {
+            self.transient().insert(key.clone(), until);
+        }
+        let left = until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
+        match class {
+            Class::Terminal => {
+                warn!(
+                    error,
+                    "the pass failed; it is tried again when the object changes"
+                );
+                (Reconciled::Error, self.resync())
+            }
+            class @ (Class::Transient | Class::Slow) => {
+                let backoffs = if class == Class::Slow {
+                    &self.slow
+                } else {
+                    &self.failed
+                };
+                let delay = backoffs.next_delay(key).max(left);
+                warn!(error, ?delay, "the pass failed; it is tried again");
+                (Reconciled::Error, delay)
+            }
+            Class::Conflict => {
+                debug!(error, "something came in between; the pass is done again");
+                (Reconciled::Requeue, self.failed.next_delay(key).max(left))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use kube::runtime::watcher::Event;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cache::Cache;
+    use crate::client::Refused;
+    use crate::health::Health;
+    use crate::testing::Widget;
+
+    #[tokio::test(start_paused = true)]
+    async fn queue_counts_what_is_due_and_what_runs() {
+        let second = Duration::from_secs(1);
+        let (mut work, start) = (Work::new(), Instant::now());
+        let depth =
+            |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
+        assert!(
+            work.woken("a", start) && !work.woken("a", start),
+            "once while it waits"
+        );
+        assert!(work.woken("b", start));
+        assert_eq!(depth(&work, start), (2, Duration::ZERO));
+        assert_eq!(work.began("a", start + second), Some((second, false)));
+        assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
+        assert!(work.woken("a", start + 3 * second), "again while it runs");
+        work.ended("a", start + 60 * second);
+        assert_eq!(
+            work.began("a", start + 5 * second),
+            Some((2 * second, false)),
+            "woken before the clock"
+        );
+        work.ended("a", start + 60 * second);
+        assert_eq!(depth(&work, start + 59 * second).0, 1);
+        assert_eq!(depth(&work, start + 60 * second).0, 2, "by the clock");
+        assert_eq!(work.began("a", start + 61 * second), Some((second, true)));
+        assert_eq!(work.began("c", start), None, "unknown");
+    }
+
+    fn api(code: u16, field: &str) -> kube::Error {
+        let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
+            "causes": [{ "reason": "FieldValueInvalid", "message": "field is immutable", "field": field }] } });
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[rstest]
+    #[case::changed(api(409, ""), Class::Conflict)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
+    #[case::invalid(api(422, "spec.field"), Class::Transient)]
+    #[case::in_trouble(api(500, ""), Class::Transient)]
+    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
+    #[case::unanswered(
+        kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))),
+        Class::Transient
+    )]
+    fn classes(#[case] error: kube::Error, #[case] class: Class) {
+        assert_eq!(error.class(), class);
+    }
+
+    /// A controller whose reconciles fail with this status, or succeed without one, and that notes the start of each.
+    #[derive(Default)]
+    struct Failing {
+        status: Mutex<Option<serde_json::Value>>,
+        began: Mutex<Vec<Instant>>,
+    }
+
+    impl Failing {
+        fn count(&self) -> usize {
+            self.began.lock().unwrap().len()
+        }
+    }
+
+    impl Reconciler for Failing {
+        type Object = Widget;
+        type Error = kube::Error;
+
+        async fn reconcile(&self, _: Arc<Widget>) -> Result<Outcome, kube::Error> {
+            self.began.lock().unwrap().push(Instant::now());
+            match &*self.status.lock().unwrap() {
+                Some(status) => Err(kube::Error::Api(Box::new(
+                    serde_json::from_value(status.clone()).unwrap(),
+                ))),
+                None => Ok(Outcome::Done),
+            }
+        }
+
+        fn gone(&self, _: &Key) {}
+    }
+
+    /// Reconciles that take a while and are asked for again at once, as under load; the number for each object.
+    struct Busy {
+        trigger: Trigger<Widget>,
+        counts: Mutex<HashMap<String, u32>>,
+    }
+
+    impl Reconciler for Busy {
+        type Object = Widget;
+        type Error = kube::Error;
+
+        async fn reconcile(&self, object: Arc<Widget>) -> Result<Outcome, kube::Error> {
+            sleep(Duration::from_millis(10)).await;
+            *self
+                .counts
+                .lock()
+                .unwrap()
+                .entry(object.name_any())
+                .or_default() += 1;
+            self.trigger.wake(&Key::of(object.as_ref()));
+            Ok(Outcome::Done)
+        }
+
+        fn gone(&self, _: &Key) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_object_starves_under_load() {
+        const OBJECTS: usize = 50;
+        let trigger = Trigger::default();
+        let busy = Arc::new(Busy {
+            trigger: trigger.clone(),
+            counts: Mutex::default(),
+        });
+        let (limits, cache) = (limits(2), filled(OBJECTS));
+        let (health, metrics) = (
+            Health::new().watchdog("busy", limits.resync),
+            Metrics::new(),
+        );
+        let tracker = TaskTracker::new();
+        let runner = Runner::new(
+            "busy",
+            busy.clone(),
+            limits,
+            &metrics,
+            Availability::default(),
+            health,
+            tracker,
+        );
+        let store = cache.store();
+        let running = tokio::spawn(async move {
+            let _cache = cache;
+            runner.run(store, trigger).await;
+        });
+        sleep(Duration::from_secs(10)).await;
+        running.abort();
+        let counts = busy.counts.lock().unwrap();
+        let (least, most) = (
+            counts.values().min().unwrap(),
+            counts.values().max().unwrap(),
+        );
+        assert!(
+            counts.len() == OBJECTS && most - least <= 1,
+            "{least} to {most} reconciles, of {} objects",
+            counts.len()
+        );
+    }
+
+    /// An unfinished reconcile's request may fail each time it is answered.
+    #[test]
+    fn delays_go_on_growing_over_an_unfinished_pass() {
+        let policy = Policy {
+            min: Duration::from_secs(1),
+            max: Duration::from_hours(1),
+        };
+        let limits = Limits {
+            concurrency: 1,
+            timeout: policy.max,
+            failed: policy,
+            slow: policy,
+            waiting: policy,
+            resync: policy.max,
+        };
+        let watchdog = Health::new().watchdog("idle", policy.max);
+        let runner = Runner::new(
+            "idle",
+            Arc::new(Failing::default()),
+            limits,
+            &Metrics::new(),
+            Availability::default(),
+            watchdog,
+            TaskTracker::new(),
+        );
+        let key = ObjectRef::new("x").within("a");
+        for least in [1, 2, 4] {
+            for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
+                assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
+            }
+            runner.well(&key, Outcome::Unfinished(Duration::ZERO));
+        }
+        runner.well(&key, Outcome::Done);
+        for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
+            assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
+        }
+    }
+
+    fn unavailable() -> serde_json::Value {
+        json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
+    }
+
+    /// Limits whose delays are an hour.
+    fn limits(concurrency: u16) -> Limits {
+        let hour = Duration::from_hours(1);
+        let policy = Policy {
+            min: hour,
+            max: hour,
+        };
+        Limits {
+            concurrency,
+            timeout: hour,
+            failed: policy,
+            slow: policy,
+            waiting: policy,
+            resync: hour * 24,
+        }
+    }
+
+    /// A cache of so many objects.
+    fn filled(objects: usize) -> Cache<Widget> {
+        let mut cache = Cache::new(vec![None]);
+        cache.apply(0, Event::Init);
+        for number in 0..objects {
+            let mut object = Widget::default();
+            (object.metadata.name, object.metadata.namespace) =
+                (Some(format!("o-{number}")), Some("n".into()));
+            cache.apply(0, Event::InitApply(object));
+        }
+        cache.apply(0, Event::InitDone);
+        cache
+    }
+
+    /// Runs a controller of `objects` objects whose failures are retried after an hour.
+    fn run(
+        objects: usize,
+        status: serde_json::Value,
+        availability: &Availability,
+    ) -> (Arc<Failing>, Trigger<Widget>) {
+        let cache = filled(objects);
+        let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+        let limits = limits(16);
+        let reconciler = Arc::new(Failing {
+            status: Mutex::new(Some(status)),
+            ..Failing::default()
+        });
+        let watchdog = Health::new().watchdog("test", hour);
+        let availability = availability.clone();
+        let runner = Runner::new(
+            "test",
+            reconciler.clone(),
+            limits,
+            &metrics,
+            availability,
+            watchdog,
+            TaskTracker::new(),
+        );
+        let trigger = Trigger::default();
+        let store = cache.store();
+        let woken = trigger.clone();
+        tokio::spawn(async move {
+            // The store lasts as long as its writer.
+            let _cache = cache;
+            runner.run(store, woken).await;
+        });
+        (reconciler, trigger)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_objects_are_retried_spread_after_an_outage() {
+        const OBJECTS: usize = 3000;
+        let availability = Availability::default();
+        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), OBJECTS);
+        *failing.status.lock().unwrap() = None;
+        let back = Instant::now();
+        availability.come_back();
+        sleep(Duration::from_mins(10)).await;
+        let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..]
+            .iter()
+            .map(|at| *at - back)
+            .collect();
+        assert_eq!(began.len(), OBJECTS, "each once");
+        assert!(
+            began
+                .iter()
+                .all(|at| *at <= SPREAD + Duration::from_secs(1)),
+            "{:?}",
+            began.last()
+        );
+        for second in 0..SPREAD.as_secs() {
+            let within = began.iter().filter(|at| at.as_secs() == second).count();
+            assert!(within <= OBJECTS / 6, "{within} in second {second}");
+        }
+        availability.come_back();
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(
+            failing.count(),
+            2 * OBJECTS,
+            "none that succeeded is retried"
+        );
+    }
+
+    /// The failed objects are retried one by one until a write succeeds, then all of them.
+    #[tokio::test(start_paused = true)]
+    async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
+        const OBJECTS: usize = 300;
+        let availability = Availability::default();
+        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), OBJECTS, "the backoff is long");
+        availability.store_nothing();
+        sleep(Duration::from_mins(10)).await;
+        let canaries = failing.count() - OBJECTS;
+        assert!(
+            (70..160).contains(&canaries),
+            "{canaries} retries in ten minutes"
+        );
+        *failing.status.lock().unwrap() = None;
+        sleep(CANARY + Duration::from_secs(1)).await;
+        availability.answered(true, Some(200), None);
+        sleep(SPREAD + Duration::from_secs(1)).await;
+        let count = failing.count();
+        assert!(
+            count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4,
+            "{count}"
+        );
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), count, "none that succeeded is retried");
+    }
+
+    #[rstest]
+    #[case::no_space(500, "etcdserver: mvcc: database space exceeded", true)]
+    #[case::unavailable(503, "", true)]
+    #[case::a_webhook(
+        500,
+        "Internal error occurred: failed calling webhook \"a.b.c\"",
+        false
+    )]
+    #[case::refused(422, "", false)]
+    fn failure_of_the_apiserver_is_told_from_a_webhook_s(
+        #[case] code: u16,
+        #[case] message: &str,
+        #[case] failed: bool,
+    ) {
+        let status = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
+        assert_eq!(
+            is_server_error(&serde_json::from_value(status).unwrap()),
+            failed
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
+        let availability = Availability::default();
+        let (failing, _trigger) = run(1, unavailable(), &availability);
+        for _ in 0..3600 / 5 {
+            sleep(Duration::from_secs(5)).await;
+            availability.come_back();
+        }
+        let count = failing.count();
+        assert!((10..40).contains(&count), "{count} reconciles in an hour");
+        let began = failing.began.lock().unwrap().clone();
+        let last = began
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .next_back()
+            .unwrap();
+        assert!(last > Duration::from_mins(2), "the pauses grow: {last:?}");
+    }
+
+    #[rstest]
+    #[case::in_the_body(Some(20), None)]
+    #[case::in_the_header_alone(None, Some(20))]
+    #[tokio::test(start_paused = true)]
+    async fn retry_after_is_kept_whatever_wakes_the_object(
+        #[case] body: Option<u32>,
+        #[case] header: Option<u64>,
+    ) {
+        let availability = Availability::default();
+        availability.answered(true, Some(429), header.map(Duration::from_secs));
+        let mut status =
+            json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
+        if let Some(seconds) = body {
+            status["details"] = json!({ "retryAfterSeconds": seconds });
+        }
+        let (failing, trigger) = run(1, status, &availability);
+        for _ in 0..15 {
+            sleep(Duration::from_secs(1)).await;
+            trigger.wake(&Key::new("n", "o-0"));
+            availability.come_back();
+        }
+        assert_eq!(failing.count(), 1);
+        sleep(Duration::from_secs(10)).await;
+        assert!(failing.count() > 1, "what woke it is not forgotten");
+    }
+
+    /// The pause began in the reconcile, but the error shows only the last failure.
+    #[test]
+    fn retry_after_that_a_later_conflict_hides_is_kept() {
+        let availability = Availability::default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+            let policy = Policy {
+                min: Duration::from_secs(1),
+                max: hour,
+            };
+            let limits = Limits {
+                concurrency: 1,
+                timeout: hour,
+                failed: policy,
+                slow: policy,
+                waiting: policy,
+                resync: hour,
+            };
+            let watchdog = Health::new().watchdog("test", hour);
+            let reconciler = Arc::new(Failing::default());
+            let tracker = TaskTracker::new();
+            let runner = Runner::new(
+                "test",
+                reconciler,
+                limits,
+                &metrics,
+                availability.clone(),
+                watchdog,
+                tracker,
+            );
+            let key = ObjectRef::new("x").within("n");
+            availability.answered(true, Some(429), Some(Duration::from_secs(20)));
+            let (_, action) = runner.failed(&key, &api(409, ""), None);
+            assert_eq!(action, Duration::from_secs(20));
+            let before = availability.paused_until();
+            let (_, action) = runner.failed(&key, &api(409, ""), before);
+            assert_ne!(
+                action,
+                Duration::from_secs(20),
+                "the pause was another object's"
+            );
+        });
+    }
+}

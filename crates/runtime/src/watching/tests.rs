@@ -1,0 +1,357 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower::{BoxError, service_fn};
+
+use super::*;
+use crate::metrics::{Metrics, Purpose};
+use crate::testing::Widget;
+
+/// What the apiserver was asked: each list, each watch that lists, each watch that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    List,
+    Streamed,
+    Watch,
+}
+
+/// How it answers: a code, and for a watch that is let in what it shows before it is quiet.
+pub(crate) type Answer = (u16, Vec<Value>);
+
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<Asked>>>);
+
+impl Log {
+    pub(crate) fn count(&self, asked: Asked) -> usize {
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|it| **it == asked)
+            .count()
+    }
+}
+
+pub(crate) fn api(
+    answer: impl Fn(Asked, usize) -> Answer + Clone + Send + 'static,
+) -> (Api<Widget>, Log) {
+    let log = Log::default();
+    let kept = log.clone();
+    let service = service_fn(move |request: Request<Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        let asked = match (
+            query.contains("watch=true"),
+            query.contains("sendInitialEvents=true"),
+        ) {
+            (false, _) => Asked::List,
+            (true, true) => Asked::Streamed,
+            (true, false) => Asked::Watch,
+        };
+        let before = kept.count(asked);
+        kept.0.lock().unwrap().push(asked);
+        let (code, shown) = answer(asked, before);
+        std::future::ready(Ok::<_, BoxError>(response(asked, code, shown)))
+    });
+    (Api::all(Client::new(service, "default")), log)
+}
+
+fn response(
+    asked: Asked,
+    code: u16,
+    shown: Vec<Value>,
+) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+    let whole = |answer: Value| Full::new(Bytes::from(answer.to_string())).boxed_unsync();
+    let body = if code != 200 {
+        let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" });
+        whole(status)
+    } else if asked == Asked::List {
+        let list = json!({ "kind": "WidgetList", "apiVersion": "example.com/v1", "metadata": { "resourceVersion": "5" },
+            "items": shown });
+        whole(list)
+    } else {
+        let lines = shown
+            .into_iter()
+            .map(|event| Ok::<_, Infallible>(Frame::data(Bytes::from(format!("{event}\n")))));
+        StreamBody::new(futures::stream::iter(lines).chain(futures::stream::pending()))
+            .boxed_unsync()
+    };
+    Response::builder().status(code).body(body).unwrap()
+}
+
+pub(crate) fn object(name: &str, version: &str) -> Value {
+    json!({ "kind": "Widget", "apiVersion": "example.com/v1", "spec": {},
+        "metadata": { "name": name, "namespace": "a", "resourceVersion": version } })
+}
+
+fn added(name: &str, version: &str) -> Value {
+    json!({ "type": "ADDED", "object": object(name, version) })
+}
+
+/// What is told within `time`, in short.
+async fn told<S: Stream<Item = Told<Widget>>>(
+    watch: &mut Pin<Box<S>>,
+    time: Duration,
+) -> Vec<&'static str> {
+    let mut words = Vec::new();
+    let all = async {
+        loop {
+            words.push(match watch.next().await.unwrap() {
+                Told::Shown(Event::Init) => "init",
+                Told::Shown(Event::InitApply(_)) => "listed",
+                Told::Shown(Event::InitDone) => "done",
+                Told::Shown(_) => "shown",
+                Told::Stands => "stands",
+                Told::Failed(_) => "failed",
+            });
+        }
+    };
+    let _: Result<(), _> = tokio::time::timeout(time, all).await;
+    words
+}
+
+/// Counted where nobody looks.
+fn counted() -> Watch {
+    Metrics::new().watch("configmaps", Purpose::Own)
+}
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+#[tokio::test(start_paused = true)]
+async fn who_may_list_and_not_watch_lists_less_and_less_often() {
+    let (api, log) = api(|asked, _| {
+        if asked == Asked::List {
+            (200, vec![])
+        } else {
+            (403, vec![])
+        }
+    });
+    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let words = told(&mut watch, 10 * MINUTE).await;
+    assert!(log.count(Asked::List) < 60, "{}", log.count(Asked::List));
+    assert!(
+        words.contains(&"failed") && !words.contains(&"stands"),
+        "{words:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once() {
+    let (quiet, _) = api(|_, _| (200, vec![]));
+    let mut watch_quiet = Box::pin(watch(quiet, Config::default(), counted()));
+    assert_eq!(told(&mut watch_quiet, STANDS / 2).await, ["init", "done"]);
+    assert_eq!(told(&mut watch_quiet, STANDS).await, ["stands"]);
+    assert_eq!(told(&mut watch_quiet, MINUTE).await, Vec::<&str>::new());
+
+    let shows = |asked, _| {
+        (
+            200,
+            if asked == Asked::Watch {
+                vec![added("x", "6")]
+            } else {
+                vec![object("y", "5")]
+            },
+        )
+    };
+    let mut watch = Box::pin(watch(api(shows).0, Config::default(), counted()));
+    assert_eq!(
+        told(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "shown", "stands"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_right_that_is_granted_shows_within_the_longest_delay() {
+    let began = Instant::now();
+    let (api, _) = api(move |asked, _| {
+        let granted = asked == Asked::List || began.elapsed() > 5 * MINUTE;
+        (if granted { 200 } else { 403 }, vec![])
+    });
+    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    assert!(!told(&mut watch, 5 * MINUTE).await.contains(&"stands"));
+    assert_eq!(
+        told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1))
+            .await
+            .last(),
+        Some(&"stands")
+    );
+}
+
+/// kube goes on from the version that is gone, for ever.
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_gone_is_answered_with_a_new_list() {
+    let (api, log) = api(|asked, before| match (asked, before) {
+        (Asked::Watch, 0) => (410, vec![]),
+        _ => (200, vec![]),
+    });
+    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let words = told(&mut watch, MINUTE).await;
+    assert_eq!(words, ["init", "done", "failed", "init", "done", "stands"]);
+    assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_apiserver_in_trouble_is_asked_for_no_new_list() {
+    let (api, log) = api(|asked, before| match (asked, before) {
+        (Asked::Watch, 0) => (429, vec![]),
+        (Asked::Watch, 1) => (503, vec![]),
+        _ => (200, vec![]),
+    });
+    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let words = told(&mut watch, 2 * MINUTE).await;
+    assert_eq!(words, ["init", "done", "failed", "failed", "stands"]);
+    assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (1, 3));
+}
+
+/// What is told of a failure is taken back once it passed, and not before.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_failed_stands_again_when_it_goes_on() {
+    let began = Instant::now();
+    let (api, log) = api(move |asked, _| {
+        let fails = asked == Asked::Watch && began.elapsed() < 10 * MINUTE;
+        (if fails { 500 } else { 200 }, vec![])
+    });
+    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let words = told(&mut watch, 10 * MINUTE).await;
+    assert_eq!(words[..2], ["init", "done"]);
+    assert!(words[2..].iter().all(|word| *word == "failed"), "{words:?}");
+    let words = told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1)).await;
+    assert_eq!(words, ["stands"]);
+    assert_eq!(log.count(Asked::List), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_streaming_lists_is_asked_for_pages() {
+    let (api, log) = api(|asked, _| {
+        if asked == Asked::Streamed {
+            (422, vec![])
+        } else {
+            (200, vec![])
+        }
+    });
+    let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
+    assert_eq!(told(&mut watch, MINUTE).await, ["init", "done", "stands"]);
+    assert_eq!((log.count(Asked::Streamed), log.count(Asked::List)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_came_through_a_watch_proves_it() {
+    let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Widget", "apiVersion": "example.com/v1", "spec": {}, "metadata": {
+        "resourceVersion": "5", "annotations": { "k8s.io/initial-events-end": "true" } } } });
+    let (api, log) = api(move |_, _| (200, vec![added("x", "4"), bookmark.clone()]));
+    let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
+    assert_eq!(
+        told(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "stands"]
+    );
+    assert_eq!(log.count(Asked::List), 0);
+}
+
+/// The state of the one watch of `configmaps`, if it is counted.
+fn state(metrics: &Metrics) -> Option<String> {
+    let text = metrics.encode();
+    let one = |line: &str| {
+        let state = line.strip_prefix("quartermaster_watches{resource=\"configmaps\",state=\"")?;
+        state.strip_suffix("\"} 1").map(str::to_owned)
+    };
+    text.lines().find_map(one)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
+    let metrics = Metrics::new();
+    let (api, _) = api(|asked, before| match (asked, before) {
+        (Asked::Watch, 0..=2) => (500, vec![]),
+        (Asked::Watch, _) => (200, vec![added("x", "6")]),
+        _ => (200, vec![]),
+    });
+    let mut watch = Box::pin(watch(
+        api,
+        Config::default(),
+        metrics.watch("configmaps", Purpose::Own),
+    ));
+    assert_eq!(
+        state(&metrics).as_deref(),
+        Some("standing"),
+        "nothing is known against it"
+    );
+    let mut seen = Vec::new();
+    while seen.last() != Some(&"standing".to_owned()) {
+        let (Told::Failed(_) | Told::Shown(Event::Apply(_))) = watch.next().await.unwrap() else {
+            continue;
+        };
+        seen.extend(state(&metrics));
+    }
+    assert_eq!(seen, ["failing", "failing", "failing", "standing"]);
+    assert!(
+        metrics
+            .encode()
+            .contains("quartermaster_watch_restarts_total{resource=\"configmaps\"} 3")
+    );
+    drop(watch);
+    assert_eq!(state(&metrics), None, "there is none any more");
+}
+
+/// It would have failed again by then if it hung.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
+    let metrics = Metrics::new();
+    let (api, _) = api(|asked, before| {
+        (
+            if asked == Asked::Watch && before == 0 {
+                500
+            } else {
+                200
+            },
+            vec![],
+        )
+    });
+    let config = Config {
+        timeout: Some(120),
+        ..Config::default()
+    };
+    let mut watch = Box::pin(watch(
+        api,
+        config,
+        metrics.watch("configmaps", Purpose::Own),
+    ));
+    let just_before = Duration::from_secs(119) + SILENCE;
+    assert_eq!(told(&mut watch, just_before).await.last(), Some(&"stands"));
+    assert_eq!(state(&metrics).as_deref(), Some("failing"));
+    told(&mut watch, Duration::from_secs(2)).await;
+    assert_eq!(state(&metrics).as_deref(), Some("standing"));
+}
+
+/// Nobody is to be woken because somebody names what the operator may not read.
+#[tokio::test(start_paused = true)]
+async fn what_a_tracked_field_names_and_is_refused_is_told_apart() {
+    for (purpose, code, expected) in [
+        (Purpose::Target, 403, "refused"),
+        (Purpose::Target, 404, "refused"),
+        (Purpose::Target, 500, "failing"),
+        (Purpose::Own, 403, "failing"),
+    ] {
+        let metrics = Metrics::new();
+        let (api, _) = api(move |_, _| (code, vec![]));
+        let mut watch = Box::pin(watch(
+            api,
+            Config::default(),
+            metrics.watch("configmaps", purpose),
+        ));
+        assert!(told(&mut watch, MINUTE).await.contains(&"failed"));
+        assert_eq!(
+            state(&metrics).as_deref(),
+            Some(expected),
+            "{purpose:?} {code}"
+        );
+    }
+}

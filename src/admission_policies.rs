@@ -1,0 +1,269 @@
+//! Whether the admission policies are in force: each policy and its binding exist, with the spec that this version ships.
+//!
+//! A policy that is absent hinders nobody, so nothing else would tell.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use kube::{Api, Client, ResourceExt};
+use qm_runtime::manager::Manager;
+use qm_runtime::metrics::Metrics;
+use serde::Serialize;
+use serde_json::Value;
+use tracing::{info, warn};
+
+use crate::cli::Config;
+use crate::manifests::policies::{self, Shipped};
+
+/// State of one policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyState {
+    /// Policy and binding are as shipped, the younger of them since this time.
+    InForce(Option<Timestamp>),
+    /// Policy or binding is absent or differs from what is shipped.
+    NotInForce(String),
+    /// Policy or binding cannot be read.
+    Unknown(String),
+}
+
+/// Judges a policy and its binding, called by these names. `operator_namespace`: where the account lies that the operator's
+/// policy binds, if that is known.
+pub fn judge(
+    shipped: &Shipped,
+    name: &str,
+    policy: Option<&ValidatingAdmissionPolicy>,
+    binding: Option<&ValidatingAdmissionPolicyBinding>,
+    operator_namespace: Option<&str>,
+) -> PolicyState {
+    let Some(policy) = policy else {
+        return PolicyState::NotInForce(format!("ValidatingAdmissionPolicy {name} not found"));
+    };
+    let Some(binding) = binding else {
+        let binding = policies::binding_name(name);
+        return PolicyState::NotInForce(format!(
+            "ValidatingAdmissionPolicyBinding {binding} not found"
+        ));
+    };
+    if !is_as_shipped(shipped.policy.spec.as_ref(), policy.spec.as_ref()) {
+        return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicy {name}")));
+    }
+    let found = binding.spec.as_ref();
+    let wanted = shipped.binding.spec.clone().map(|mut spec| {
+        spec.policy_name = Some(name.into());
+        if let Some(wanted) = &mut spec.param_ref {
+            let found = found
+                .and_then(|spec| spec.param_ref.clone())
+                .unwrap_or_default();
+            // The account's name is the installation's.
+            wanted.name = found.name.or(wanted.name.take());
+            wanted.namespace = operator_namespace.map(str::to_owned).or(found.namespace);
+        }
+        spec
+    });
+    if !is_as_shipped(wanted.as_ref(), found) {
+        let name = binding.name_any();
+        return PolicyState::NotInForce(differs(&format!(
+            "ValidatingAdmissionPolicyBinding {name}"
+        )));
+    }
+    let since = [&policy.metadata, &binding.metadata]
+        .map(|meta| meta.creation_timestamp.as_ref().map(|time| time.0));
+    PolicyState::InForce(since.into_iter().max().flatten())
+}
+
+/// `kubectl apply` leaves fields that somebody else added.
+fn differs(what: &str) -> String {
+    format!(
+        "{what} differs from this version's: install it again, and if it still differs, delete it before"
+    )
+}
+
+fn is_as_shipped<T: Serialize>(shipped: Option<&T>, found: Option<&T>) -> bool {
+    without_defaults(shipped) == without_defaults(found)
+}
+
+fn without_defaults(spec: impl Serialize) -> Value {
+    let mut value = serde_json::to_value(spec).unwrap_or_default();
+    drop_defaults(&mut value);
+    value
+}
+
+fn drop_defaults(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(drop_defaults),
+        Value::Object(fields) => {
+            fields.values_mut().for_each(drop_defaults);
+            fields.retain(|name, value| match value {
+                Value::Null => false,
+                Value::Object(fields) => !fields.is_empty(),
+                Value::Array(items) => !items.is_empty(),
+                Value::String(text) => !matches!(
+                    (&**name, &**text),
+                    ("matchPolicy", "Equivalent") | ("scope", "*")
+                ),
+                _ => true,
+            });
+        }
+        _ => {}
+    }
+}
+
+/// Adds the check to the manager.
+pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+    if let Some(prefix) = config.policy_prefix.clone() {
+        let check = Check {
+            client: manager.client.clone(),
+            prefix,
+            operator_namespace: config.runtime.operator_namespace.clone(),
+            period: config.timings.policy_check_period,
+            timeout: config.timings.api_timeout,
+        };
+        let metrics = manager.metrics.clone();
+        manager.spawn("the check of the admission policies", check.run(metrics));
+    }
+    Ok(())
+}
+
+/// Where the operator reads its policies.
+struct Check {
+    /// Client for the reads.
+    client: Client,
+    /// Prefix of the policies' names.
+    prefix: String,
+    /// The operator's namespace.
+    operator_namespace: String,
+    /// Time between two checks.
+    period: Duration,
+    /// Timeout of one read.
+    timeout: Duration,
+}
+
+impl Check {
+    /// Checks the policies at once and then every `period`: logs each state that is new, and shows it as a metric.
+    async fn run(self, metrics: Metrics) {
+        let mut known = BTreeMap::new();
+        loop {
+            for shipped in policies::shipped() {
+                let name = format!("{}-{}", self.prefix, shipped.name);
+                let state = self.read(&shipped, &name).await;
+                metrics.admission_policy(
+                    &shipped.name,
+                    match &state {
+                        PolicyState::InForce(_) => Some(true),
+                        PolicyState::NotInForce(_) => Some(false),
+                        PolicyState::Unknown(_) => None,
+                    },
+                );
+                if known.get(&name) != Some(&state) {
+                    log(&name, &state);
+                    known.insert(name, state);
+                }
+            }
+            tokio::time::sleep(self.period).await;
+        }
+    }
+
+    async fn read(&self, shipped: &Shipped, name: &str) -> PolicyState {
+        let policies: Api<ValidatingAdmissionPolicy> = Api::all(self.client.clone());
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(self.client.clone());
+        let binding = policies::binding_name(name);
+        let read = async { tokio::try_join!(policies.get_opt(name), bindings.get_opt(&binding)) };
+        match tokio::time::timeout(self.timeout, read).await {
+            Ok(Ok((policy, binding))) => judge(
+                shipped,
+                name,
+                policy.as_ref(),
+                binding.as_ref(),
+                Some(&self.operator_namespace),
+            ),
+            Ok(Err(error)) => PolicyState::Unknown(qm_runtime::telemetry::causes(&error)),
+            Err(_) => PolicyState::Unknown("the apiserver does not answer in time".into()),
+        }
+    }
+}
+
+fn log(name: &str, state: &PolicyState) {
+    match state {
+        PolicyState::InForce(_) => info!(policy = name, "admission policy is in force"),
+        PolicyState::NotInForce(problem) => warn!(
+            policy = name,
+            problem,
+            "admission policy is not in force; the permissions of authors may go unchecked"
+        ),
+        PolicyState::Unknown(error) => warn!(
+            policy = name,
+            error, "admission policy cannot be read; will retry"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    const NAME: &str = "a-configmapsync-policy";
+
+    /// What an apiserver returns for what is shipped, with its defaults, and with `change` made.
+    fn state(change: impl FnOnce(&mut Value, &mut Value)) -> PolicyState {
+        let shipped = policies::shipped()
+            .into_iter()
+            .find(|shipped| shipped.name == "configmapsync-policy")
+            .unwrap();
+        let mut policy = serde_json::to_value(&shipped.policy).unwrap();
+        policy["metadata"] = json!({ "name": NAME, "creationTimestamp": "2026-01-01T00:00:00Z" });
+        policy["spec"]["matchConstraints"]["matchPolicy"] = "Equivalent".into();
+        policy["spec"]["matchConstraints"]["namespaceSelector"] = json!({});
+        policy["spec"]["matchConstraints"]["objectSelector"] = json!({});
+        policy["spec"]["matchConstraints"]["resourceRules"][0]["scope"] = "*".into();
+        let mut binding = serde_json::to_value(&shipped.binding).unwrap();
+        binding["metadata"] = json!({ "name": format!("{NAME}binding"), "creationTimestamp": "2026-01-02T00:00:00Z" });
+        binding["spec"]["policyName"] = NAME.into();
+        change(&mut policy, &mut binding);
+        let (policy, binding) = (
+            serde_json::from_value(policy).unwrap(),
+            serde_json::from_value(binding).unwrap(),
+        );
+        judge(
+            &shipped,
+            NAME,
+            Some(&policy),
+            Some(&binding),
+            Some("system"),
+        )
+    }
+
+    #[test]
+    fn a_policy_with_the_apiservers_defaults_is_in_force_since_the_younger_of_both() {
+        assert_eq!(
+            state(|_, _| {}),
+            PolicyState::InForce(Some("2026-01-02T00:00:00Z".parse().unwrap()))
+        );
+    }
+
+    #[rstest]
+    #[case::excluded(|policy: &mut Value, _: &mut Value| policy["spec"]["matchConstraints"]["excludeResourceRules"] = json!([{ "resources": ["*"] }]))]
+    #[case::selected(|policy: &mut Value, _: &mut Value| policy["spec"]["matchConstraints"]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } }))]
+    #[case::fails_open(|policy: &mut Value, _: &mut Value| policy["spec"]["failurePolicy"] = "Ignore".into())]
+    #[case::rule_gone(|policy: &mut Value, _: &mut Value| { policy["spec"]["validations"].as_array_mut().unwrap().pop(); })]
+    #[case::warns_only(|_: &mut Value, binding: &mut Value| binding["spec"]["validationActions"] = json!(["Warn"]))]
+    #[case::narrowed(|_: &mut Value, binding: &mut Value| binding["spec"]["matchResources"] = json!({ "namespaceSelector": { "matchLabels": { "a": "b" } } }))]
+    #[case::binds_another(|_: &mut Value, binding: &mut Value| binding["spec"]["policyName"] = "other".into())]
+    fn a_policy_or_binding_that_differs_is_not_in_force(
+        #[case] change: fn(&mut Value, &mut Value),
+    ) {
+        let state = state(change);
+        assert!(
+            matches!(&state, PolicyState::NotInForce(problem) if problem.contains("differs")),
+            "{state:?}"
+        );
+    }
+}
