@@ -16,8 +16,57 @@ use serde::Serialize;
 use serde_json::Value;
 use tracing::{info, warn};
 
-use crate::cli::Config;
-use crate::manifests::policies::{self, Shipped};
+use crate::cli::{Config, POLICY_PREFIX};
+
+/// Policies and bindings as this version installs them.
+const SHIPPED: &str = include_str!("../deploy/admission_policies.yaml");
+
+/// A policy and its binding, as shipped.
+pub struct Shipped {
+    /// Name of the policy, without what an installation puts before it.
+    pub name: String,
+    /// The policy.
+    pub policy: ValidatingAdmissionPolicy,
+    /// Its binding.
+    pub binding: ValidatingAdmissionPolicyBinding,
+}
+
+/// Returns the name of the binding of the policy of this name.
+pub fn binding_name(policy: &str) -> String {
+    format!("{policy}binding")
+}
+
+/// Returns the name of the policy for the authors of a kind.
+pub fn policy_name(controller: &str) -> String {
+    format!("{controller}-policy")
+}
+
+/// Returns every policy and its binding, as this version installs them.
+pub fn shipped() -> Vec<Shipped> {
+    // A test reads the same text, so that this cannot fail.
+    let objects: Vec<Value> = serde_saphyr::from_multiple(SHIPPED).unwrap_or_default();
+    let (policies, bindings): (Vec<_>, Vec<_>) = objects
+        .into_iter()
+        .partition(|object| object["kind"] == "ValidatingAdmissionPolicy");
+    let shipped = policies
+        .into_iter()
+        .zip(bindings)
+        .filter_map(|(policy, binding)| {
+            let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy).ok()?;
+            let binding = serde_json::from_value(binding).ok()?;
+            let name = policy.name_any();
+            let name = name
+                .strip_prefix(POLICY_PREFIX)?
+                .strip_prefix('-')?
+                .to_owned();
+            Some(Shipped {
+                name,
+                policy,
+                binding,
+            })
+        });
+    shipped.collect()
+}
 
 /// State of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +92,7 @@ pub fn judge(
         return PolicyState::NotInForce(format!("ValidatingAdmissionPolicy {name} not found"));
     };
     let Some(binding) = binding else {
-        let binding = policies::binding_name(name);
+        let binding = binding_name(name);
         return PolicyState::NotInForce(format!(
             "ValidatingAdmissionPolicyBinding {binding} not found"
         ));
@@ -147,7 +196,7 @@ impl Check {
     async fn run(self, metrics: Metrics) {
         let mut known = BTreeMap::new();
         loop {
-            for shipped in policies::shipped() {
+            for shipped in shipped() {
                 let name = format!("{}-{}", self.prefix, shipped.name);
                 let state = self.read(&shipped, &name).await;
                 metrics.admission_policy(
@@ -170,7 +219,7 @@ impl Check {
     async fn read(&self, shipped: &Shipped, name: &str) -> PolicyState {
         let policies: Api<ValidatingAdmissionPolicy> = Api::all(self.client.clone());
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(self.client.clone());
-        let binding = policies::binding_name(name);
+        let binding = binding_name(name);
         let read = async { tokio::try_join!(policies.get_opt(name), bindings.get_opt(&binding)) };
         match tokio::time::timeout(self.timeout, read).await {
             Ok(Ok((policy, binding))) => judge(
@@ -214,7 +263,7 @@ mod tests {
 
     /// What an apiserver returns for what is shipped, with its defaults, and with `change` made.
     fn state(change: impl FnOnce(&mut Value, &mut Value)) -> PolicyState {
-        let shipped = policies::shipped()
+        let shipped = shipped()
             .into_iter()
             .find(|shipped| shipped.name == "configmapsync-policy")
             .unwrap();
@@ -239,6 +288,21 @@ mod tests {
             Some(&binding),
             Some("system"),
         )
+    }
+
+    #[test]
+    fn every_policy_that_is_installed_is_known() {
+        let installed = SHIPPED
+            .matches("\nkind: ValidatingAdmissionPolicy\n")
+            .count();
+        assert!(installed > 1);
+        let shipped = shipped();
+        assert_eq!(shipped.len(), installed);
+        for Shipped { name, binding, .. } in shipped {
+            let policy = format!("{POLICY_PREFIX}-{name}");
+            assert_eq!(binding.name_any(), binding_name(&policy));
+            assert_eq!(binding.spec.unwrap().policy_name, Some(policy));
+        }
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use quartermaster::manifests::rbac;
 use testbed::control_plane::audit::{self, Request, Subject};
 use testbed::usage;
+use xtask::rbac;
 
 const NAMESPACE: &str = "quartermaster-system";
 const OPERATOR: &str =

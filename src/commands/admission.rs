@@ -9,8 +9,7 @@ use serde::Serialize;
 
 use super::objects::Object;
 use super::{is, words};
-use crate::admission_policies::{PolicyState, judge};
-use crate::manifests::policies::{self, Shipped};
+use crate::admission_policies::{PolicyState, Shipped, judge, policy_name, shipped};
 use crate::registry::KINDS;
 
 /// Label of everything that is installed.
@@ -49,7 +48,7 @@ pub async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
     let installed = ListParams::default().labels(INSTALLED);
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let shipped = policies::shipped().into_iter();
+    let shipped = shipped().into_iter();
     match futures::try_join!(policies.list(&installed), bindings.list(&installed)) {
         Ok((policies, bindings)) => Ok(shipped
             .map(|one| of(&one, &policies.items, &bindings.items))
@@ -128,7 +127,7 @@ pub fn unchecked(policies: &[Policy], objects: &[Object]) -> Vec<Unchecked> {
         let kind = KINDS
             .iter()
             .find(|kind| kind.resource().kind == object.kind);
-        let name = kind.map(|kind| policies::policy_name(kind.controller));
+        let name = kind.map(|kind| policy_name(kind.controller));
         let since = policies
             .iter()
             .find(|policy| Some(&policy.name) == name.as_ref())

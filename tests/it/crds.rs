@@ -1,4 +1,4 @@
-//! What the apiserver checks: every field at its boundary, the documents' manifests, objects older than the rules, rights.
+//! What the apiserver checks: every field at its boundary, the documents' objects older than the rules, rights.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
-use quartermaster::{manifests, registry};
+use quartermaster::registry;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
@@ -27,7 +27,7 @@ type Case = (String, &'static str);
 
 /// Installs our CRDs; a warning of the apiserver is an error. Returns once they are served.
 async fn install(plane: &ControlPlane) {
-    let crds = manifests::crds_yaml().unwrap();
+    let crds = xtask::crds_yaml().unwrap();
     plane
         .run_kubectl(&["apply", "--warnings-as-errors", "-f", "-"], &crds)
         .await

@@ -12,8 +12,8 @@ use qm_notify::history::Bounds;
 use qm_notify::history::KEPT_BYTES;
 use qm_notify::message::Limit;
 use qm_notify::{message, pace};
-use quartermaster::manifests::docs as generated;
 use quartermaster::registry;
+use xtask::docs as generated;
 
 mod book;
 mod commands;
@@ -137,9 +137,11 @@ fn every_link_leads_somewhere() {
 fn every_path_that_is_named_exists() {
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
-            let ours = ["src/", "crates/", "tests/", "testbed/", "hack/", "config/"]
-                .iter()
-                .any(|folder| named.starts_with(folder));
+            let ours = [
+                "src/", "crates/", "xtask/", "tests/", "testbed/", "hack/", "config/",
+            ]
+            .iter()
+            .any(|folder| named.starts_with(folder));
             if ours && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
                 assert!(
                     root().join(named).exists(),

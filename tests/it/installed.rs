@@ -5,7 +5,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use qm_api::tracked_field::Delivery;
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::manifests;
 use serde_json::json;
 use testbed::Options;
 use testbed::receiver::Receiver;
@@ -47,7 +46,7 @@ async fn crds_that_come_and_go() {
         ..Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "crds").await;
-    let ours = manifests::crds_yaml().unwrap();
+    let ours = xtask::crds_yaml().unwrap();
     let both = [
         "delete",
         "crd",

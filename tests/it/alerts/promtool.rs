@@ -2,9 +2,9 @@
 
 use std::process::Stdio;
 
-use quartermaster::manifests::docs::every_metric;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
+use xtask::docs::every_metric;
 
 use super::*;
 

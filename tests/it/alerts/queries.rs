@@ -1,8 +1,8 @@
 //! What alerts and dashboard ask for is what `/metrics` serves: metrics, their labels, and what these may say.
 
 use quartermaster::controllers::{config_map_sync, my_ingress};
-use quartermaster::manifests::docs::every_metric;
 use quartermaster::registry::KINDS;
+use xtask::docs::every_metric;
 
 use super::*;
 

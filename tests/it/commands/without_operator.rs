@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use qm_api::{ConfigMapSync, MyIngress};
 use qm_core::kind::KindInfo;
-use quartermaster::{manifests, registry};
+use quartermaster::registry;
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Point, Proxy, Then, Times, Verb};
@@ -225,7 +225,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let foreign =
         json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     scene.bed.patch::<ConfigMapSync>("sync", foreign).await;
-    let crds = manifests::crds_yaml().unwrap();
+    let crds = xtask::crds_yaml().unwrap();
     scene
         .bed
         .plane

@@ -145,7 +145,7 @@ fn always() -> BTreeSet<String> {
         ["list", "watch"]
             .map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))
     };
-    let policies = quartermaster::manifests::policies::names().into_iter().flat_map(|name| {
+    let policies = xtask::policies::names().into_iter().flat_map(|name| {
         [
             format!("- get validatingadmissionpolicies.admissionregistration.k8s.io quartermaster-{name}"),
             format!("- get validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-{name}binding"),

@@ -12,14 +12,14 @@ use k8s_openapi::api::rbac::v1::{
 use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use qm_core::kind::{KindInfo, Permission};
-use serde_json::{Value, json};
-
-use super::policies;
-use crate::cli::{LEASE, POLICY_PREFIX};
-use crate::registry::{
+use quartermaster::cli::{LEASE, POLICY_PREFIX};
+use quartermaster::registry::{
     self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
     POLICY_VERBS, TARGET_RIGHTS, TRACKER_ROLE_VERBS,
 };
+use serde_json::{Value, json};
+
+use super::policies;
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
@@ -120,7 +120,7 @@ fn manager() -> ClusterRole {
     let policies: Vec<_> = policies.collect();
     let bindings = policies
         .iter()
-        .map(|name| policies::binding_name(name))
+        .map(|name| quartermaster::admission_policies::binding_name(name))
         .collect();
     for (resource, names) in [
         ("validatingadmissionpolicies", policies),
@@ -365,9 +365,9 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use clap::CommandFactory as _;
+    use quartermaster::cli::Cli;
 
     use super::*;
-    use crate::cli::Cli;
 
     #[test]
     fn the_lease_that_may_be_held_is_the_one_that_is_asked_for() {

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use qm_core::kind::{KindInfo, Permission};
+use quartermaster::registry::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Error, generated, policies, rbac, yaml};
-use crate::registry::{self, KINDS};
 
 /// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");

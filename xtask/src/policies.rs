@@ -16,10 +16,11 @@ use k8s_openapi::api::admissionregistration::v1::{
 use qm_api::tracked_field::KNOWN;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
 use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
+use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
+use quartermaster::registry::KINDS;
 use serde_json::{Value, json};
 
 use super::rbac::{file, meta};
-use crate::registry::KINDS;
 
 /// The API group of the policies.
 pub const GROUP: &str = "admissionregistration.k8s.io";
@@ -55,16 +56,6 @@ const CHECK: Check = Check {
     because: "",
 };
 
-/// A policy and its binding, as shipped.
-pub struct Shipped {
-    /// Name of the policy, without what an installation puts before it.
-    pub name: String,
-    /// The policy.
-    pub policy: ValidatingAdmissionPolicy,
-    /// Its binding.
-    pub binding: ValidatingAdmissionPolicyBinding,
-}
-
 /// Names of all policies, without what an installation puts before them.
 pub fn names() -> Vec<String> {
     let kinds = KINDS
@@ -72,21 +63,6 @@ pub fn names() -> Vec<String> {
         .filter(|kind| compares(kind))
         .map(|kind| kind.controller);
     kinds.chain([OPERATOR]).map(policy_name).collect()
-}
-
-/// Name of the binding of the policy of this name.
-pub fn binding_name(policy: &str) -> String {
-    format!("{policy}binding")
-}
-
-/// Name of the policy for the authors of a kind.
-pub fn policy_name(controller: &str) -> String {
-    format!("{controller}-policy")
-}
-
-/// Every policy and its binding.
-pub fn shipped() -> Vec<Shipped> {
-    all(&ParamRef::default())
 }
 
 const OPERATOR: &str = "operator";

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, CommandFactory as _};
+use quartermaster::cli::Cli;
 
 use super::{cell, code};
-use crate::cli::Cli;
 
 const BEGIN: &str = "\
 # Flags

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use quartermaster::manifests;
-
 fn main() -> anyhow::Result<()> {
-    Ok(manifests::write(Path::new(env!("CARGO_MANIFEST_DIR")))?)
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    Ok(xtask::write(Path::new(root))?)
 }

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use quartermaster::registry::{self, KINDS};
+
 use super::Error;
-use crate::registry::{self, KINDS};
 
 mod fields;
 mod flags;

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use quartermaster::registry::KINDS;
+
 use super::{Error, generated, kustomize, yaml};
-use crate::registry::KINDS;
 
 /// The files of `deploy/`: what the kustomization `config/default` is. `read` gives the text of a file of the tree.
 pub fn deploy(
