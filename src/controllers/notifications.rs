@@ -67,6 +67,10 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         fields.trigger.clone(),
         !manager.settings.leader_elect,
     ));
+    manager.spawn("lookups in large objects", {
+        let tracker = Arc::clone(&tracker);
+        async move { tracker.look_into_queue().await }
+    });
     let grants = Arc::new(Grants::new(&config.tracker_role));
     let hub = WatchHub::new(
         manager.client.clone(),

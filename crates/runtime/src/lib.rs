@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 pub mod apply;
 pub mod availability;
+pub mod background;
 pub mod backoff;
 pub mod cache;
 pub mod children;

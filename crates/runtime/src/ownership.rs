@@ -339,15 +339,15 @@ pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use qm_api::ContactPoint;
     use rstest::rstest;
 
     use super::*;
+    use crate::testing::Widget;
 
     fn owner() -> Owner {
-        let object = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "spec": { "type": "Telegram" },
+        let object = json!({ "apiVersion": "example.com/v1", "kind": "Widget", "spec": {},
             "metadata": { "namespace": "shop", "name": "web", "uid": "ours" } });
-        Owner::of(&serde_json::from_value::<ContactPoint>(object).unwrap()).unwrap()
+        Owner::of(&serde_json::from_value::<Widget>(object).unwrap()).unwrap()
     }
 
     fn metadata(value: Value) -> ObjectMeta {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     fn reference(api_version: &str, name: &str, uid: &str) -> Value {
-        json!([{ "apiVersion": api_version, "kind": "ContactPoint", "name": name, "uid": uid, "controller": true }])
+        json!([{ "apiVersion": api_version, "kind": "Widget", "name": name, "uid": uid, "controller": true }])
     }
 
     /// Resources of our kind that are there, besides the owner.
@@ -364,21 +364,21 @@ mod tests {
     }
 
     fn controlled(name: &str) -> Claim {
-        Claim::Foreign(Foreign::Controlled(format!("ContactPoint {name}")))
+        Claim::Foreign(Foreign::Controlled(format!("Widget {name}")))
     }
 
     #[rstest]
-    #[case::both_marks(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" }, "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), Claim::Ours)]
+    #[case::both_marks(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
+    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
     #[case::the_label(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
     #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
-    #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "ours") }), controlled("web"))]
+    #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
     #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
     #[case::no_mark(json!({ "namespace": "shop" }), Claim::Foreign(Foreign::Unmarked))]
-    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }), Claim::Restored)]
-    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v0", "web", "gone") }), Claim::Restored)]
+    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Claim::Restored)]
+    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Claim::Restored)]
     #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
-    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "db", "gone") }), controlled("db"))]
+    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
     #[case::a_former_label(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/web" } }), Claim::Restored)]
     #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
     #[case::a_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn a_former_owner_of_our_name_gives_way() {
         let mut marked = metadata(
-            json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }),
+            json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }),
         );
         owner().mark(&mut marked);
         let uids: Vec<_> = marked

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Most memory that a decoded object takes, in bytes. Two watches and a read may decode one at the same time.
+/// Most memory that a decoded object takes, in bytes. Those with a long text are decoded one at a time.
 pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 
 /// Most memory that a decoded object of a known type takes, in bytes. The largest child that the operator writes takes about half.
@@ -47,6 +47,15 @@ impl RawObject {
             return Ok(Err(TooLarge));
         }
         serde_json::from_str(text).map(Ok)
+    }
+
+    /// Returns the object's identity alone.
+    #[must_use]
+    pub fn without_text(self) -> Self {
+        Self {
+            text: RawValue::NULL.to_owned(),
+            ..self
+        }
     }
 
     /// Returns the length of the object's JSON, in bytes.

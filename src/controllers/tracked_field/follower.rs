@@ -314,6 +314,13 @@ impl Follower {
         });
     }
 
+    /// Records that the current list has shown the state.
+    pub(super) fn confirm_listed(&mut self) {
+        if let Certainty::AwaitingList(_) = self.certainty {
+            self.certainty = Certainty::Confirmed(Instant::now());
+        }
+    }
+
     /// Waits for the lists of a new generation, which begins now.
     pub(super) fn await_list(&mut self) {
         self.certainty = Certainty::AwaitingList(Instant::now());

@@ -19,7 +19,7 @@ use super::follower::{Asked, Whose};
 use super::grants::{Grant, Grants};
 use super::reads::{Answer, Lane, Reads};
 use super::target::{Resolved, Resolver, TargetError, TargetKey};
-use super::tracker::Tracker;
+use super::tracker::{AT_ONCE, Tracker};
 use super::waiting::Waiting;
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
@@ -49,9 +49,6 @@ pub struct Targets {
     /// Cancelled once no new request may start.
     pub draining: CancellationToken,
 }
-
-/// Largest text of an object that is decoded on a thread that has other work, in bytes.
-const AT_ONCE: usize = 64 * 1024;
 
 /// What a `TrackedField` tracks, once its spec is understood.
 pub(super) struct Tracked {
@@ -321,7 +318,10 @@ impl Targets {
         let key = Key::of(object);
         if let Some(asked) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(found) => self.take(object, tracked.target, lane, asked, found).await,
+                Ok(found) => {
+                    self.take(object, tracked.target, lane, asked, found)
+                        .await?;
+                }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
                     return Err(Waiting::Forbidden {
@@ -336,7 +336,7 @@ impl Targets {
         Ok(Answer::Read)
     }
 
-    /// Takes the result of a read: large objects and expensive lookups on a thread of their own, one object at a time.
+    /// Takes the result of a read: large objects and expensive lookups apart from the async workers.
     async fn take(
         &self,
         object: &TrackedField,
@@ -344,30 +344,35 @@ impl Targets {
         lane: &Lane,
         asked: Asked,
         found: Option<RawObject>,
-    ) {
-        let (key, whose, tracker) = (
-            Key::of(object),
-            Whose::of(object),
-            Arc::clone(&self.tracker),
-        );
-        let is_large = found
-            .as_ref()
-            .is_some_and(|found| found.text_len() > AT_ONCE);
-        if !is_large && !matches!(lane, Lane::Apart(_)) {
-            return tracker.read(&key, &whose, &target, asked, found);
-        }
-        // The closure holds the turn, because it goes on when the request has timed out.
-        let Ok(turn) = self.reads.turn().await else {
-            return;
+    ) -> Result<(), Error> {
+        let (key, whose) = (Key::of(object), Whose::of(object));
+        let is_apart =
+            |found: &RawObject| found.text_len() > AT_ONCE || matches!(lane, Lane::Apart(_));
+        let found = match found {
+            Some(found) if is_apart(&found) => found,
+            found => {
+                self.tracker.read(&key, &whose, &target, asked, found);
+                return Ok(());
+            }
         };
-        let lookups = move || {
-            let _turn = turn;
-            tracker.read_apart(&key, &whose, &target, asked, found);
-        };
-        if let Err(error) = tokio::task::spawn_blocking(lookups).await
-            && let Ok(panic) = error.try_into_panic()
-        {
-            resume_unwind(panic);
+        let tracker = Arc::clone(&self.tracker);
+        let permit = tracker
+            .background
+            .acquire()
+            .await
+            .map_err(Error::LookInto)?;
+        // What has begun is not in vain if the request times out meanwhile.
+        let read = tokio::spawn(async move {
+            tracker
+                .read_apart((&key, &whose), &target, asked, found, permit)
+                .await
+        });
+        match read.await {
+            Ok(taken) => taken.map_err(Error::LookInto),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(error) => Err(Error::LookInto(error.into())),
+            },
         }
     }
 }

@@ -4,6 +4,7 @@
 //! (`notify::queue`) sends what is pending. The pass is the only writer of a `TrackedField`.
 
 use std::collections::HashMap;
+use std::io;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -45,6 +46,7 @@ mod following;
 pub mod grants;
 mod lookup;
 pub mod reads;
+mod shown;
 pub mod target;
 mod telling;
 pub mod tracker;
@@ -83,6 +85,9 @@ pub enum Error {
     /// The apiserver did not answer in time for the target.
     #[error("the target could not be read: the apiserver did not answer within {0:?}")]
     Unanswered(Duration),
+    /// A large object that was read could not be looked into.
+    #[error("the target could not be looked into: {0}")]
+    LookInto(#[source] io::Error),
     /// The object itself could not be read again.
     #[error("the object could not be read again: {0}")]
     ReadAgain(#[source] kube::Error),
@@ -104,7 +109,9 @@ impl Failure for Error {
             | Self::ReadAgain(error)
             | Self::WriteStatus(error)
             | Self::WriteWaiting(error) => error.class(),
-            Self::Discovery(_) | Self::Unanswered(_) | Self::History(_) => Class::Transient,
+            Self::Discovery(_) | Self::Unanswered(_) | Self::LookInto(_) | Self::History(_) => {
+                Class::Transient
+            }
         }
     }
 }

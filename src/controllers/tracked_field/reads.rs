@@ -13,7 +13,7 @@ use qm_api::TrackedField;
 use qm_api::tracked_field::Target;
 use qm_runtime::watch_hub::ResourceName;
 use qm_runtime::{Key, tasks, telemetry};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tracing::{Instrument, error};
 
 use super::follower::Whose;
@@ -91,8 +91,6 @@ pub struct Reads {
     state: Mutex<State>,
     all: Semaphore,
     objects: Semaphore,
-    /// One thread at most decodes large objects and does expensive lookups, even if a request ends in the middle of them.
-    turn: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -126,7 +124,6 @@ impl Default for Reads {
             state: Mutex::default(),
             all: Semaphore::new(ALL_LANES),
             objects: Semaphore::new(OBJECTS),
-            turn: Arc::new(Semaphore::new(1)),
         }
     }
 }
@@ -134,11 +131,6 @@ impl Default for Reads {
 impl Reads {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until no other large object is decoded and no other object has an expensive lookup.
-    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, AcquireError> {
-        Arc::clone(&self.turn).acquire_owned().await
     }
 
     /// Requests an answer for `object`, unless a request is already in flight.

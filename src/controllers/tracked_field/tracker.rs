@@ -3,10 +3,13 @@
 //! A standby keeps neither. Its watches run so that a new leader has connections, and knows the targets' resources and
 //! the forbidden ones. Earlier events may be stale: a new leader relists every kind and compares the lists with the
 //! history.
+//!
+//! Large objects are decoded apart from the async workers, one at a time. The changes of one object stay in order.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::mem::discriminant;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
@@ -14,22 +17,32 @@ use kube::runtime::watcher;
 use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observation, Series};
 use qm_runtime::Key;
+use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
 use qm_runtime::reconciler::Trigger;
 use qm_runtime::watch_hub::{Observer, ResourceName};
 use qm_runtime::watching;
 use serde_json::Value;
+use tokio::sync::Notify;
+use tracing::warn;
 
 use super::field::Field;
 use super::follower::{Asked, Certainty, Follower, Unreadable, Whose};
 use super::lookup::{Lookup, Place, look_up};
+use super::shown::{Shown, ShownQueue};
 use super::target::TargetKey;
+
+/// Largest text of an object that is decoded on a thread that has other work, in bytes.
+pub(super) const AT_ONCE: usize = 64 * 1024;
 
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {
     state: Mutex<Tracked>,
     wake: Trigger<TrackedField>,
+    /// Decodes large objects and does expensive lookups.
+    pub(super) background: Background,
+    queued: Notify,
 }
 
 #[derive(Default)]
@@ -39,6 +52,8 @@ struct Tracked {
     followers: HashMap<Key, Follower>,
     targets: HashMap<TargetKey, Vec<Key>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
+    /// Events of large objects, and later ones of the same objects.
+    queue: ShownQueue,
     /// How many turns all watches together have taken.
     turns: u64,
 }
@@ -123,6 +138,8 @@ impl Tracker {
         Self {
             state: Mutex::new(tracked),
             wake,
+            background: Background::default(),
+            queued: Notify::new(),
         }
     }
 
@@ -162,7 +179,7 @@ impl Tracker {
             .watches
             .get(&(target.resource.clone(), shard))
             .is_some_and(|watch| watch.begun);
-        let begun = begun && state.counts(&target.resource, &target.namespace);
+        let begun = begun && state.counts(target);
         let certainty = if begun {
             Certainty::NeedsRead
         } else {
@@ -245,29 +262,6 @@ impl Tracker {
         asked: Asked,
         object: Option<RawObject>,
     ) {
-        self.take_read((key, whose), target, asked, object, Place::AtOnce);
-    }
-
-    /// Takes the result of a read as [`Tracker::read`] does, and puts off no lookup: this may take a tenth of a second.
-    pub fn read_apart(
-        &self,
-        key: &Key,
-        whose: &Whose,
-        target: &TargetKey,
-        asked: Asked,
-        object: Option<RawObject>,
-    ) {
-        self.take_read((key, whose), target, asked, object, Place::Apart);
-    }
-
-    fn take_read(
-        &self,
-        (key, whose): (&Key, &Whose),
-        target: &TargetKey,
-        asked: Asked,
-        object: Option<RawObject>,
-        place: Place,
-    ) {
         let Some(object) = object else {
             if let Some(follower) = self
                 .state()
@@ -278,39 +272,81 @@ impl Tracker {
             }
             return;
         };
-        let is_asked = |of: &Key, follower: &Follower| of == key && follower.whose == *whose;
-        let (mut fields, mut wanted) = (Vec::new(), HashSet::new());
+        let lookups = self.lookups_of_read((key, whose), target, &object);
+        let looked_up = lookups.run(&object, Place::AtOnce);
+        self.take_read((key, whose), target, asked, &object, &looked_up);
+    }
+
+    /// Takes the object that a read found as [`Tracker::read`] does, and puts off no lookup.
+    ///
+    /// # Errors
+    /// As [`Permit::run`].
+    pub async fn read_apart(
+        &self,
+        (key, whose): (&Key, &Whose),
+        target: &TargetKey,
+        asked: Asked,
+        object: RawObject,
+        permit: Permit,
+    ) -> io::Result<()> {
+        let lookups = self.lookups_of_read((key, whose), target, &object);
+        let job = move || {
+            let looked_up = lookups.run(&object, Place::Apart);
+            (object, looked_up)
+        };
+        let (object, looked_up) = permit.run(job).await?;
+        self.take_read((key, whose), target, asked, &object, &looked_up);
+        Ok(())
+    }
+
+    /// Returns the lookups in an object that a read for `key` found: for `key`, and for others that wait for it.
+    fn lookups_of_read(
+        &self,
+        (key, whose): (&Key, &Whose),
+        target: &TargetKey,
+        object: &RawObject,
+    ) -> Lookups {
+        let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            fields.push(follower.field.clone());
-            if is_asked(of, follower) || follower.is_satisfied_by(&object) {
-                wanted.insert(follower.field.clone());
-            }
+            let is_asked = of == key && follower.whose == *whose;
+            lookups.add(
+                &follower.field,
+                is_asked || follower.is_satisfied_by(object),
+            );
         });
-        // Decode and look up without the lock, because everything else waits for it.
-        let looked_up = decoded(&object)
-            .map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
+        lookups
+    }
+
+    fn take_read(
+        &self,
+        (key, whose): (&Key, &Whose),
+        target: &TargetKey,
+        asked: Asked,
+        object: &RawObject,
+        looked_up: &LookedUp,
+    ) {
         self.state().each_of(target, |of, follower| {
-            let asked = if is_asked(of, follower) {
+            let asked = if of == key && follower.whose == *whose {
                 asked
-            } else if follower.is_satisfied_by(&object) {
+            } else if follower.is_satisfied_by(object) {
                 self.wake.wake(of);
                 follower.asks()
             } else {
                 return;
             };
             let now = Instant::now();
-            match &looked_up {
-                Err(why) => follower.read_unreadable(asked, now, &object, why),
+            match looked_up {
+                Err(why) => follower.read_unreadable(asked, now, object, why),
                 Ok(lookups) => match lookups.get(&follower.field) {
                     Some(Lookup::Found(value)) => {
-                        follower.read(asked, now, Some((&object, value.clone())));
+                        follower.read(asked, now, Some((object, value.clone())));
                     }
-                    Some(Lookup::PutOff) => follower.put_off_read(&object),
+                    Some(Lookup::PutOff) => follower.put_off_read(object),
                     Some(Lookup::Refused(estimate)) => {
                         follower.read_unreadable(
                             asked,
                             now,
-                            &object,
+                            object,
                             &Unreadable::TooExpensive(*estimate),
                         );
                     }
@@ -357,7 +393,7 @@ impl Tracker {
             name: metadata.name_any(),
         };
         let mut state = self.state();
-        if !state.counts(&target.resource, &target.namespace) {
+        if !state.counts(&target) {
             return;
         }
         let Tracked {
@@ -421,34 +457,60 @@ impl Tracker {
     }
 
     /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
-    /// look up is put off until a read.
-    fn show(&self, resource: &ResourceName, object: &RawObject, exists: bool) {
+    /// look up is put off until a read. Large objects wait for [`Tracker::look_into_queue`], and so does what becomes of
+    /// them meanwhile.
+    fn show(&self, resource: &ResourceName, object: RawObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         };
-        let mut fields = Vec::new();
-        {
-            let mut state = self.state();
-            if !state.counts(&target.resource, &target.namespace) {
-                return;
-            }
-            state.each_of(&target, |_, follower| fields.push(follower.field.clone()));
-        }
-        // Objects are large and mostly nobody's target.
-        if fields.is_empty() {
-            return;
-        }
-        // Decode and look up without the lock, because everything else waits for it.
-        let look_up_all = |whole: Value| look_up(&whole, fields, |_| true, Place::AtOnce);
-        let looked_up = exists.then(|| decoded(object).map(look_up_all));
         let mut state = self.state();
-        if !state.counts(&target.resource, &target.namespace) {
+        // Objects are mostly nobody's target.
+        if !state.counts(&target) || !state.targets.contains_key(&target) {
             return;
         }
-        state.each_of(&target, |key, follower| {
-            let news = match &looked_up {
+        let shown = Shown {
+            turn: state.turn(&target),
+            target,
+            object,
+            exists,
+        };
+        let is_large = exists && shown.object.text_len() > AT_ONCE;
+        if is_large || state.queue.holds(&shown.target) {
+            match state.queue.push(Arc::new(shown)) {
+                Ok(()) => self.queued.notify_one(),
+                // Too much waits: of this object the newest state counts, as a read shows it.
+                Err(shown) => {
+                    let put_off = exists.then(|| state.lookups(&shown.target).put_off());
+                    drop(state);
+                    self.take_shown(&shown, put_off.as_ref());
+                }
+            }
+            return;
+        }
+        let lookups = state.lookups(&shown.target);
+        drop(state);
+        // Decode and look up without the lock, because everything else waits for it.
+        let looked_up = exists.then(|| lookups.run(&shown.object, Place::AtOnce));
+        self.take_shown(&shown, looked_up.as_ref());
+    }
+
+    fn take_shown(&self, shown: &Shown, looked_up: Option<&LookedUp>) {
+        let Shown {
+            target,
+            object,
+            turn,
+            ..
+        } = shown;
+        let mut state = self.state();
+        if !state.counts(target) {
+            return;
+        }
+        let is_current = state.turn(target) == *turn;
+        state.each_of(target, |key, follower| {
+            let listed = follower.listed;
+            let news = match looked_up {
                 None => follower.observe(object, None),
                 Some(Err(why)) => follower.observe_unreadable(object, why),
                 Some(Ok(lookups)) => match lookups.get(&follower.field) {
@@ -461,13 +523,63 @@ impl Tracker {
                         follower.observe_unreadable(object, &Unreadable::TooExpensive(*estimate))
                     }
                     // Followed during the lookups: it has to be read.
-                    None => false,
+                    None => return,
                 },
             };
+            if is_current {
+                follower.confirm_listed();
+            } else {
+                // Shown before the watch began to list anew: only the list tells whether the object still exists.
+                follower.listed = listed;
+            }
             if news {
                 self.wake.wake(key);
             }
         });
+    }
+
+    /// Looks into the objects of the queue for as long as the process runs.
+    pub async fn look_into_queue(&self) {
+        loop {
+            while self.look_into_next().await {}
+            self.queued.notified().await;
+        }
+    }
+
+    /// Looks into the first object of the queue. Returns false if there is none.
+    async fn look_into_next(&self) -> bool {
+        let (shown, lookups) = {
+            let state = self.state();
+            let Some(shown) = state.queue.first() else {
+                return false;
+            };
+            let lookups = state.lookups(&shown.target);
+            (shown, lookups)
+        };
+        let looked_up = if shown.exists {
+            Some(self.look_apart(&shown, lookups).await)
+        } else {
+            None
+        };
+        self.take_shown(&shown, looked_up.as_ref());
+        self.state().queue.pop();
+        true
+    }
+
+    async fn look_apart(&self, shown: &Arc<Shown>, lookups: Lookups) -> LookedUp {
+        let put_off = lookups.clone();
+        let job = {
+            let shown = Arc::clone(shown);
+            move || lookups.run(&shown.object, Place::Apart)
+        };
+        let looked_up = match self.background.acquire().await {
+            Ok(permit) => permit.run(job).await,
+            Err(error) => Err(error),
+        };
+        looked_up.unwrap_or_else(|error| {
+            warn!(%error, "cannot look into a large object; will read it again");
+            put_off.put_off()
+        })
     }
 
     /// Wakes every follower of a resource in a shard.
@@ -488,16 +600,34 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
-    /// Returns whether events of the watch of this place count.
-    fn counts(&self, resource: &ResourceName, namespace: &str) -> bool {
+    /// Returns the watch that shows `target`.
+    fn watch(&self, target: &TargetKey) -> Option<&Watch> {
         let place = |shard: Option<&str>| {
             self.watches
-                .get(&(resource.clone(), shard.map(str::to_owned)))
+                .get(&(target.resource.clone(), shard.map(str::to_owned)))
         };
-        let generation = place(None)
-            .or_else(|| place(Some(namespace)))
-            .map_or(0, |watch| watch.generation);
+        place(None).or_else(|| place(Some(&target.namespace)))
+    }
+
+    /// Returns whether events of the watch that shows `target` count.
+    fn counts(&self, target: &TargetKey) -> bool {
+        let generation = self.watch(target).map_or(0, |watch| watch.generation);
         self.leads_since.is_some_and(|since| since <= generation)
+    }
+
+    /// Returns the turn of the watch that shows `target`.
+    fn turn(&self, target: &TargetKey) -> u64 {
+        self.watch(target).map_or(0, |watch| watch.turn)
+    }
+
+    /// Returns the lookups for all who follow `target`.
+    fn lookups(&self, target: &TargetKey) -> Lookups {
+        let followers = self.targets.get(target).into_iter().flatten();
+        let mut lookups = Lookups::default();
+        for follower in followers.filter_map(|key| self.followers.get(key)) {
+            lookups.add(&follower.field, true);
+        }
+        lookups
     }
 
     /// Calls `with` for each follower of `target`.
@@ -565,26 +695,33 @@ impl Observer for Tracker {
         if resource.is_watched_by_metadata() {
             self.show_metadata(resource, &object);
         } else {
-            self.show(resource, &object, true);
+            self.show(resource, object, true);
         }
     }
 
     fn gone(&self, resource: &ResourceName, object: RawObject) {
-        self.show(resource, &object, false);
+        self.show(resource, object.without_text(), false);
     }
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let place = (resource.clone(), shard.map(str::to_owned));
-        let generation = state
+        let (generation, turn) = state
             .watches
             .get(&place)
-            .map_or(0, |watch| watch.generation);
+            .map_or((0, 0), |watch| (watch.generation, watch.turn));
         if state.leads_since.is_none_or(|since| generation < since) {
             return;
         }
-        for (key, follower) in &mut state.followers {
+        let Tracked {
+            followers, queue, ..
+        } = &mut *state;
+        for (key, follower) in followers {
             if follower.target.resource != *resource || !in_shard(&follower.target, shard) {
+                continue;
+            }
+            // The list has shown it.
+            if queue.holds_since(&follower.target, turn) {
                 continue;
             }
             // The list may come from a cache that lags behind: a read tells whether it is gone.
@@ -654,6 +791,39 @@ impl Trouble {
             410 | 429 | 503 | 504 => None,
             _ => Some(Self::Failing(status.message.clone())),
         }
+    }
+}
+
+/// Result of all lookups in one state of an object.
+type LookedUp = Result<HashMap<Field, Lookup>, Unreadable>;
+
+/// Lookups in one state of an object.
+#[derive(Clone, Default)]
+struct Lookups {
+    fields: Vec<Field>,
+    wanted: HashSet<Field>,
+}
+
+impl Lookups {
+    /// Adds a field. One that is not wanted counts towards the budget only.
+    fn add(&mut self, field: &Field, wanted: bool) {
+        self.fields.push(field.clone());
+        if wanted {
+            self.wanted.insert(field.clone());
+        }
+    }
+
+    /// Decodes the object and looks the fields up.
+    fn run(self, object: &RawObject, place: Place) -> LookedUp {
+        let Self { fields, wanted } = self;
+        decoded(object).map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place))
+    }
+
+    /// Puts every lookup off until a read.
+    #[allow(clippy::unnecessary_wraps)] // what lookups result in
+    fn put_off(self) -> LookedUp {
+        let put_off = self.wanted.into_iter().map(|field| (field, Lookup::PutOff));
+        Ok(put_off.collect())
     }
 }
 

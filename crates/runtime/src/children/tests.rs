@@ -8,12 +8,12 @@ use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
 use kube::runtime::reflector;
-use qm_api::ContactPoint;
 use rstest::rstest;
 use tokio::time::timeout;
 
 use super::*;
 use crate::settings::Timings;
+use crate::testing::Widget;
 
 type Maps = Children<ConfigMap, ()>;
 
@@ -49,12 +49,13 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
 }
 
 fn owner() -> Owner {
-    let owner = json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
-    Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
+    let owner =
+        json!({ "spec": {}, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
 /// There is nobody else.
-fn owners(maps: &Maps) -> Owners<ContactPoint> {
+fn owners(maps: &Maps) -> Owners<Widget> {
     Owners::new(maps.client.clone(), reflector::store().0)
 }
 
@@ -197,7 +198,7 @@ async fn one_that_was_going_is_asked_for() {
         // Its owner may have gone with it.
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert!(
-            request.uri().path().ends_with("/contactpoints/web"),
+            request.uri().path().ends_with("/widgets/web"),
             "{}",
             request.uri()
         );

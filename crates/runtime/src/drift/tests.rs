@@ -1,10 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use kube::Client;
-use qm_api::ContactPoint;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::testing::Widget;
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -26,9 +26,9 @@ fn owner(requested: Option<&str>) -> Owner {
     let annotations: Value = requested
         .map(|at| json!({ "quartermaster.dev/requested-at": at }))
         .unwrap_or_default();
-    let owner = json!({ "spec": { "type": "Telegram" },
+    let owner = json!({ "spec": {},
         "metadata": { "namespace": "shop", "name": "web", "uid": "u", "annotations": annotations } });
-    Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
+    Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
 fn child() -> Key {

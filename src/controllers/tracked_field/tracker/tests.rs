@@ -485,6 +485,18 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
     with_spec(name, version, x, json!(vec![0; nodes]))
 }
 
+/// Takes an object from a read, apart.
+async fn read_apart(tracker: &Tracker, key: &Key, whose: &Whose, asked: Asked, object: RawObject) {
+    let permit = tracker.background.acquire().await.unwrap();
+    let target = target("a");
+    let read = tracker.read_apart((key, whose), &target, asked, object, permit);
+    read.await.unwrap();
+}
+
+async fn look_into_queue(tracker: &Tracker) {
+    while tracker.look_into_next().await {}
+}
+
 fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
     tracker.follow(
         key,
@@ -496,8 +508,8 @@ fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
 }
 
 /// For as long as a read takes, later states replace earlier ones.
-#[test]
-fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
+#[tokio::test]
+async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     let (one, other, cheap) = (
         Key::new("shop", "one"),
         Key::new("shop", "other"),
@@ -509,8 +521,8 @@ fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     follow_path(&tracker, &other, &whose, "{..x}");
     follow_path(&tracker, &cheap, &whose, PATH);
     tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "v5", 50_000));
-    tracker.present(&resource(), large("a", 6, "v6", 50_000));
+    tracker.present(&resource(), large("a", 5, "v5", 25_000));
+    tracker.present(&resource(), large("a", 6, "v6", 25_000));
     tracker.listed(&resource(), None);
     assert_eq!(
         taken(&tracker, &cheap, &whose),
@@ -526,13 +538,7 @@ fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
         assert_eq!(taken(&tracker, key, &whose), []);
     }
     let asked = tracker.unread(&one, Duration::MAX).unwrap();
-    tracker.read_apart(
-        &one,
-        &whose,
-        &target("a"),
-        asked,
-        Some(large("a", 6, "v6", 50_000)),
-    );
+    read_apart(&tracker, &one, &whose, asked, large("a", 6, "v6", 25_000)).await;
     for key in [&one, &other] {
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &whose), [Some("v6".to_owned())]);
@@ -542,8 +548,8 @@ fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     assert_eq!(taken(&tracker, &one, &whose), [Some("v7".to_owned())]);
 }
 
-#[test]
-fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
+#[tokio::test]
+async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
     let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     tracker.listing(&resource(), None);
@@ -555,24 +561,25 @@ fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
             &whose,
             &target("a"),
             asked,
-            Some(large("a", version, "x", 50_000)),
+            Some(large("a", version, "x", 25_000)),
         );
         assert!(tracker.is_put_off(&key) && tracker.is_outdated(&key));
         let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read_apart(
+        read_apart(
+            &tracker,
             &key,
             &whose,
-            &target("a"),
             asked,
-            Some(large("a", version, "x", 50_000)),
-        );
+            large("a", version, "x", 25_000),
+        )
+        .await;
         assert!(tracker.unread(&key, Duration::from_hours(1)).is_none());
     }
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
 }
 
-#[test]
-fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
+#[tokio::test]
+async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     let (key, cheap, whose) = (
         Key::new("shop", "it"),
         Key::new("shop", "cheap"),
@@ -590,6 +597,7 @@ fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     tracker.listing(&resource(), None);
     tracker.present(&resource(), large("a", 5, "x", 200_000));
     tracker.listed(&resource(), None);
+    look_into_queue(&tracker).await;
     let refused =
         |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
     assert!(refused(&tracker) && !tracker.is_put_off(&key));
@@ -606,13 +614,7 @@ fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         (None, Some(true))
     );
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read_apart(
-        &key,
-        &whose,
-        &target("a"),
-        asked,
-        Some(large("a", 7, "x", 200_000)),
-    );
+    read_apart(&tracker, &key, &whose, asked, large("a", 7, "x", 200_000)).await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
     tracker.gone(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
@@ -627,8 +629,8 @@ fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
 }
 
 /// A read of an older version, which another field asked for, must not follow what the watch has shown since.
-#[test]
-fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
+#[tokio::test]
+async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
     let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
     let whose = whose("1", "a");
     for refused in [false, true] {
@@ -652,13 +654,8 @@ fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
             object("a", 6, "v6")
         };
         tracker.present(&resource(), newer);
-        tracker.read_apart(
-            &slow,
-            &whose,
-            &target("a"),
-            asked,
-            Some(large("a", 5, "v5", 20_000)),
-        );
+        look_into_queue(&tracker).await;
+        read_apart(&tracker, &slow, &whose, asked, large("a", 5, "v5", 20_000)).await;
         let expected = if refused {
             vec![]
         } else {
@@ -669,8 +666,8 @@ fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
     }
 }
 
-#[test]
-fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
+#[tokio::test]
+async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
     let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &target("a"));
@@ -685,11 +682,118 @@ fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read()
     };
     tracker.present(&resource(), huge(5));
     tracker.listed(&resource(), None);
+    look_into_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read_apart(&key, &whose, &target("a"), asked, Some(huge(5)));
+    read_apart(&tracker, &key, &whose, asked, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     tracker.present(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+}
+
+/// Decoding takes a tenth of a second, in which the thread of the watch has other work.
+#[tokio::test]
+async fn large_objects_wait_and_others_do_not() {
+    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let whose = whose("1", "a");
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &other, &whose, &target("b"));
+    tracker.listing(&resource(), None);
+    tracker.present(&resource(), large("a", 5, "large", 50_000));
+    assert_eq!(
+        taken(&tracker, &key, &whose),
+        [],
+        "not decoded on this thread"
+    );
+    tracker.present(&resource(), object("b", 6, "small"));
+    tracker.listed(&resource(), None);
+    assert_eq!(taken(&tracker, &other, &whose), [Some("small".to_owned())]);
+    // Its changes stay in order, however large each is.
+    tracker.present(&resource(), object("a", 7, "small"));
+    tracker.present(&resource(), large("a", 8, "large again", 50_000));
+    assert_eq!(tracker.exists(&key), None);
+    look_into_queue(&tracker).await;
+    let values = ["large", "small", "large again"].map(|value| Some(value.to_owned()));
+    assert_eq!(taken(&tracker, &key, &whose), values);
+    // Nothing of it waits any more.
+    tracker.present(&resource(), object("a", 9, "new"));
+    assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
+    tracker.present(&resource(), large("a", 10, "last", 50_000));
+    tracker.gone(&resource(), large("a", 11, "last", 50_000));
+    look_into_queue(&tracker).await;
+    assert_eq!(
+        taken(&tracker, &key, &whose),
+        [Some("last".to_owned()), None]
+    );
+    for key in [&key, &other] {
+        assert!(
+            tracker.unread(key, Duration::MAX).is_none(),
+            "the list has shown it"
+        );
+    }
+}
+
+/// As after a 410: only the new list tells whether the object was deleted meanwhile.
+#[tokio::test]
+async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_list_does_not_show_it()
+ {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    for shown_again in [false, true] {
+        let tracker = Tracker::new(Trigger::default(), true);
+        follow(&tracker, &key, &whose, &target("a"));
+        tracker.listing(&resource(), None);
+        tracker.listed(&resource(), None);
+        tracker.present(&resource(), large("a", 5, "x", 50_000));
+        tracker.listing(&resource(), None);
+        if shown_again {
+            tracker.present(&resource(), object("a", 6, "y"));
+            tracker.listed(&resource(), None);
+            look_into_queue(&tracker).await;
+        } else {
+            look_into_queue(&tracker).await;
+            tracker.listed(&resource(), None);
+        }
+        let unread = tracker.unread(&key, Duration::MAX).is_some();
+        assert_eq!(unread, !shown_again);
+        let values = [Some("x".to_owned()), Some("y".to_owned())];
+        let expected = if shown_again { 2 } else { 1 };
+        assert_eq!(taken(&tracker, &key, &whose), values[..expected]);
+    }
+}
+
+#[tokio::test]
+async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
+    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let whose = whose("1", "a");
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &other, &whose, &target("b"));
+    tracker.listing(&resource(), None);
+    tracker.listed(&resource(), None);
+    // Three of them do not fit.
+    let long =
+        |name: &str, version, x: &str| with_spec(name, version, x, json!("-".repeat(1_500_000)));
+    for (version, x) in [(5, "v5"), (6, "v6"), (7, "v7")] {
+        tracker.present(&resource(), long("a", version, x));
+    }
+    tracker.present(&resource(), long("b", 8, "b"));
+    let queued = [Some("v5".to_owned()), Some("v6".to_owned())];
+    for (key, queued) in [(&key, queued.as_slice()), (&other, &[])] {
+        assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
+        look_into_queue(&tracker).await;
+        assert_eq!(taken(&tracker, key, &whose), queued);
+        assert!(
+            tracker.is_outdated(key),
+            "the newest version is not read yet"
+        );
+    }
+    let asked = tracker.unread(&key, Duration::MAX).unwrap();
+    read_apart(&tracker, &key, &whose, asked, long("a", 7, "v7")).await;
+    assert_eq!(taken(&tracker, &key, &whose), [Some("v7".to_owned())]);
+    assert!(!tracker.is_outdated(&key));
+    // A deletion needs no decoding.
+    tracker.gone(&resource(), object("b", 9, "b"));
+    assert_eq!(taken(&tracker, &other, &whose), [None]);
 }
