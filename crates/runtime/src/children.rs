@@ -27,10 +27,10 @@ pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use qm_core::OURS;
 
-use super::drift::{Advice, Correction, Drift, TakenFields};
+use super::drift::{Advice, Correction, Drift};
 use super::events::Events;
 use super::fields::{self, Projection};
-use super::managed_fields;
+use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
 use super::owners::Owners;
 use super::ownership::{Claim, OWNER_UID, Owner, owner_of};

@@ -16,6 +16,7 @@ use super::Key;
 use super::backoff::{Policy, Series};
 use super::events::Events;
 use super::fields::{self, Path, Projection};
+use super::managed_fields::TakenFields;
 use super::ownership::Owner;
 use crate::settings::Timings;
 
@@ -42,15 +43,6 @@ pub struct Drift {
     taken: Mutex<HashMap<Key, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
     recreated: Mutex<HashMap<Key, Instant>>,
-}
-
-/// Fields taken from other managers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TakenFields {
-    /// The taken fields.
-    pub fields: BTreeSet<Path>,
-    /// Managers that owned these fields.
-    pub managers: BTreeSet<String>,
 }
 
 /// Changes to make instead of editing a child, by field; the empty name is any field.

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Map, Value, json};
 
-use super::managed_fields::{fields, find, is_element, tells_of_content};
+use super::field_set::{fields, find, is_element, tells_of_content};
 
 /// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
 pub type Path = Vec<String>;

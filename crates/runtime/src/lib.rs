@@ -24,6 +24,7 @@ pub mod drain;
 pub mod drift;
 pub mod events;
 pub mod feed;
+mod field_set;
 pub mod fields;
 pub mod finalizer;
 pub mod health;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
-use super::drift::TakenFields;
+use super::field_set::{fields, find, is_element, tells_of_content};
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
@@ -141,6 +141,15 @@ pub fn may_be_ours(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -
         .peekable();
     let field = format!("f:{label}");
     labels.peek().is_none() || labels.any(|labels| labels.get(&field).is_some())
+}
+
+/// Fields taken from other managers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenFields {
+    /// The taken fields.
+    pub fields: BTreeSet<Path>,
+    /// Managers that owned these fields.
+    pub managers: BTreeSet<String>,
 }
 
 /// Transfer of fields from other managers.
@@ -563,14 +572,6 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
         && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Returns the set of fields of an entry.
-pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
-    entry
-        .fields_v1
-        .as_ref()
-        .map_or(&Value::Null, |fields| &fields.0)
-}
-
 /// Takes the fields that have a value in `desired` out of the set; none if there are none.
 fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
@@ -608,31 +609,6 @@ fn leaves(set: &Value) -> usize {
     set.as_object()
         .filter(|set| !set.is_empty())
         .map_or(1, |set| set.values().map(leaves).sum())
-}
-
-/// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
-pub(super) fn is_element(element: &str, item: &Value) -> bool {
-    let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
-    if let Some(value) = element.strip_prefix("v:") {
-        return parsed(value) == *item;
-    }
-    let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else {
-        return false;
-    };
-    // The one key of the API's own lists that has a default is the protocol.
-    keys.iter()
-        .all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
-}
-
-/// Returns the part of a set at a path.
-pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a Value> {
-    path.iter()
-        .try_fold(set, |set, name| set.get(name.as_ref()))
-}
-
-/// Returns whether an entry may cover fields other than the status.
-pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
-    entry.subresource.as_deref() != Some("status")
 }
 
 /// Takes the field at `path` out, and the parents that then hold nothing: an empty set would be a claim on the whole.

@@ -28,6 +28,7 @@ mod certificate;
 mod remembered;
 
 pub use callers::Callers;
+pub(crate) use callers::PATH;
 pub use certificate::Certificate;
 
 /// Connections at once. A further one waits until one of them ends.

@@ -14,12 +14,9 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use tokio::net::TcpListener;
 
 use super::Metrics;
-use super::secure::{self, Callers, Certificate};
+use super::secure::{self, Callers, Certificate, PATH};
 use crate::client;
 use crate::settings::Settings;
-
-/// Where they are.
-pub(super) const PATH: &str = "/metrics";
 
 /// The server of `/metrics`, as the flags have it. It ends only when the listener breaks.
 ///

@@ -21,9 +21,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
-use super::super::serving::PATH;
 use super::remembered::Remembered;
 use crate::settings::Timings;
+
+/// Path of the metrics.
+pub(crate) const PATH: &str = "/metrics";
 
 /// Those who read the metrics.
 pub struct Callers {

@@ -1,0 +1,37 @@
+//! Sets of fields, as an entry of `managedFields` has them (`FieldsV1`).
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use serde_json::Value;
+
+/// Returns the set of fields of an entry.
+pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
+    entry
+        .fields_v1
+        .as_ref()
+        .map_or(&Value::Null, |fields| &fields.0)
+}
+
+/// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
+pub(super) fn is_element(element: &str, item: &Value) -> bool {
+    let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    if let Some(value) = element.strip_prefix("v:") {
+        return parsed(value) == *item;
+    }
+    let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else {
+        return false;
+    };
+    // The one key of the API's own lists that has a default is the protocol.
+    keys.iter()
+        .all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
+}
+
+/// Returns the part of a set at a path.
+pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a Value> {
+    path.iter()
+        .try_fold(set, |set, name| set.get(name.as_ref()))
+}
+
+/// Returns whether an entry may cover fields other than the status.
+pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref() != Some("status")
+}
