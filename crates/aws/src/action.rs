@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::NAME_SUFFIX;
 
-/// A call, named as in the API reference of its [`Action::service`]
+/// A call, named as in the API reference of its [`AwsAction::service`]
 /// ([load balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
 /// [accounts](https://docs.aws.amazon.com/STS/latest/APIReference/API_Operations.html)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // each is a page of the API reference
-pub enum Action {
+pub enum AwsAction {
     DescribeLoadBalancers,
     DescribeListeners,
     DescribeTags,
@@ -41,16 +41,16 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant {
     /// Not at all: every caller may.
-    Free,
+    Unrestricted,
     /// On everything: what only reads knows no resources.
     Read,
     /// With our tags on it.
     Create,
     /// On what bears our tags.
-    Ours,
+    Owned,
 }
 
-impl Action {
+impl AwsAction {
     /// All of them.
     pub const ALL: [Self; 21] = [
         Self::DescribeLoadBalancers,
@@ -114,12 +114,12 @@ impl Action {
 
     /// Whether it changes anything. AWS counts these apart.
     pub fn writes(self) -> bool {
-        matches!(self.grant(), Grant::Create | Grant::Ours)
+        matches!(self.grant(), Grant::Create | Grant::Owned)
     }
 
     fn grant(self) -> Grant {
         match self {
-            Self::GetCallerIdentity => Grant::Free,
+            Self::GetCallerIdentity => Grant::Unrestricted,
             Self::DescribeLoadBalancers
             | Self::DescribeListeners
             | Self::DescribeTags
@@ -139,7 +139,7 @@ impl Action {
             | Self::RemoveTags
             | Self::SetIpAddressType
             | Self::SetSecurityGroups
-            | Self::SetSubnets => Grant::Ours,
+            | Self::SetSubnets => Grant::Owned,
         }
     }
 
@@ -177,16 +177,16 @@ pub const GROUP_PREFIX: &str = "qm-";
 /// The least IAM policy that all of it works with.
 pub fn policy() -> Value {
     let granted = |grant: Grant| {
-        Action::ALL
+        AwsAction::ALL
             .into_iter()
             .filter(move |action| action.grant() == grant)
     };
     let calls = |grant: Grant| {
         granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()))
     };
-    let needed: BTreeSet<_> = Action::ALL
+    let needed: BTreeSet<_> = AwsAction::ALL
         .into_iter()
-        .flat_map(Action::needs)
+        .flat_map(AwsAction::needs)
         .map(|need| (*need).to_owned())
         .collect();
     let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
@@ -199,7 +199,7 @@ pub fn policy() -> Value {
     let statement = |sid: &str, actions: Vec<String>, condition: Value| json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": named, "Condition": condition });
     let has_tag = |on: &str, tag: &str| json!({ "Null": { format!("aws:{on}/{tag}"): "false" } });
     let tag = || vec!["elasticloadbalancing:AddTags".to_owned()];
-    let created: Vec<_> = granted(Grant::Create).map(Action::name).collect();
+    let created: Vec<_> = granted(Grant::Create).map(AwsAction::name).collect();
     json!({
         "Version": "2012-10-17",
         "Statement": [
@@ -208,7 +208,7 @@ pub fn policy() -> Value {
             // AWS asks for the right to tag of who creates something with tags.
             statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
             statement("TakeOver", tag(), has_tag("ResourceTag", ADOPT_BY)),
-            statement("ChangeOurs", calls(Grant::Ours).collect(), has_tag("ResourceTag", OWNER_UID)),
+            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", OWNER_UID)),
         ],
     })
 }
@@ -225,9 +225,9 @@ mod tests {
             .iter()
             .flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default())
             .collect();
-        for action in Action::ALL
+        for action in AwsAction::ALL
             .into_iter()
-            .filter(|action| action.grant() != Grant::Free)
+            .filter(|action| action.grant() != Grant::Unrestricted)
         {
             assert!(
                 granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()),
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn each_is_spelled_as_it_is_called() {
-        for action in Action::ALL {
+        for action in AwsAction::ALL {
             assert_eq!(action.name(), format!("{action:?}"));
             let reads = ["Describe", "Get"]
                 .iter()

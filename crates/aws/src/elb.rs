@@ -9,8 +9,8 @@ use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
-    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
-    LoadBalancerTypeEnum, Tag,
+    IpAddressType, LoadBalancer as SdkLoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
+    LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use qm_runtime::leader::Fence;
@@ -21,25 +21,33 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use self::batcher::{AT_ONCE, Batcher};
 use self::describe::{DescribeLoadBalancers, DescribeTags};
-use self::together::Together;
-use super::action::Action;
-use super::fault::{self, Fault};
-use super::pace::{self, Pace, Rate};
-use super::{Balancer, Balancers, Tags, Wanted, proxy};
+use self::listeners::{certificates, described, forward, health};
+use super::action::AwsAction;
+use super::error::{self, AwsError};
+use super::listeners::{
+    DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
+};
+use super::rate_limit::{self, AwsRateLimiter, Rate};
+use super::{Aws, DesiredLoadBalancer, LoadBalancer, Tags, proxy};
 use crate::Timings;
 
+mod batcher;
 mod describe;
 mod listeners;
-mod together;
+
+/// Targets that one call registers or deregisters: AWS is known to refuse larger calls now and then
+/// (<https://github.com/kubernetes/kubernetes/issues/101592>).
+const TARGETS_AT_ONCE: usize = 100;
 
 /// Asks AWS. Region, credentials and endpoint are what the SDK finds
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
 pub struct Elb {
     connection: Mutex<Connection>,
-    balancers: Together<Balancer>,
-    tags: Together<Tags>,
-    pace: Pace,
+    load_balancers: Batcher<LoadBalancer>,
+    tags: Batcher<Tags>,
+    rate_limit: AwsRateLimiter,
     fence: Fence,
     metrics: Metrics,
     timeout: Duration,
@@ -50,7 +58,7 @@ enum Connection {
     /// They were not looked for yet, or are to be looked for anew.
     None,
     /// There was no region then. Who asks a moment later need not wait for the same answer.
-    Failed(Instant, Fault),
+    Failed(Instant, AwsError),
     Made(Clients),
 }
 
@@ -76,32 +84,32 @@ impl Elb {
     /// Each call is made only while `fence` is held.
     pub fn new(fence: Fence, metrics: Metrics, timings: &Timings) -> Self {
         let reads = Rate {
-            burst: pace::READ_BURST,
+            burst: rate_limit::READ_BURST,
             period: timings.read_period,
         };
         let writes = Rate {
-            burst: pace::WRITE_BURST,
+            burst: rate_limit::WRITE_BURST,
             period: timings.write_period,
         };
-        let pace = Pace::new(reads, writes);
+        let rate_limit = AwsRateLimiter::new(reads, writes);
         let (connection, timeout) = (Mutex::new(Connection::None), timings.timeout);
         Self {
             connection,
-            balancers: Together::new(),
-            tags: Together::new(),
-            pace,
+            load_balancers: Batcher::new(),
+            tags: Batcher::new(),
+            rate_limit,
             fence,
             metrics,
             timeout,
         }
     }
 
-    async fn clients(&self) -> Result<Clients, Fault> {
+    async fn clients(&self) -> Result<Clients, AwsError> {
         let mut connection = self.connection.lock().await;
         match &*connection {
             Connection::Made(clients) => return Ok(clients.clone()),
-            Connection::Failed(at, fault) if at.elapsed() < self.timeout => {
-                return Err(fault.clone());
+            Connection::Failed(at, error) if at.elapsed() < self.timeout => {
+                return Err(error.clone());
             }
             _ => {}
         }
@@ -110,14 +118,14 @@ impl Elb {
                 *connection = Connection::Made(clients.clone());
                 Ok(clients)
             }
-            Err(fault) => {
-                *connection = Connection::Failed(Instant::now(), fault.clone());
-                Err(fault)
+            Err(error) => {
+                *connection = Connection::Failed(Instant::now(), error.clone());
+                Err(error)
             }
         }
     }
 
-    async fn connect(&self) -> Result<Clients, Fault> {
+    async fn connect(&self) -> Result<Clients, AwsError> {
         let limits = TimeoutConfig::builder()
             .operation_timeout(self.timeout)
             .build();
@@ -136,52 +144,52 @@ impl Elb {
         made.map(|(config, region)| Clients::new(&config, region))
             .ok_or_else(|| {
                 let words = "no region for AWS: set AWS_REGION, or region in the profile";
-                Fault::unsent(Class::Slow, fault::REGION_MISSING, words)
+                AwsError::unsent(Class::Slow, error::REGION_MISSING, words)
             })
     }
 
     /// Makes a call, when it is its turn.
     async fn call<T, E>(
         &self,
-        action: Action,
+        action: AwsAction,
         send: impl AsyncFnOnce(&Client) -> Result<T, SdkError<E, HttpResponse>>,
-    ) -> Result<T, Fault>
+    ) -> Result<T, AwsError>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
         let Clients { elb, .. } = self.clients().await?;
-        self.pace.turn(action).await;
+        self.rate_limit.turn(action).await;
         self.send(action, send(&elb)).await
     }
 
     /// Makes a call whose turn it is.
     async fn send<T, E>(
         &self,
-        action: Action,
+        action: AwsAction,
         call: impl Future<Output = Result<T, SdkError<E, HttpResponse>>>,
-    ) -> Result<T, Fault>
+    ) -> Result<T, AwsError>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
         if !self.fence.held() {
-            return Err(Fault::unsent(
+            return Err(AwsError::unsent(
                 Class::Conflict,
                 "NotLeading",
                 "this replica does not lead any more",
             ));
         }
         let span = traces::aws(action.service(), action.name());
-        let answer = call.instrument(span.clone()).await.map_err(Fault::from);
-        if let Err(fault) = &answer {
-            traces::refused(&span, fault.label());
+        let answer = call.instrument(span.clone()).await.map_err(AwsError::from);
+        if let Err(error) = &answer {
+            traces::refused(&span, error.label());
         }
         self.metrics.aws_request(
             action.name(),
-            answer.as_ref().map_or_else(Fault::label, |_| "OK"),
+            answer.as_ref().map_or_else(AwsError::label, |_| "OK"),
         );
         if answer
             .as_ref()
-            .is_err_and(|fault| fault.reason == fault::CREDENTIALS_MISSING)
+            .is_err_and(|error| error.reason == error::CREDENTIALS_MISSING)
         {
             // The SDK reads a profile's files once.
             *self.connection.lock().await = Connection::None;
@@ -190,75 +198,85 @@ impl Elb {
     }
 
     /// The tags of these, no more than can be asked for at once.
-    async fn tags_together(&self, arns: BTreeSet<String>) -> Result<BTreeMap<String, Tags>, Fault> {
+    async fn tags_batched(
+        &self,
+        arns: BTreeSet<String>,
+    ) -> Result<BTreeMap<String, Tags>, AwsError> {
         let Clients { elb, .. } = self.clients().await?;
         self.tags.ask(arns, &DescribeTags(self, elb)).await
     }
 }
 
-impl Balancers for Elb {
-    async fn region(&self) -> Result<String, Fault> {
+impl Aws for Elb {
+    async fn region(&self) -> Result<String, AwsError> {
         self.clients().await.map(|clients| clients.region)
     }
 
-    async fn account(&self) -> Result<String, Fault> {
+    async fn account(&self) -> Result<String, AwsError> {
         let Clients { sts, .. } = self.clients().await?;
-        self.pace.turn(Action::GetCallerIdentity).await;
+        self.rate_limit.turn(AwsAction::GetCallerIdentity).await;
         let caller = self
-            .send(Action::GetCallerIdentity, sts.get_caller_identity().send())
+            .send(
+                AwsAction::GetCallerIdentity,
+                sts.get_caller_identity().send(),
+            )
             .await?;
         let account = caller.account().filter(|account| !account.is_empty());
         account
             .map(Into::into)
-            .ok_or_else(|| Fault::unknown("AWS does not say whose the credentials are"))
+            .ok_or_else(|| AwsError::unknown("AWS does not say whose the credentials are"))
     }
 
-    async fn find(&self, name: &str) -> Result<Option<Balancer>, Fault> {
+    async fn find_load_balancer(&self, name: &str) -> Result<Option<LoadBalancer>, AwsError> {
         let Clients { elb, .. } = self.clients().await?;
         match self
-            .balancers
+            .load_balancers
             .ask([name.to_owned()].into(), &DescribeLoadBalancers(self, elb))
             .await
         {
             Ok(mut found) => Ok(found.remove(name)),
-            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
-            Err(fault) => Err(fault),
+            Err(error) if error.is(error::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    async fn tags(&self, arn: &str) -> Result<Option<Tags>, Fault> {
-        match self.tags_together([arn.to_owned()].into()).await {
+    async fn find_tags(&self, arn: &str) -> Result<Option<Tags>, AwsError> {
+        match self.tags_batched([arn.to_owned()].into()).await {
             Ok(mut found) => Ok(found.remove(arn)),
-            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
-            Err(fault) => Err(fault),
+            Err(error) if error.is(error::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    async fn create(&self, wanted: &Wanted) -> Result<Balancer, Fault> {
+    async fn create_load_balancer(
+        &self,
+        desired: &DesiredLoadBalancer,
+    ) -> Result<LoadBalancer, AwsError> {
         let created = self
-            .call(Action::CreateLoadBalancer, async |client| {
+            .call(AwsAction::CreateLoadBalancer, async |client| {
                 client
                     .create_load_balancer()
-                    .name(&wanted.name)
+                    .name(&desired.name)
                     .r#type(LoadBalancerTypeEnum::Application)
-                    .scheme(LoadBalancerSchemeEnum::from(wanted.scheme.as_str()))
+                    .scheme(LoadBalancerSchemeEnum::from(desired.scheme.as_str()))
                     .ip_address_type(IpAddressType::from(
-                        wanted.ip_address_type.as_deref().unwrap_or("ipv4"),
+                        desired.ip_address_type.as_deref().unwrap_or("ipv4"),
                     ))
-                    .set_subnets(Some(list(&wanted.subnets)))
+                    .set_subnets(Some(list(&desired.subnets)))
                     .set_security_groups(
-                        Some(list(&wanted.security_groups)).filter(|groups| !groups.is_empty()),
+                        Some(list(&desired.security_groups)).filter(|groups| !groups.is_empty()),
                     )
-                    .set_tags(Some(pairs(&wanted.tags)))
+                    .set_tags(Some(pairs(&desired.tags)))
                     .send()
                     .await
             })
             .await?;
-        let created = created.load_balancers().first().map(Balancer::from);
-        created.ok_or_else(|| Fault::unknown("AWS created a load balancer and did not say which"))
+        let created = created.load_balancers().first().map(LoadBalancer::from);
+        created
+            .ok_or_else(|| AwsError::unknown("AWS created a load balancer and did not say which"))
     }
 
-    async fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> Result<(), Fault> {
+    async fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> Result<(), AwsError> {
         let set = async |client: &Client| {
             client
                 .set_subnets()
@@ -267,10 +285,14 @@ impl Balancers for Elb {
                 .send()
                 .await
         };
-        self.call(Action::SetSubnets, set).await.map(drop)
+        self.call(AwsAction::SetSubnets, set).await.map(drop)
     }
 
-    async fn set_security_groups(&self, arn: &str, groups: &BTreeSet<String>) -> Result<(), Fault> {
+    async fn set_security_groups(
+        &self,
+        arn: &str,
+        groups: &BTreeSet<String>,
+    ) -> Result<(), AwsError> {
         let set = async |client: &Client| {
             client
                 .set_security_groups()
@@ -279,22 +301,22 @@ impl Balancers for Elb {
                 .send()
                 .await
         };
-        self.call(Action::SetSecurityGroups, set).await.map(drop)
+        self.call(AwsAction::SetSecurityGroups, set).await.map(drop)
     }
 
-    async fn set_ip_address_type(&self, arn: &str, addresses: &str) -> Result<(), Fault> {
+    async fn set_ip_address_type(&self, arn: &str, address_type: &str) -> Result<(), AwsError> {
         let set = async |client: &Client| {
             client
                 .set_ip_address_type()
                 .load_balancer_arn(arn)
-                .ip_address_type(IpAddressType::from(addresses))
+                .ip_address_type(IpAddressType::from(address_type))
                 .send()
                 .await
         };
-        self.call(Action::SetIpAddressType, set).await.map(drop)
+        self.call(AwsAction::SetIpAddressType, set).await.map(drop)
     }
 
-    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<(), Fault> {
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<(), AwsError> {
         let add = async |client: &Client| {
             client
                 .add_tags()
@@ -303,10 +325,10 @@ impl Balancers for Elb {
                 .send()
                 .await
         };
-        self.call(Action::AddTags, add).await.map(drop)
+        self.call(AwsAction::AddTags, add).await.map(drop)
     }
 
-    async fn remove_tags(&self, arn: &str, keys: &BTreeSet<String>) -> Result<(), Fault> {
+    async fn remove_tags(&self, arn: &str, keys: &BTreeSet<String>) -> Result<(), AwsError> {
         let remove = async |client: &Client| {
             client
                 .remove_tags()
@@ -315,10 +337,10 @@ impl Balancers for Elb {
                 .send()
                 .await
         };
-        self.call(Action::RemoveTags, remove).await.map(drop)
+        self.call(AwsAction::RemoveTags, remove).await.map(drop)
     }
 
-    async fn delete(&self, arn: &str) -> Result<(), Fault> {
+    async fn delete_load_balancer(&self, arn: &str) -> Result<(), AwsError> {
         let delete = async |client: &Client| {
             client
                 .delete_load_balancer()
@@ -326,15 +348,246 @@ impl Balancers for Elb {
                 .send()
                 .await
         };
-        match self.call(Action::DeleteLoadBalancer, delete).await {
-            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(()),
+        match self.call(AwsAction::DeleteLoadBalancer, delete).await {
+            Err(error) if error.is(error::NOT_FOUND) => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+
+    async fn listeners(&self, load_balancer: &str) -> Result<Vec<Listener>, AwsError> {
+        let describe = async |client: &Client| {
+            client
+                .describe_listeners()
+                .load_balancer_arn(load_balancer)
+                .send()
+                .await
+        };
+        // A page has more than a balancer may have.
+        Ok(self
+            .call(AwsAction::DescribeListeners, describe)
+            .await?
+            .listeners()
+            .iter()
+            .map(Listener::from)
+            .collect())
+    }
+
+    async fn target_groups(&self, load_balancer: &str) -> Result<Vec<TargetGroup>, AwsError> {
+        let describe = async |client: &Client| {
+            client
+                .describe_target_groups()
+                .load_balancer_arn(load_balancer)
+                .send()
+                .await
+        };
+        Ok(self
+            .call(AwsAction::DescribeTargetGroups, describe)
+            .await?
+            .target_groups()
+            .iter()
+            .map(TargetGroup::from)
+            .collect())
+    }
+
+    async fn find_target_group(&self, name: &str) -> Result<Option<TargetGroup>, AwsError> {
+        let describe =
+            async |client: &Client| client.describe_target_groups().names(name).send().await;
+        match self.call(AwsAction::DescribeTargetGroups, describe).await {
+            Ok(described) => Ok(described.target_groups().first().map(TargetGroup::from)),
+            Err(error) if error.is(error::GROUP_NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn target_groups_named(&self, prefix: &str) -> Result<Vec<TargetGroup>, AwsError> {
+        let (mut found, mut next) = (Vec::new(), None);
+        loop {
+            let describe = async |client: &Client| {
+                client
+                    .describe_target_groups()
+                    .set_marker(next)
+                    .send()
+                    .await
+            };
+            let page = self.call(AwsAction::DescribeTargetGroups, describe).await?;
+            found.extend(
+                page.target_groups()
+                    .iter()
+                    .map(TargetGroup::from)
+                    .filter(|group| group.name.starts_with(prefix)),
+            );
+            match page.next_marker().filter(|marker| !marker.is_empty()) {
+                Some(marker) => next = Some(marker.to_owned()),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
+        let mut found = BTreeMap::new();
+        for some in arns.chunks(AT_ONCE) {
+            found.extend(self.tags_batched(some.iter().cloned().collect()).await?);
+        }
+        Ok(found)
+    }
+
+    async fn create_target_group(
+        &self,
+        desired: &DesiredTargetGroup,
+    ) -> Result<TargetGroup, AwsError> {
+        let create = async |client: &Client| {
+            client
+                .create_target_group()
+                .name(&desired.name)
+                .target_type(TargetTypeEnum::Instance)
+                .protocol(ProtocolEnum::Http)
+                .port(desired.port.into())
+                .vpc_id(&desired.vpc)
+                .health_check_path(&desired.health_check_path)
+                .set_tags(Some(pairs(&desired.tags)))
+                .send()
+                .await
+        };
+        let created = self.call(AwsAction::CreateTargetGroup, create).await?;
+        let created = created.target_groups().first().map(TargetGroup::from);
+        created.ok_or_else(|| AwsError::unknown("AWS created a target group and did not say which"))
+    }
+
+    async fn set_health_check(&self, group: &str, path: &str) -> Result<(), AwsError> {
+        let modify = async |client: &Client| {
+            client
+                .modify_target_group()
+                .target_group_arn(group)
+                .health_check_path(path)
+                .send()
+                .await
+        };
+        self.call(AwsAction::ModifyTargetGroup, modify)
+            .await
+            .map(drop)
+    }
+
+    async fn delete_target_group(&self, group: &str) -> Result<(), AwsError> {
+        let delete = async |client: &Client| {
+            client
+                .delete_target_group()
+                .target_group_arn(group)
+                .send()
+                .await
+        };
+        match self.call(AwsAction::DeleteTargetGroup, delete).await {
+            Err(error) if error.is(error::GROUP_NOT_FOUND) => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+
+    async fn target_health(&self, group: &str) -> Result<Vec<TargetHealth>, AwsError> {
+        let describe = async |client: &Client| {
+            client
+                .describe_target_health()
+                .target_group_arn(group)
+                .send()
+                .await
+        };
+        let described = self.call(AwsAction::DescribeTargetHealth, describe).await?;
+        Ok(described
+            .target_health_descriptions()
+            .iter()
+            .filter_map(health)
+            .collect())
+    }
+
+    async fn register_targets(
+        &self,
+        group: &str,
+        targets: &BTreeSet<InstanceTarget>,
+    ) -> Result<(), AwsError> {
+        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+            let register = async |client: &Client| {
+                client
+                    .register_targets()
+                    .target_group_arn(group)
+                    .set_targets(Some(some.to_vec()))
+                    .send()
+                    .await
+            };
+            self.call(AwsAction::RegisterTargets, register).await?;
+        }
+        Ok(())
+    }
+
+    async fn deregister_targets(
+        &self,
+        group: &str,
+        targets: &BTreeSet<InstanceTarget>,
+    ) -> Result<(), AwsError> {
+        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+            let deregister = async |client: &Client| {
+                client
+                    .deregister_targets()
+                    .target_group_arn(group)
+                    .set_targets(Some(some.to_vec()))
+                    .send()
+                    .await
+            };
+            self.call(AwsAction::DeregisterTargets, deregister).await?;
+        }
+        Ok(())
+    }
+
+    async fn create_listener(
+        &self,
+        load_balancer: &str,
+        desired: &DesiredListener,
+        tags: &Tags,
+    ) -> Result<(), AwsError> {
+        let create = async |client: &Client| {
+            client
+                .create_listener()
+                .load_balancer_arn(load_balancer)
+                .port(desired.port.into())
+                .protocol(ProtocolEnum::from(desired.protocol.as_str()))
+                .set_certificates(certificates(desired))
+                .set_ssl_policy(desired.ssl_policy.clone())
+                .default_actions(forward(desired))
+                .set_tags(Some(pairs(tags)))
+                .send()
+                .await
+        };
+        self.call(AwsAction::CreateListener, create).await.map(drop)
+    }
+
+    async fn modify_listener(
+        &self,
+        listener: &str,
+        desired: &DesiredListener,
+    ) -> Result<(), AwsError> {
+        let modify = async |client: &Client| {
+            client
+                .modify_listener()
+                .listener_arn(listener)
+                .protocol(ProtocolEnum::from(desired.protocol.as_str()))
+                .set_certificates(certificates(desired))
+                .set_ssl_policy(desired.ssl_policy.clone())
+                .default_actions(forward(desired))
+                .send()
+                .await
+        };
+        self.call(AwsAction::ModifyListener, modify).await.map(drop)
+    }
+
+    async fn delete_listener(&self, listener: &str) -> Result<(), AwsError> {
+        let delete =
+            async |client: &Client| client.delete_listener().listener_arn(listener).send().await;
+        match self.call(AwsAction::DeleteListener, delete).await {
+            Err(error) if error.is(error::LISTENER_NOT_FOUND) => Ok(()),
             deleted => deleted.map(drop),
         }
     }
 }
 
-impl From<&LoadBalancer> for Balancer {
-    fn from(shown: &LoadBalancer) -> Self {
+impl From<&SdkLoadBalancer> for LoadBalancer {
+    fn from(shown: &SdkLoadBalancer) -> Self {
         let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
         let state = shown.state();
         Self {
@@ -382,9 +635,9 @@ mod tests {
             .behavior_version(BehaviorVersion::latest())
             .build();
         *elb.connection.lock().await = Connection::Made(Clients::new(&config, "us-east-1".into()));
-        let fault = elb.delete("arn").await.err();
+        let error = elb.delete_load_balancer("arn").await.err();
         assert_eq!(
-            fault.map(|fault| (fault.class, fault.undone)),
+            error.map(|error| (error.class, error.undone)),
             Some((Class::Conflict, true))
         );
     }

@@ -1,19 +1,21 @@
-//! The load balancers of a cloud: what is asked of it ([`Balancers`]), what it answers, and why it refuses ([`fault`]).
-//! The one implementation is [`elb`].
+//! Load balancers of AWS: the calls ([`Aws`]), their answers, and why AWS refuses one ([`error`]). [`elb`] implements the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-
-pub use self::fault::Fault;
 use std::time::Duration;
 
 use shell_words::quote;
 
+pub use self::error::AwsError;
+use self::listeners::{
+    DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
+};
+
 pub mod action;
 pub mod elb;
-pub mod fault;
+pub mod error;
 pub mod listeners;
-mod pace;
 mod proxy;
+mod rate_limit;
 
 /// A load balancer is called `NAME-alb` after its resource.
 pub const NAME_SUFFIX: &str = "-alb";
@@ -42,64 +44,151 @@ impl Default for Timings {
 /// Tags of a resource in AWS.
 pub type Tags = BTreeMap<String, String>;
 
-/// Load balancers, one of each name in an account and region.
+/// The calls that the operator makes. AWS has one load balancer and one target group of each name in an account and region.
 ///
-/// What is asked for may be done although the answer is an error: a connection may break after the deed.
-pub trait Balancers: Send + Sync + 'static {
-    /// The region that is asked.
-    fn region(&self) -> impl Future<Output = Result<String, Fault>> + Send;
+/// AWS may have done what a failed call asked for: the connection can break after the deed.
+pub trait Aws: Send + Sync + 'static {
+    /// The region that AWS is called in.
+    fn region(&self) -> impl Future<Output = Result<String, AwsError>> + Send;
 
-    /// The account that is asked: that of the credentials.
-    fn account(&self) -> impl Future<Output = Result<String, Fault>> + Send;
+    /// The account of the credentials.
+    fn account(&self) -> impl Future<Output = Result<String, AwsError>> + Send;
 
-    /// The balancer of that name. One that was created or deleted a moment ago may not be shown as it is.
-    fn find(&self, name: &str) -> impl Future<Output = Result<Option<Balancer>, Fault>> + Send;
+    /// The load balancer of that name. AWS may show one late that it created or deleted a moment ago.
+    fn find_load_balancer(
+        &self,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<LoadBalancer>, AwsError>> + Send;
 
-    /// The tags of a balancer; none where there is no such balancer.
-    fn tags(&self, arn: &str) -> impl Future<Output = Result<Option<Tags>, Fault>> + Send;
+    /// The tags of a load balancer; `None` if it does not exist.
+    fn find_tags(&self, arn: &str) -> impl Future<Output = Result<Option<Tags>, AwsError>> + Send;
 
-    /// Creates a balancer. Where there is one of that name and of these very settings the answer is that one, whosever it is.
-    fn create(&self, wanted: &Wanted) -> impl Future<Output = Result<Balancer, Fault>> + Send;
+    /// Creates a load balancer. AWS answers with an existing one of the same name and settings, whoever owns it.
+    fn create_load_balancer(
+        &self,
+        desired: &DesiredLoadBalancer,
+    ) -> impl Future<Output = Result<LoadBalancer, AwsError>> + Send;
 
-    /// Puts it into exactly these subnets.
+    /// Replaces the subnets.
     fn set_subnets(
         &self,
         arn: &str,
         subnets: &BTreeSet<String>,
-    ) -> impl Future<Output = Result<(), Fault>> + Send;
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Gives it exactly these security groups.
+    /// Replaces the security groups.
     fn set_security_groups(
         &self,
         arn: &str,
         groups: &BTreeSet<String>,
-    ) -> impl Future<Output = Result<(), Fault>> + Send;
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Gives it addresses of that type.
+    /// Sets the address type.
     fn set_ip_address_type(
         &self,
         arn: &str,
-        addresses: &str,
-    ) -> impl Future<Output = Result<(), Fault>> + Send;
+        address_type: &str,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Sets these tags, and leaves others.
-    fn add_tags(&self, arn: &str, tags: &Tags) -> impl Future<Output = Result<(), Fault>> + Send;
+    /// Sets these tags and keeps others.
+    fn add_tags(&self, arn: &str, tags: &Tags)
+    -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Takes the tags of these keys away.
+    /// Removes the tags with these keys.
     fn remove_tags(
         &self,
         arn: &str,
         keys: &BTreeSet<String>,
-    ) -> impl Future<Output = Result<(), Fault>> + Send;
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Deletes it, and its listeners with it. One that is gone is no error.
-    fn delete(&self, arn: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+    /// Deletes a load balancer and its listeners. A missing one is no error.
+    fn delete_load_balancer(&self, arn: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// The listeners of a load balancer.
+    fn listeners(
+        &self,
+        load_balancer: &str,
+    ) -> impl Future<Output = Result<Vec<Listener>, AwsError>> + Send;
+
+    /// The target groups that the listeners of a load balancer lead to.
+    fn target_groups(
+        &self,
+        load_balancer: &str,
+    ) -> impl Future<Output = Result<Vec<TargetGroup>, AwsError>> + Send;
+
+    /// The target group of that name.
+    fn find_target_group(
+        &self,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<TargetGroup>, AwsError>> + Send;
+
+    /// Every target group whose name has that prefix.
+    fn target_groups_named(
+        &self,
+        prefix: &str,
+    ) -> impl Future<Output = Result<Vec<TargetGroup>, AwsError>> + Send;
+
+    /// The tags of each of these listeners and target groups; a missing one fails the call.
+    fn tags_of(
+        &self,
+        arns: &[String],
+    ) -> impl Future<Output = Result<BTreeMap<String, Tags>, AwsError>> + Send;
+
+    /// Creates a target group. AWS answers with an existing one of the same name and settings, whoever owns it.
+    fn create_target_group(
+        &self,
+        desired: &DesiredTargetGroup,
+    ) -> impl Future<Output = Result<TargetGroup, AwsError>> + Send;
+
+    /// Sets the path of the health check.
+    fn set_health_check(
+        &self,
+        group: &str,
+        path: &str,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// Deletes a target group. A missing one is no error; one that a listener leads to is.
+    fn delete_target_group(&self, group: &str)
+    -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// The targets of a group and their health.
+    fn target_health(
+        &self,
+        group: &str,
+    ) -> impl Future<Output = Result<Vec<TargetHealth>, AwsError>> + Send;
+
+    /// Registers these targets.
+    fn register_targets(
+        &self,
+        group: &str,
+        targets: &BTreeSet<InstanceTarget>,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// Deregisters these targets, which then drain.
+    fn deregister_targets(
+        &self,
+        group: &str,
+        targets: &BTreeSet<InstanceTarget>,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// Creates a listener.
+    fn create_listener(
+        &self,
+        load_balancer: &str,
+        desired: &DesiredListener,
+        tags: &Tags,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// Changes a listener.
+    fn modify_listener(
+        &self,
+        listener: &str,
+        desired: &DesiredListener,
+    ) -> impl Future<Output = Result<(), AwsError>> + Send;
+
+    /// Deletes a listener. A missing one is no error.
+    fn delete_listener(&self, listener: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
 }
-
-/// All that is asked of a cloud.
-pub trait Cloud: Balancers + listeners::Listeners {}
-
-impl<C: Balancers + listeners::Listeners> Cloud for C {}
 
 /// The region of an Amazon Resource Name: `arn:aws:elasticloadbalancing:REGION:ACCOUNT:...`.
 pub fn region_of(arn: &str) -> Option<&str> {
@@ -111,7 +200,7 @@ pub fn account_of(arn: &str) -> Option<&str> {
     arn.split(':').nth(4).filter(|account| !account.is_empty())
 }
 
-/// The words that a command to change a balancer begins with, for whoever's own default is another region.
+/// The beginning of a command that changes a load balancer, with its region: the user's default may be another one.
 pub fn command(arn: &str) -> String {
     region_of(arn).map_or_else(
         || "aws elbv2".into(),
@@ -119,9 +208,9 @@ pub fn command(arn: &str) -> String {
     )
 }
 
-/// What a balancer is to be.
+/// The desired state of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredLoadBalancer {
     /// Its name.
     pub name: String,
     /// `internet-facing` or `internal`.
@@ -130,15 +219,15 @@ pub struct Wanted {
     pub ip_address_type: Option<String>,
     /// IDs of its subnets.
     pub subnets: BTreeSet<String>,
-    /// IDs of its security groups; where there are none the cloud chooses.
+    /// IDs of its security groups; if empty, AWS chooses.
     pub security_groups: BTreeSet<String>,
     /// Its tags.
     pub tags: Tags,
 }
 
-/// What a balancer is.
+/// A load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Balancer {
+pub struct LoadBalancer {
     /// Its Amazon Resource Name.
     pub arn: String,
     /// Its DNS name.

@@ -8,7 +8,7 @@ use aws_smithy_runtime_api::client::http::SharedHttpClient;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use qm_runtime::reconciler::Class;
 
-use super::fault::{self, Fault};
+use super::error::{self, AwsError};
 
 /// Addresses of the SDK's credential endpoints: the node's metadata, the Pod's own identity, over IPv4 and IPv6. They
 /// speak HTTP, which [`ProxyConfig::https`] leaves alone; this list holds should they ever speak HTTPS.
@@ -20,7 +20,7 @@ const LINK_LOCAL: &str = "169.254.0.0/16,fe80::/10,fd00:ec2::/32";
 ///
 /// # Errors
 /// `HTTPS_PROXY` names no proxy that AWS can be called through.
-pub fn client() -> Result<SharedHttpClient, Fault> {
+pub fn client() -> Result<SharedHttpClient, AwsError> {
     let proxy = from_environment()?;
     Ok(
         Builder::new().build_with_connector_fn(move |settings, components| {
@@ -35,7 +35,7 @@ pub fn client() -> Result<SharedHttpClient, Fault> {
 }
 
 /// Returns the proxy that the environment names.
-fn from_environment() -> Result<ProxyConfig, Fault> {
+fn from_environment() -> Result<ProxyConfig, AwsError> {
     let variable = |names: [&str; 2]| {
         names
             .into_iter()
@@ -54,6 +54,6 @@ fn from_environment() -> Result<ProxyConfig, Fault> {
     // The value may hold a password.
     let words = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are known";
     let proxy = ProxyConfig::https(url)
-        .map_err(|_| Fault::unsent(Class::Slow, fault::PROXY_INVALID, words))?;
+        .map_err(|_| AwsError::unsent(Class::Slow, error::PROXY_INVALID, words))?;
     Ok(proxy.no_proxy(direct.join(",")))
 }

@@ -4,13 +4,14 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
 use qm_api::MyApp;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
-use qm_aws::{Balancer, Tags, Wanted};
+use qm_aws::{DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
 use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;
 use crate::controllers::my_app::seen::{Life, Seen};
-use crate::controllers::my_ingress::{self, tags::Mark};
+use crate::controllers::my_ingress::build::incompatibility;
+use crate::controllers::my_ingress::tags::OwnershipTags;
 
 /// Label: who manages an object
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
@@ -144,14 +145,14 @@ fn object(
 }
 
 /// The balancer of the right name.
-pub fn balancer(
-    mark: &Mark<'_>,
-    live: &Balancer,
+pub(crate) fn balancer(
+    marks: &OwnershipTags<'_>,
+    live: &LoadBalancer,
     tags: &Tags,
-    wanted: &Wanted,
+    wanted: &DesiredLoadBalancer,
     lives: impl Fn(&str) -> bool,
 ) -> Verdict {
-    if !matches!(mark.claim(tags, lives), Claim::Foreign(_)) {
+    if !matches!(marks.claim(tags, lives), Claim::Foreign(_)) {
         return Verdict::Settled;
     }
     if let Some(owner) = tags.get(OWNER) {
@@ -166,7 +167,7 @@ pub fn balancer(
     if let Some(manager) = tags.get(KOPF.0).filter(|manager| *manager != KOPF.1) {
         return Verdict::Leave(format!("it is managed by {manager}"));
     }
-    match my_ingress::unlike(live, wanted) {
+    match incompatibility(live, wanted) {
         Some(words) => Verdict::Leave(words),
         None => Verdict::Offer(live.arn.clone()),
     }
@@ -181,6 +182,7 @@ mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
+    use crate::controllers::my_ingress;
 
     fn owner() -> Owner {
         let sync =
@@ -330,37 +332,37 @@ mod tests {
             "spec": { "subnets": ["subnet-a", "subnet-b"] } });
         let ingress: MyIngress = from_value(ingress).unwrap();
         let owner = Owner::of(&ingress).unwrap();
-        let mark = Mark {
+        let marks = OwnershipTags {
             owner: &owner,
             cluster: "c",
         };
-        let wanted = my_ingress::build::wanted(&ingress, &mark);
-        let live = Balancer {
+        let wanted = my_ingress::build::desired(&ingress, &marks);
+        let live = LoadBalancer {
             arn: "arn:1".into(),
             kind: "application".into(),
             scheme: "internet-facing".into(),
-            ..Balancer::default()
+            ..LoadBalancer::default()
         };
         let tags: Tags = tags
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect();
-        let verdict = balancer(&mark, &live, &tags, &wanted, |_| true);
+        let verdict = balancer(&marks, &live, &tags, &wanted, |_| true);
         assert_eq!(
             verdict == Verdict::Offer("arn:1".into()),
             offered,
             "{verdict:?}"
         );
-        let internal = Balancer {
+        let internal = LoadBalancer {
             scheme: "internal".into(),
             ..live
         };
         assert!(matches!(
-            balancer(&mark, &internal, &tags, &wanted, |_| true),
+            balancer(&marks, &internal, &tags, &wanted, |_| true),
             Verdict::Leave(_)
         ));
         assert_eq!(
-            balancer(&mark, &internal, &mark.tags(), &wanted, |_| true),
+            balancer(&marks, &internal, &marks.tags(), &wanted, |_| true),
             Verdict::Settled
         );
     }

@@ -10,7 +10,7 @@ use kube::core::{NamespaceResourceScope, PartialObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_api::{ConfigMapSync, MyApp, MyIngress};
-use qm_aws::{Balancers as _, Fault, Tags};
+use qm_aws::{Aws as _, AwsError, LoadBalancer, Tags};
 use qm_core::conditions::{self, READY};
 use qm_runtime::ownership::Owner;
 use qm_runtime::{Key, Scope};
@@ -22,8 +22,8 @@ use crate::commands::objects::pages;
 use crate::commands::{is, words, words_of_list};
 use crate::controllers::config_map_sync::plan::{Destinations, Plan};
 use crate::controllers::my_app::build::pod_name;
-use crate::controllers::my_ingress::tags::Mark;
-use crate::controllers::my_ingress::{OF_THE_CLUSTER, build};
+use crate::controllers::my_ingress::build;
+use crate::controllers::my_ingress::tags::{OF_THE_CLUSTER, OwnershipTags};
 
 /// How much is looked at at once.
 const AT_ONCE: usize = 16;
@@ -225,31 +225,35 @@ impl Adopt<'_> {
         let cluster = cluster_uid(&self.client).await?;
         let (cluster, uids) = (&cluster, &uids);
         let look = |(ingress, owner): (MyIngress, Owner)| async move {
-            let mark = Mark {
+            let marks = OwnershipTags {
                 owner: &owner,
                 cluster,
             };
-            let wanted = build::wanted(&ingress, &mark);
+            let wanted = build::desired(&ingress, &marks);
             let what = format!("load balancer {}", wanted.name);
             let (thing, verdict) = match self.look_for(&wanted.name).await {
                 Ok(None) => return None,
                 Ok(Some((live, tags))) => {
                     let verdict =
-                        find::balancer(&mark, &live, &tags, &wanted, |uid| uids.contains(uid));
+                        find::balancer(&marks, &live, &tags, &wanted, |uid| uids.contains(uid));
                     (Thing::Balancer(live.arn), verdict)
                 }
-                Err(fault) => (Thing::Unknown, unseen(&fault.to_string())),
+                Err(error) => (Thing::Unknown, unseen(&error.to_string())),
             };
             Some(Found::of::<MyIngress>(&owner, what, thing, verdict))
         };
         Ok(at_once(stream::iter(ingresses), look).await)
     }
 
-    async fn look_for(&self, name: &str) -> Result<Option<(qm_aws::Balancer, Tags)>, Fault> {
-        let Some(live) = self.cloud.find(name).await? else {
+    async fn look_for(&self, name: &str) -> Result<Option<(LoadBalancer, Tags)>, AwsError> {
+        let Some(live) = self.aws.find_load_balancer(name).await? else {
             return Ok(None);
         };
-        Ok(self.cloud.tags(&live.arn).await?.map(|tags| (live, tags)))
+        Ok(self
+            .aws
+            .find_tags(&live.arn)
+            .await?
+            .map(|tags| (live, tags)))
     }
 }
 

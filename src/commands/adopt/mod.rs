@@ -11,7 +11,7 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_api::{MyApp, MyIngress};
 use qm_aws::elb::Elb;
-use qm_aws::{Balancers as _, Tags};
+use qm_aws::{Aws as _, Tags};
 use qm_core::REQUESTED_AT;
 use qm_runtime::leader::Fence;
 use qm_runtime::metrics::Metrics;
@@ -106,7 +106,7 @@ pub async fn run(
         namespace: args.scope.namespace(),
         named: &args.resources,
         // No lease is needed: what is done is what its owner may do by hand.
-        cloud: Elb::new(Fence::open(), Metrics::new(), &qm_aws::Timings::default()),
+        aws: Elb::new(Fence::open(), Metrics::new(), &qm_aws::Timings::default()),
         client,
     };
     let mut found = adopt.look().await?;
@@ -158,7 +158,7 @@ struct Adopt<'a> {
     namespace: Option<&'a str>,
     /// The resources that are meant; none means all.
     named: &'a [Named],
-    cloud: Elb,
+    aws: Elb,
 }
 
 fn api<K>(client: &Client, namespace: &str) -> Api<K>
@@ -181,10 +181,10 @@ impl Adopt<'_> {
             }
             Thing::Balancer(arn) => {
                 let tags: Tags = [(ADOPT_BY.to_owned(), path)].into();
-                self.cloud
+                self.aws
                     .add_tags(arn, &tags)
                     .await
-                    .map_err(|fault| fault.to_string())?;
+                    .map_err(|error| error.to_string())?;
                 self.wake::<MyIngress>(&found.owner).await
             }
             Thing::Unknown => Err("it could not be looked at".into()),

@@ -1,5 +1,4 @@
-//! What listeners lead to, as the cluster has it: its nodes, by a watch that keeps the instance's ID of each, and the Services,
-//! whose changes wake those that name them.
+//! The nodes and Services that listeners lead to. The cache keeps the instance IDs of the nodes; changes trigger reconciles.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,61 +14,58 @@ use qm_runtime::watch_hub::{Observer, ResourceName};
 use qm_runtime::{Key, watching};
 use tokio::sync::{SetOnce, watch};
 
-/// Label of nodes that no load balancer leads to
+/// Label of nodes that get no traffic from load balancers
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// How long a pass waits for the nodes to be listed: it is one of few that run at once. Once they are listed all are woken.
+/// Time that a reconcile waits for the list of nodes: few reconciles run at once, and the list triggers all of them.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What is known of the cluster.
-pub struct Backends {
-    /// Set once there is a `MyIngress` with listeners.
-    pub wanted: Arc<SetOnce<()>>,
-    state: Mutex<State>,
-    nodes: watch::Sender<Nodes>,
-    wake: Trigger<MyIngress>,
+/// The nodes, and the Services that listeners name.
+pub(crate) struct Backends {
+    /// Set once a `MyIngress` has listeners.
+    pub watch_needed: Arc<SetOnce<()>>,
+    state: Mutex<BackendState>,
+    nodes: watch::Sender<NodeListing>,
+    trigger: Trigger<MyIngress>,
 }
 
 #[derive(Default)]
-struct State {
-    /// The instance of each node that takes traffic.
+struct BackendState {
+    /// The instance of each node that takes traffic, by node.
     instances: BTreeMap<String, String>,
-    /// What the list of nodes that is under way has shown, if one is.
+    /// The nodes that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
-    /// All nodes have been shown once.
-    listed: bool,
-    /// Somebody was told that they are not known.
-    told: bool,
-    /// The names of the Services that each leads to.
-    leads: HashMap<Key, BTreeSet<String>>,
+    is_listed: bool,
+    /// A reconcile was told that the nodes are unknown.
+    is_awaited: bool,
+    /// Names of the Services of each `MyIngress`.
+    services: HashMap<Key, BTreeSet<String>>,
 }
 
-/// What is known of the nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Nodes {
+enum NodeListing {
     Unlisted,
     Listed,
-    /// They may not be listed, in the apiserver's words.
-    Unknown(String),
+    /// The operator may not list the nodes: the apiserver's message.
+    Forbidden(String),
 }
 
 impl Backends {
-    /// Nothing is known yet. `wake` wakes whom it concerns.
-    pub fn new(wake: Trigger<MyIngress>) -> Self {
+    pub fn new(trigger: Trigger<MyIngress>) -> Self {
         Self {
-            wanted: Arc::default(),
+            watch_needed: Arc::default(),
             state: Mutex::default(),
-            nodes: watch::channel(Nodes::Unlisted).0,
-            wake,
+            nodes: watch::channel(NodeListing::Unlisted).0,
+            trigger,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BackendState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is such a `MyIngress`.
+    /// Follows the Services of a `MyIngress`.
     pub fn follow(&self, key: &Key, ingress: &MyIngress) {
         let services: BTreeSet<_> = ingress
             .spec
@@ -80,44 +76,42 @@ impl Backends {
         if services.is_empty() {
             return self.forget(key);
         }
-        // Once is enough.
-        let _ = self.wanted.set(());
-        self.state().leads.insert(key.clone(), services);
+        // Set already for any but the first.
+        let _ = self.watch_needed.set(());
+        self.state().services.insert(key.clone(), services);
     }
 
-    /// It is gone.
     pub fn forget(&self, key: &Key) {
-        self.state().leads.remove(key);
+        self.state().services.remove(key);
     }
 
-    /// IDs of the instances of all nodes that take traffic, once they have been listed.
+    /// Returns the instance IDs of the nodes that take traffic, once the nodes are listed.
     ///
     /// # Errors
-    /// Why they are not known, in the apiserver's words.
+    /// The reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let mut nodes = self.nodes.subscribe();
         let listed = tokio::time::timeout(
             LISTED_WITHIN,
-            nodes.wait_for(|nodes| *nodes != Nodes::Unlisted),
+            nodes.wait_for(|nodes| *nodes != NodeListing::Unlisted),
         );
         let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
             Err(_) => Some("they are being listed".into()),
-            Ok(Ok(Nodes::Unknown(why))) => Some(why),
-            // The sender is ours.
+            Ok(Ok(NodeListing::Forbidden(why))) => Some(why),
+            // `self` owns the sender.
             Ok(_) => None,
         };
         if let Some(unknown) = unknown {
-            self.state().told = true;
-            // Listed just before that, they have woken nobody.
-            if *self.nodes.borrow() != Nodes::Listed {
+            self.state().is_awaited = true;
+            // A list that was done just before triggered nothing.
+            if *self.nodes.borrow() != NodeListing::Listed {
                 return Err(unknown);
             }
         }
         Ok(self.state().instances.values().cloned().collect())
     }
 
-    /// The node has this instance, which takes traffic, or none.
-    fn node(&self, name: &str, instance: Option<String>) {
+    fn set_node(&self, name: &str, instance: Option<String>) {
         let mut state = self.state();
         if state.instances.get(name) == instance.as_ref() {
             return;
@@ -127,37 +121,36 @@ impl Backends {
             None => state.instances.remove(name),
         };
         drop(state);
-        if *self.nodes.borrow() == Nodes::Listed {
+        if *self.nodes.borrow() == NodeListing::Listed {
             self.wake_all();
         }
     }
 
-    /// The nodes are known, from now on.
-    fn known(&self) {
-        self.nodes.send_replace(Nodes::Listed);
-        if std::mem::take(&mut self.state().told) {
+    fn on_listed(&self) {
+        self.nodes.send_replace(NodeListing::Listed);
+        if std::mem::take(&mut self.state().is_awaited) {
             self.wake_all();
         }
     }
 
     fn wake_all(&self) {
-        for key in self.state().leads.keys() {
-            self.wake.wake(key);
+        for key in self.state().services.keys() {
+            self.trigger.wake(key);
         }
     }
 
-    fn service(&self, service: &Key) {
-        for (key, services) in &self.state().leads {
+    fn on_service(&self, service: &Key) {
+        for (key, services) in &self.state().services {
             if key.namespace == service.namespace && services.contains(&*service.name) {
-                self.wake.wake(key);
+                self.trigger.wake(key);
             }
         }
     }
 }
 
-/// The instance of a node that takes traffic. `aws:///eu-central-1a/i-0123456789abcdef0` is what the cloud's own controller
-/// writes; other things than instances have another last part.
-pub fn instance(node: &Node) -> Option<String> {
+/// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...`; only an instance's ID
+/// begins with `i-`.
+fn instance(node: &Node) -> Option<String> {
     let excluded =
         node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();
     let id = node
@@ -180,17 +173,17 @@ impl Observer<Node> for Backends {
         if let Some(listing) = &mut self.state().listing {
             listing.insert(node.name_any());
         }
-        self.node(&node.name_any(), instance(&node));
+        self.set_node(&node.name_any(), instance(&node));
     }
 
     fn gone(&self, _: &ResourceName, node: Node) {
-        self.node(&node.name_any(), None);
+        self.set_node(&node.name_any(), None);
     }
 
     fn listed(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
-            state.listed = true;
+            state.is_listed = true;
             let listed = state.listing.take().unwrap_or_default();
             state
                 .instances
@@ -200,22 +193,22 @@ impl Observer<Node> for Backends {
                 .collect()
         };
         for name in &missing {
-            self.node(name, None);
+            self.set_node(name, None);
         }
-        self.known();
+        self.on_listed();
     }
 
     fn stands(&self, _: &ResourceName, _: Option<&str>) {
-        // Unless they are listed anew in a moment.
-        if self.state().listed {
-            self.known();
+        // Without a complete list, one follows.
+        if self.state().is_listed {
+            self.on_listed();
         }
     }
 
     fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
         if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
             self.nodes
-                .send_replace(Nodes::Unknown(refusal.message.clone()));
+                .send_replace(NodeListing::Forbidden(refusal.message.clone()));
         }
     }
 }
@@ -224,11 +217,11 @@ impl Observer<PartialObjectMeta<Service>> for Backends {
     fn listing(&self, _: &ResourceName, _: Option<&str>) {}
 
     fn present(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
-        self.service(&Key::of(&service));
+        self.on_service(&Key::of(&service));
     }
 
     fn gone(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
-        self.service(&Key::of(&service));
+        self.on_service(&Key::of(&service));
     }
 
     fn listed(&self, _: &ResourceName, _: Option<&str>) {}
@@ -255,13 +248,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::as_the_cloud_writes_it("aws:///eu-central-1a/i-0123", json!({}), Some("i-0123"))]
+    #[case::as_written_by_aws("aws:///eu-central-1a/i-0123", json!({}), Some("i-0123"))]
     #[case::without_a_zone("aws://i-0123", json!({}), Some("i-0123"))]
     #[case::serverless("aws:///eu-central-1a/fargate-ip-10-0-0-1.ec2.internal", json!({}), None)]
     #[case::elsewhere("gce://project/zone/i-0123", json!({}), None)]
     #[case::excluded("aws:///a/i-0123", json!({ "labels": { EXCLUDED: "" } }), None)]
-    #[case::going("aws:///a/i-0123", json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), None)]
-    fn the_instance_of_a_node(
+    #[case::terminating("aws:///a/i-0123", json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), None)]
+    fn instance_of_a_node(
         #[case] provider: &str,
         #[case] metadata: Value,
         #[case] expected: Option<&str>,
@@ -273,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_said_before_all_are_listed_nor_while_they_may_not_be() {
+    async fn instances_are_unknown_until_listed_and_while_forbidden() {
         let backends = Backends::new(Trigger::default());
         let nodes: &dyn Observer<Node> = &backends;
         let resource = ResourceName {
@@ -302,7 +295,7 @@ mod tests {
         nodes.stands(&resource, None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        // One that went while nobody looked.
+        // A node that was deleted while the watch was down.
         nodes.listing(&resource, None);
         nodes.present(&resource, node("b", "aws:///a/i-2"));
         nodes.present(&resource, node("c", ""));
@@ -314,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_before_there_is_a_listener() {
+    fn watch_starts_with_the_first_listener() {
         let backends = Backends::new(Trigger::default());
         let key = Key::new("shop", "web");
         backends.follow(&key, &MyIngress::default());
         assert_eq!(
-            (backends.wanted.get(), backends.state().leads.len()),
+            (backends.watch_needed.get(), backends.state().services.len()),
             (None, 0)
         );
         let listeners = json!([{ "port": 80, "service": { "name": "web", "port": 80 } }]);
@@ -327,10 +320,10 @@ mod tests {
             from_value(json!({ "metadata": {}, "spec": { "listeners": listeners } })).unwrap();
         backends.follow(&key, &ingress);
         assert_eq!(
-            (backends.wanted.get(), backends.state().leads.len()),
+            (backends.watch_needed.get(), backends.state().services.len()),
             (Some(&()), 1)
         );
         backends.follow(&key, &MyIngress::default());
-        assert_eq!(backends.state().leads.len(), 0);
+        assert_eq!(backends.state().services.len(), 0);
     }
 }

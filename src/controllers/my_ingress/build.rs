@@ -1,4 +1,4 @@
-//! What the balancer of a `MyIngress` is to be. Pure.
+//! The desired state of a `MyIngress`, from its spec. Pure.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +9,50 @@ use qm_api::my_ingress::{
     Listener, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
 };
 use qm_api::spec_size::StoredSpec as _;
-use qm_aws::NAME_SUFFIX;
-use qm_aws::Wanted;
 use qm_aws::action::MANAGED_BY;
+use qm_aws::{DesiredLoadBalancer, LoadBalancer, NAME_SUFFIX};
 
-use super::tags::Mark;
+use super::tags::OwnershipTags;
 
-/// The balancer's name.
-pub fn name(ingress: &MyIngress) -> String {
+/// The desired state of a `MyIngress` in AWS.
+pub(crate) struct Desired<'a> {
+    pub tags: OwnershipTags<'a>,
+    /// Name of the load balancer.
+    pub name: String,
+    /// `None` once the `MyIngress` is deleted.
+    pub load_balancer: Option<DesiredLoadBalancer>,
+    /// Keys of the spec's tags.
+    pub tag_keys: Vec<String>,
+    /// `None` if the spec is too large to read.
+    pub listeners: Option<Vec<Listener>>,
+}
+
+impl<'a> Desired<'a> {
+    pub fn of(ingress: &MyIngress, tags: OwnershipTags<'a>) -> Self {
+        let spec = &ingress.spec;
+        let is_deleted = ingress.metadata.deletion_timestamp.is_some();
+        Self {
+            tags,
+            name: name(ingress),
+            load_balancer: (!is_deleted).then(|| desired(ingress, &tags)),
+            tag_keys: spec.tags.keys().cloned().collect(),
+            listeners: spec.oversized.is_none().then(|| spec.listeners.clone()),
+        }
+    }
+
+    pub fn listeners(&self) -> &[Listener] {
+        self.listeners.as_deref().unwrap_or_default()
+    }
+}
+
+fn name(ingress: &MyIngress) -> String {
     format!("{}{NAME_SUFFIX}", ingress.name_any())
 }
 
-/// Checks a `MyIngress`. The CRD's rules say the same of new objects; an older one may break them.
+/// Checks a `MyIngress`: an older object may break rules of the CRD.
 ///
 /// # Errors
-/// What is wrong with it, and what to write instead.
+/// The field, the problem and what to write instead.
 pub fn check(ingress: &MyIngress) -> Result<(), String> {
     let spec = &ingress.spec;
     spec.check_size()?;
@@ -91,12 +120,12 @@ fn check_listener(listener: &Listener) -> Result<(), String> {
     Err(format!("spec.listeners, port {}: {words}", listener.port))
 }
 
-/// What its balancer is to be, once it is checked.
-pub fn wanted(ingress: &MyIngress, mark: &Mark<'_>) -> Wanted {
+/// Returns the desired load balancer of a `MyIngress` that passes [`check`].
+pub(crate) fn desired(ingress: &MyIngress, ownership: &OwnershipTags<'_>) -> DesiredLoadBalancer {
     let spec = &ingress.spec;
-    let mut tags = mark.tags();
+    let mut tags = ownership.tags();
     tags.extend(spec.tags.clone());
-    Wanted {
+    DesiredLoadBalancer {
         name: name(ingress),
         scheme: spec.scheme().into(),
         ip_address_type: spec.ip_address_type.clone(),
@@ -104,6 +133,27 @@ pub fn wanted(ingress: &MyIngress, mark: &Mark<'_>) -> Wanted {
         security_groups: spec.security_groups.iter().cloned().collect(),
         tags,
     }
+}
+
+/// Returns the message about a load balancer that nobody can change into the desired one.
+pub(crate) fn incompatibility(
+    load_balancer: &LoadBalancer,
+    desired: &DesiredLoadBalancer,
+) -> Option<String> {
+    let name = &desired.name;
+    let LoadBalancer { kind, scheme, .. } = load_balancer;
+    if kind != "application" {
+        return Some(format!(
+            "load balancer {name} is of type {kind}, and only application ones are looked after: delete it, or create this MyIngress \
+             anew under another name"
+        ));
+    }
+    (*scheme != desired.scheme).then(|| {
+        format!(
+            "load balancer {name} is {scheme}, and nobody can change that: create this MyIngress anew with scheme: {scheme}, or \
+             delete the load balancer"
+        )
+    })
 }
 
 fn is_name(name: &str) -> bool {
@@ -166,9 +216,9 @@ mod tests {
         let sample = ingress("myapp", &spec(&[("scheme", json!("internet-facing"))]));
         assert_eq!(check(&sample), Ok(()));
         let owner = Owner::of(&sample).unwrap();
-        insta::assert_debug_snapshot!(wanted(
+        insta::assert_debug_snapshot!(desired(
             &sample,
-            &Mark {
+            &OwnershipTags {
                 owner: &owner,
                 cluster: "c"
             }
@@ -195,9 +245,9 @@ mod tests {
             );
         }
         let owner = Owner::of(&full).unwrap();
-        insta::assert_debug_snapshot!(wanted(
+        insta::assert_debug_snapshot!(desired(
             &full,
-            &Mark {
+            &OwnershipTags {
                 owner: &owner,
                 cluster: "c"
             }

@@ -1,29 +1,36 @@
-//! Whose a load balancer is, which its tags alone say. Pure.
+//! Ownership in AWS: only tags prove it. Pure.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
-use qm_aws::{Balancer, Tags};
+use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
+use qm_aws::{AwsError, LoadBalancer, Tags};
 use qm_core::REQUESTED_AT;
 use qm_runtime::ownership::{ADOPT_BY, Claim, Foreign, OWNER, OWNER_UID, Owner};
+use qm_runtime::reconciler::Class;
 use qm_runtime::short_digest;
 
-/// Tag: UID of the namespace kube-system of the cluster whose balancer it is.
-pub const CLUSTER: &str = "quartermaster.dev/cluster";
+/// Tag: UID of the namespace [`OF_THE_CLUSTER`], which identifies the cluster.
+pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
+/// The namespace that lives as long as its cluster.
+pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 
-/// A `MyIngress`, as the tags of its balancer name it.
-pub struct Mark<'a> {
+/// The tags of everything that a `MyIngress` owns.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnershipTags<'a> {
     /// The `MyIngress`.
     pub owner: &'a Owner,
-    /// Its cluster, as [`CLUSTER`] has it.
+    /// Value of [`CLUSTER`].
     pub cluster: &'a str,
 }
 
-impl Mark<'_> {
-    /// The tags of its balancer.
+impl OwnershipTags<'_> {
+    /// Returns the tags.
     pub fn tags(&self) -> Tags {
-        let (managed_by, us) = MANAGED_BY;
+        let (managed_by, quartermaster) = MANAGED_BY;
         [
-            (managed_by.into(), us.into()),
+            (managed_by.into(), quartermaster.into()),
             (CLUSTER.into(), self.cluster.into()),
             (OWNER.into(), self.owner.path()),
             (OWNER_UID.into(), self.owner.uid().into()),
@@ -31,10 +38,10 @@ impl Mark<'_> {
         .into()
     }
 
-    /// What a balancer of these tags is to us: the rule of every kind, with tags for marks. Another cluster's prove nothing here.
-    /// `lives` says whether a `MyIngress` has that UID.
-    pub fn claim(&self, tags: &Tags, lives: impl Fn(&str) -> bool) -> Claim {
-        let ours = tags
+    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations. Tags of
+    /// another cluster prove nothing. `exists` tells whether a `MyIngress` has that UID.
+    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Claim {
+        let is_of_this_cluster = tags
             .get(CLUSTER)
             .is_some_and(|cluster| cluster == self.cluster);
         let these = |names: &[&str]| {
@@ -43,34 +50,39 @@ impl Mark<'_> {
                 .filter_map(|name| Some(((*name).to_owned(), tags.get(*name)?.clone())))
                 .collect()
         };
-        let marks = ObjectMeta {
-            labels: ours.then(|| these(&[OWNER_UID])),
-            annotations: Some(if ours {
+        let metadata = ObjectMeta {
+            labels: is_of_this_cluster.then(|| these(&[OWNER_UID])),
+            annotations: Some(if is_of_this_cluster {
                 these(&[OWNER, ADOPT_BY])
             } else {
                 these(&[ADOPT_BY])
             }),
             ..ObjectMeta::default()
         };
-        self.owner.claim(&marks, lives)
+        self.owner.claim(&metadata, exists)
     }
 
-    /// The sibling whose balancer it is, which lives: it is nobody's to hand over. `may_live` is asked with UID and namespace.
+    /// Returns the other `MyIngress` that owns the load balancer, if that one exists: nobody may adopt its load balancer.
+    /// `may_exist` is called with UID and namespace.
     pub fn sibling<'a>(
         &self,
-        foreign: &'a Foreign,
-        tags: &Tags,
-        may_live: impl Fn(&str, &str) -> bool,
+        ownership: &'a Ownership,
+        may_exist: impl Fn(&str, &str) -> bool,
     ) -> Option<&'a str> {
-        let Foreign::Sibling(owner) = foreign else {
+        let Claim::Foreign(Foreign::Sibling(owner)) = &ownership.claim else {
             return None;
         };
         let (namespace, _) = owner.split_once('/')?;
-        may_live(tags.get(OWNER_UID)?, namespace).then_some(owner)
+        may_exist(ownership.tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 
-    /// What to say of a balancer that is not ours, and how it is handed over.
-    pub fn conflict(&self, balancer: &Balancer, name: &str, tags: &Tags) -> String {
+    /// Returns whether an editor consents to the adoption. The consent for another `MyIngress` is for that one to use.
+    pub fn has_consent(&self, tags: &Tags) -> bool {
+        tags.get(ADOPT_BY) == Some(&self.owner.path())
+    }
+
+    /// Returns the message about an unowned load balancer, with the command that adopts it.
+    pub fn conflict(&self, load_balancer: &LoadBalancer, name: &str, tags: &Tags) -> String {
         let whose = match (tags.get(CLUSTER), tags.get(OWNER)) {
             (Some(cluster), owner) if cluster != self.cluster => {
                 let owner = owner.map_or("?", |owner| short(owner));
@@ -83,34 +95,57 @@ impl Mark<'_> {
         };
         format!(
             "load balancer {name} {whose} and is left alone; {}",
-            self.hand_over(&balancer.arn)
+            self.adopt_command(&load_balancer.arn)
         )
     }
 
-    /// What the names of its target groups begin with: AWS has one of each name in an account and region. It is the same after
-    /// a restore from a backup.
-    pub fn groups(&self) -> String {
+    /// Returns the error about a load balancer in another region than the one in which AWS is called.
+    pub fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
+        let called = format!("{called}, the region that the operator is configured for");
+        self.elsewhere(REGION_MISMATCH, arn, &called, &format!("region {region}"))
+    }
+
+    /// Returns the error about a load balancer in another account than the one that AWS is called with.
+    pub fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
+        let called = format!("{called}, the account of the operator's credentials");
+        let needs = format!("credentials of account {account}");
+        self.elsewhere(ACCOUNT_MISMATCH, arn, &called, &needs)
+    }
+
+    fn elsewhere(&self, reason: &'static str, arn: &str, called: &str, needs: &str) -> AwsError {
+        let (name, namespace) = (self.owner.name(), self.owner.namespace());
+        let message = format!(
+            "{arn} is not in {called}: nothing is done, and a deletion waits; give the operator {needs} back, or delete the MyIngress \
+             and have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
+             '{{\"metadata\":{{\"finalizers\":null}}}}'"
+        );
+        AwsError::unsent(Class::Slow, reason, message)
+    }
+
+    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A restore from
+    /// a backup does not change the prefix.
+    pub fn group_prefix(&self) -> String {
         let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
         format!("{GROUP_PREFIX}{digest}-")
     }
 
-    /// The name of the target group of that port.
-    pub fn group(&self, port: u16) -> String {
-        format!("{}{port}", self.groups())
+    /// Returns the name of the target group of a listener.
+    pub fn group_name(&self, port: u16) -> String {
+        format!("{}{port}", self.group_prefix())
     }
 
-    /// How something in AWS is handed over to it.
-    pub fn hand_over(&self, arn: &str) -> String {
+    /// Returns the command with which an editor of something in AWS has it adopted.
+    pub fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
             qm_aws::command(arn),
             self.owner.path(),
-            self.again(),
+            self.reconcile_command(),
         )
     }
 
-    /// The command that has AWS looked at again at once.
-    pub fn again(&self) -> String {
+    /// Returns the command that triggers a reconcile.
+    pub fn reconcile_command(&self) -> String {
         let (name, namespace) = (self.owner.name(), self.owner.namespace());
         format!(
             "kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite"
@@ -118,11 +153,48 @@ impl Mark<'_> {
     }
 }
 
-/// Anybody may write a tag of 256 letters, and the command behind it is to be read.
+/// Truncates a tag's value, which may have 256 characters, so that the command after it stays visible.
 fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }
 
+/// The tags of something in AWS, with the claim that they prove.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ownership {
+    pub claim: Claim,
+    pub tags: Tags,
+}
+
+impl Ownership {
+    /// Returns whether the `MyIngress` may change and delete it.
+    pub fn is_owned(&self) -> bool {
+        matches!(self.claim, Claim::Ours | Claim::Restored)
+    }
+
+    /// Returns whether the `MyIngress` owns or may adopt it.
+    pub fn is_adoptable(&self) -> bool {
+        !matches!(self.claim, Claim::Foreign(_))
+    }
+}
+
+/// The ownership of listeners and target groups, by ARN.
+#[derive(Debug, Default)]
+pub(crate) struct OwnershipMap(pub BTreeMap<String, Ownership>);
+
+impl OwnershipMap {
+    pub fn is_owned(&self, arn: &str) -> bool {
+        self.0.get(arn).is_some_and(Ownership::is_owned)
+    }
+
+    pub fn is_adoptable(&self, arn: &str) -> bool {
+        self.0.get(arn).is_some_and(Ownership::is_adoptable)
+    }
+
+    /// Returns whether AWS shows no tags, which may be late.
+    pub fn is_untagged(&self, arn: &str) -> bool {
+        self.0.get(arn).is_none_or(|it| it.tags.is_empty())
+    }
+}
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -151,26 +223,26 @@ mod tests {
     }
 
     #[test]
-    fn what_it_tags_is_its_own() {
+    fn tagged_is_owned() {
         let owner = owner();
-        let mark = Mark {
+        let marks = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(mark.claim(&mark.tags(), |_| false), Claim::Ours);
+        assert_eq!(marks.claim(&marks.tags(), |_| false), Claim::Ours);
         assert!(
             foreign(
-                &Mark {
+                &OwnershipTags {
                     owner: &owner,
                     cluster: "c2"
                 }
-                .claim(&mark.tags(), |_| false)
+                .claim(&marks.tags(), |_| false)
             ),
             "of another cluster"
         );
     }
 
-    /// `u2` lives, no other does.
+    /// Only `u2` exists.
     #[rstest]
     #[case::untagged(&[], "foreign")]
     #[case::of_the_documents_program(&[("ManagedBy", "kopf")], "foreign")]
@@ -180,14 +252,14 @@ mod tests {
     #[case::uid_of_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], "foreign")]
     #[case::name_alone(&[(CLUSTER, "c1"), (OWNER, "shop/web")], "foreign")]
     #[case::restored(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")], "restored")]
-    #[case::of_our_name_and_it_lives(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "shop/web")], "foreign")]
-    #[case::gone_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "a/web")], "foreign")]
-    #[case::handed_over(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
-    #[case::handed_over_by_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
-    #[case::handed_over_to_another(&[(ADOPT_BY, "shop/api")], "foreign")]
+    #[case::same_name_and_exists(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "shop/web")], "foreign")]
+    #[case::deleted_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "a/web")], "foreign")]
+    #[case::adoptable(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
+    #[case::adoptable_from_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
+    #[case::adoptable_by_another(&[(ADOPT_BY, "shop/api")], "foreign")]
     fn claims(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
         let owner = owner();
-        let said = match (Mark {
+        let said = match (OwnershipTags {
             owner: &owner,
             cluster: "c1",
         })
@@ -202,25 +274,25 @@ mod tests {
     }
 
     #[test]
-    fn a_sibling_that_lives_is_named_and_no_command_with_it() {
+    fn sibling_that_exists_is_named() {
         let owner = owner();
-        let mark = Mark {
+        let marks = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         };
         let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
-        let Claim::Foreign(foreign) = mark.claim(&theirs, |_| true) else {
-            panic!()
+        let theirs = Ownership {
+            claim: marks.claim(&theirs, |_| true),
+            tags: theirs,
         };
         assert_eq!(
-            mark.sibling(&foreign, &theirs, |uid, namespace| (uid, namespace)
-                == ("u2", "a")),
+            marks.sibling(&theirs, |uid, namespace| (uid, namespace) == ("u2", "a")),
             Some("a/web")
         );
         assert_eq!(
-            mark.sibling(&foreign, &theirs, |_, _| false),
+            marks.sibling(&theirs, |_, _| false),
             None,
-            "its balancer was left behind"
+            "its load balancer was left behind"
         );
     }
 
@@ -228,20 +300,17 @@ mod tests {
     #[case(&[("ManagedBy", "kopf")], "load balancer web-alb is not ours")]
     #[case(&[(CLUSTER, "c2"), (OWNER, "shop/web")], "load balancer web-alb belongs to MyIngress shop/web of cluster c2")]
     #[case(&[(CLUSTER, "c1"), (OWNER, "a/web"), (OWNER_UID, "u9")], "load balancer web-alb belonged to MyIngress a/web")]
-    fn a_conflict_says_whose_it_is_and_how_it_is_handed_over(
-        #[case] pairs: &[(&str, &str)],
-        #[case] start: &str,
-    ) {
+    fn conflict_names_owner_and_command(#[case] pairs: &[(&str, &str)], #[case] start: &str) {
         let owner = owner();
-        let balancer = Balancer {
+        let load_balancer = LoadBalancer {
             arn: "arn:aws:elb:eu-1:1:a".into(),
-            ..Balancer::default()
+            ..LoadBalancer::default()
         };
-        let words = Mark {
+        let words = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         }
-        .conflict(&balancer, "web-alb", &tags(pairs));
+        .conflict(&load_balancer, "web-alb", &tags(pairs));
         let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
             arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";

@@ -124,9 +124,7 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     let syncs = config_map_sync::standing::Reason::ALL
         .iter()
         .map(ToString::to_string);
-    let balancers = my_ingress::standing::REASONS
-        .iter()
-        .map(ToString::to_string);
+    let balancers = my_ingress::status::REASONS.iter().map(ToString::to_string);
     match controller {
         Some("configmapsync") => syncs.collect(),
         Some("myingress") => balancers.collect(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::Tested;
-use qm_aws::{action, fault};
+use qm_aws::{action, error};
 use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
 use qm_notify::Refusal;
@@ -244,10 +244,10 @@ fn every_reason_of_a_my_app_has_its_row() {
 }
 
 fn of_my_ingress() -> BTreeSet<&'static str> {
-    let answered = fault::CODES.iter().map(|(.., reason)| *reason);
-    my_ingress::standing::REASONS
+    let answered = error::CODES.iter().map(|(.., reason)| *reason);
+    my_ingress::status::REASONS
         .into_iter()
-        .chain(fault::OTHER_REASONS)
+        .chain(error::OTHER_REASONS)
         .chain(answered)
         .collect()
 }
@@ -275,7 +275,7 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterBalancerNotReady.md"));
     // The alert leaves these two out. An object without a status has the third.
-    let (silent, unobserved) = ([READY, my_ingress::standing::SUSPENDED], UNSEEN);
+    let (silent, unobserved) = ([READY, my_ingress::status::SUSPENDED], UNSEEN);
     let mut expected: BTreeSet<_> = of_my_ingress()
         .into_iter()
         .filter(|reason| !silent.contains(reason))

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use qm_aws::action::{Action, GROUP_PREFIX};
-use qm_aws::fault::CODES;
+use qm_aws::action::{AwsAction, GROUP_PREFIX};
+use qm_aws::error::CODES;
 use testbed::aws;
 
 use super::nodes::http;
@@ -66,9 +66,9 @@ async fn what_is_called_is_what_the_policy_grants() {
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
-    let granted = Action::ALL
+    let granted = AwsAction::ALL
         .into_iter()
-        .filter(|action| *action != Action::GetCallerIdentity);
+        .filter(|action| *action != AwsAction::GetCallerIdentity);
     let granted: BTreeSet<_> = granted.map(|action| action.name().to_owned()).collect();
     assert_eq!(called, granted);
 }

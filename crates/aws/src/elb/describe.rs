@@ -6,19 +6,22 @@ use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::types::{Tag, TagDescription};
 
 use super::Elb;
-use super::together::Call;
-use crate::action::Action;
-use crate::{Balancer, Fault, Tags};
+use super::batcher::BatchCall;
+use crate::action::AwsAction;
+use crate::{AwsError, LoadBalancer, Tags};
 
 /// Balancers, by name.
 pub(super) struct DescribeLoadBalancers<'a>(pub &'a Elb, pub Client);
 
-impl Call<Balancer> for DescribeLoadBalancers<'_> {
+impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
     async fn turn(&self) {
-        self.0.pace.turn(Action::DescribeLoadBalancers).await;
+        self.0
+            .rate_limit
+            .turn(AwsAction::DescribeLoadBalancers)
+            .await;
     }
 
-    async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, Balancer>, Fault> {
+    async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, LoadBalancer>, AwsError> {
         let Self(elb, client) = self;
         // One name that is not there fails the call for all of them, so several are looked for among all there are.
         let alone = (names.len() == 1).then(|| names.clone());
@@ -28,7 +31,9 @@ impl Call<Balancer> for DescribeLoadBalancers<'_> {
                 .describe_load_balancers()
                 .set_names(alone.clone())
                 .set_marker(next);
-            let page = elb.send(Action::DescribeLoadBalancers, ask.send()).await?;
+            let page = elb
+                .send(AwsAction::DescribeLoadBalancers, ask.send())
+                .await?;
             let shown = page
                 .load_balancers()
                 .iter()
@@ -36,7 +41,7 @@ impl Call<Balancer> for DescribeLoadBalancers<'_> {
             found.extend(
                 shown
                     .filter(|(name, _)| names.contains(name))
-                    .map(|(name, it)| (name, Balancer::from(it))),
+                    .map(|(name, it)| (name, LoadBalancer::from(it))),
             );
             match page.next_marker().filter(|marker| !marker.is_empty()) {
                 Some(marker) => next = Some(marker.to_owned()),
@@ -50,14 +55,14 @@ impl Call<Balancer> for DescribeLoadBalancers<'_> {
 /// The tags of anything, by ARN.
 pub(super) struct DescribeTags<'a>(pub &'a Elb, pub Client);
 
-impl Call<Tags> for DescribeTags<'_> {
+impl BatchCall<Tags> for DescribeTags<'_> {
     async fn turn(&self) {
-        self.0.pace.turn(Action::DescribeTags).await;
+        self.0.rate_limit.turn(AwsAction::DescribeTags).await;
     }
 
-    async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, Fault> {
+    async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, AwsError> {
         let ask = self.1.describe_tags().set_resource_arns(Some(arns));
-        let described = self.0.send(Action::DescribeTags, ask.send()).await?;
+        let described = self.0.send(AwsAction::DescribeTags, ask.send()).await?;
         Ok(described
             .tag_descriptions()
             .iter()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use tokio::sync::Mutex;
 
-use super::action::Action;
+use super::action::AwsAction;
 
 /// How many calls are made at once, and how often one is made after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,20 +24,20 @@ pub const READ_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
 pub const WRITE_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// Has callers wait so that AWS throttles none of them, however many `MyIngress` there are.
-pub(super) struct Pace {
-    reads: Turns,
-    writes: Turns,
+pub(super) struct AwsRateLimiter {
+    reads: FairLimiter,
+    writes: FairLimiter,
 }
 
 /// Those who wait are served as they came: a limiter alone lets whoever wakes first go first.
-struct Turns {
+struct FairLimiter {
     limiter: DefaultDirectRateLimiter,
     line: Mutex<()>,
 }
 
-impl Pace {
+impl AwsRateLimiter {
     pub(super) fn new(reads: Rate, writes: Rate) -> Self {
-        let turns = |rate| Turns {
+        let turns = |rate| FairLimiter {
             limiter: limiter(rate),
             line: Mutex::new(()),
         };
@@ -48,7 +48,7 @@ impl Pace {
     }
 
     /// Returns once it is this call's turn.
-    pub(super) async fn turn(&self, action: Action) {
+    pub(super) async fn turn(&self, action: AwsAction) {
         let turns = if action.writes() {
             &self.writes
         } else {
@@ -84,16 +84,16 @@ mod tests {
             burst: READ_BURST,
             period: Duration::from_millis(100),
         };
-        let pace = Pace::new(rate, rate);
+        let rate_limit = AwsRateLimiter::new(rate, rate);
         let began = std::time::Instant::now();
         for _ in 0..READ_BURST.get() + 2 {
-            pace.turn(Action::DescribeTags).await;
+            rate_limit.turn(AwsAction::DescribeTags).await;
         }
         assert!(
             began.elapsed() >= rate.period,
             "two more than there are at once"
         );
-        pace.turn(Action::AddTags).await;
+        rate_limit.turn(AwsAction::AddTags).await;
     }
 
     #[tokio::test]
@@ -102,13 +102,13 @@ mod tests {
             burst: NonZeroU32::MIN,
             period: Duration::from_millis(500),
         };
-        let pace = Pace::new(rate, rate);
-        pace.turn(Action::DescribeTags).await;
-        let mut first = std::pin::pin!(pace.turn(Action::DescribeTags));
+        let rate_limit = AwsRateLimiter::new(rate, rate);
+        rate_limit.turn(AwsAction::DescribeTags).await;
+        let mut first = std::pin::pin!(rate_limit.turn(AwsAction::DescribeTags));
         assert!(futures::poll!(&mut first).is_pending());
         // There is a turn by now, and who waits for it has not noticed.
         std::thread::sleep(rate.period * 2);
-        let mut second = std::pin::pin!(pace.turn(Action::DescribeTags));
+        let mut second = std::pin::pin!(rate_limit.turn(AwsAction::DescribeTags));
         assert!(futures::poll!(&mut second).is_pending());
         first.await;
         second.await;

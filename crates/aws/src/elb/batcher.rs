@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::Fault;
+use crate::AwsError;
 
 /// How many things AWS lets one call name.
 pub(super) const AT_ONCE: usize = 20;
 
 /// A call that can ask for several things, each of which has a `V`.
-pub(super) trait Call<V>: Sync {
+pub(super) trait BatchCall<V>: Sync {
     /// Comes when a call may be made.
     fn turn(&self) -> impl Future<Output = ()> + Send;
 
@@ -20,27 +20,27 @@ pub(super) trait Call<V>: Sync {
     fn send(
         &self,
         names: Vec<String>,
-    ) -> impl Future<Output = Result<BTreeMap<String, V>, Fault>> + Send;
+    ) -> impl Future<Output = Result<BTreeMap<String, V>, AwsError>> + Send;
 }
 
 /// What is waited for.
-pub(super) struct Together<V> {
-    waiting: Mutex<VecDeque<Asked<V>>>,
+pub(super) struct Batcher<V> {
+    waiting: Mutex<VecDeque<PendingQuery<V>>>,
 }
 
-struct Asked<V> {
+struct PendingQuery<V> {
     names: BTreeSet<String>,
     take: oneshot::Sender<()>,
-    tell: oneshot::Sender<Told<V>>,
+    tell: oneshot::Sender<BatchReply<V>>,
 }
 
-enum Told<V> {
-    Answer(Result<BTreeMap<String, V>, Fault>),
+enum BatchReply<V> {
+    Answer(Result<BTreeMap<String, V>, AwsError>),
     /// The call was refused, and it is not known for whose sake.
     AskAlone,
 }
 
-impl<V: Clone> Together<V> {
+impl<V: Clone> Batcher<V> {
     pub(super) fn new() -> Self {
         Self {
             waiting: Mutex::default(),
@@ -51,12 +51,12 @@ impl<V: Clone> Together<V> {
     pub(super) async fn ask(
         &self,
         names: BTreeSet<String>,
-        call: &impl Call<V>,
-    ) -> Result<BTreeMap<String, V>, Fault> {
+        call: &impl BatchCall<V>,
+    ) -> Result<BTreeMap<String, V>, AwsError> {
         loop {
             let (take, mut taken) = oneshot::channel();
             let (tell, mut told) = oneshot::channel();
-            self.waiting().push_back(Asked {
+            self.waiting().push_back(PendingQuery {
                 names: names.clone(),
                 take,
                 tell,
@@ -71,8 +71,8 @@ impl<V: Clone> Together<V> {
                 }
             };
             match told {
-                Ok(Told::Answer(answer)) => return answer,
-                Ok(Told::AskAlone) => {
+                Ok(BatchReply::Answer(answer)) => return answer,
+                Ok(BatchReply::AskAlone) => {
                     call.turn().await;
                     return call.send(names.into_iter().collect()).await;
                 }
@@ -82,12 +82,12 @@ impl<V: Clone> Together<V> {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Asked<V>>> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<PendingQuery<V>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Those who have waited longest, as many as one call has room for.
-    fn take(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>)> {
+    fn take(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)> {
         let mut waiting = self.waiting();
         let (mut taken, mut room) = (Vec::new(), AT_ONCE);
         while let Some(asked) =
@@ -104,8 +104,8 @@ impl<V: Clone> Together<V> {
 }
 
 async fn answer<V: Clone>(
-    asked: Vec<(BTreeSet<String>, oneshot::Sender<Told<V>>)>,
-    call: &impl Call<V>,
+    asked: Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)>,
+    call: &impl BatchCall<V>,
 ) {
     let names: BTreeSet<_> = asked.iter().flat_map(|(names, _)| names).cloned().collect();
     if names.is_empty() {
@@ -118,12 +118,12 @@ async fn answer<V: Clone>(
         let told = match &came {
             Ok(found) => {
                 let found = found.iter().filter(|(name, _)| names.contains(*name));
-                Told::Answer(Ok(found
+                BatchReply::Answer(Ok(found
                     .map(|(name, it)| (name.clone(), it.clone()))
                     .collect()))
             }
-            Err(fault) if several && fault.is_of_one() => Told::AskAlone,
-            Err(fault) => Told::Answer(Err(fault.clone())),
+            Err(error) if several && error.is_of_one() => BatchReply::AskAlone,
+            Err(error) => BatchReply::Answer(Err(error.clone())),
         };
         // Who does not wait any more need not be told.
         let _ = tell.send(told);
@@ -141,24 +141,24 @@ mod tests {
 
     use super::*;
 
-    /// A cloud that has everything but `none`, and counts.
-    struct Cloud {
+    /// An AWS that has everything but `none`, and counts calls.
+    struct FakeAws {
         turns: Semaphore,
         calls: Mutex<Vec<Vec<String>>>,
-        together: Together<u8>,
+        batcher: Batcher<u8>,
     }
 
-    impl Cloud {
+    impl FakeAws {
         fn new(turns: usize) -> Self {
             Self {
                 turns: Semaphore::new(turns),
                 calls: Mutex::default(),
-                together: Together::new(),
+                batcher: Batcher::new(),
             }
         }
 
-        async fn ask(&self, name: &str) -> Result<Vec<String>, Fault> {
-            self.together
+        async fn ask(&self, name: &str) -> Result<Vec<String>, AwsError> {
+            self.batcher
                 .ask([name.to_owned()].into(), self)
                 .await
                 .map(|found| found.into_keys().collect())
@@ -169,23 +169,23 @@ mod tests {
         }
     }
 
-    impl Call<u8> for Cloud {
+    impl BatchCall<u8> for FakeAws {
         async fn turn(&self) {
             self.turns.acquire().await.unwrap().forget();
         }
 
-        async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, u8>, Fault> {
+        async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, u8>, AwsError> {
             self.calls.lock().unwrap().push(names.clone());
             tokio::task::yield_now().await;
             if names.contains(&"none".to_owned()) {
-                return Err(Fault::unsent(
+                return Err(AwsError::unsent(
                     Class::Transient,
                     "InProgress",
                     "there is none",
                 ));
             }
             if names.contains(&"all".to_owned()) {
-                return Err(Fault::unsent(Class::Transient, "Throttled", "too many"));
+                return Err(AwsError::unsent(Class::Transient, "Throttled", "too many"));
             }
             Ok(names.into_iter().map(|name| (name, 1)).collect())
         }
@@ -193,59 +193,59 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_taken_along() {
-        let cloud = Cloud::new(0);
+        let aws = FakeAws::new(0);
         let names: Vec<_> = (0..30).map(|number| format!("n{number}")).collect();
-        let asks = join_all(names.iter().map(|name| cloud.ask(name)));
+        let asks = join_all(names.iter().map(|name| aws.ask(name)));
         let served = async {
-            cloud.turns.add_permits(2);
+            aws.turns.add_permits(2);
         };
         let (answers, ()) = tokio::join!(asks, served);
         for (name, answer) in names.iter().zip(answers) {
             assert_eq!(answer, Ok(vec![name.clone()]), "each is told of its own");
         }
-        let calls: Vec<_> = cloud.calls.lock().unwrap().iter().map(Vec::len).collect();
+        let calls: Vec<_> = aws.calls.lock().unwrap().iter().map(Vec::len).collect();
         assert_eq!(calls, [20, 10]);
     }
 
     #[tokio::test]
     async fn one_that_is_not_there_costs_the_others_no_more_than_a_call() {
-        let cloud = Cloud::new(0);
-        let asks = join_all([cloud.ask("a"), cloud.ask("none"), cloud.ask("b")]);
+        let aws = FakeAws::new(0);
+        let asks = join_all([aws.ask("a"), aws.ask("none"), aws.ask("b")]);
         let served = async {
-            cloud.turns.add_permits(4);
+            aws.turns.add_permits(4);
         };
         let (answers, ()) = tokio::join!(asks, served);
         assert!(answers[0].is_ok() && answers[1].is_err() && answers[2].is_ok());
-        assert_eq!(cloud.calls(), 4);
+        assert_eq!(aws.calls(), 4);
     }
 
     /// Another call would not be answered either.
     #[tokio::test]
     async fn what_concerns_all_is_not_asked_again() {
-        let cloud = Cloud::new(0);
-        let asks = join_all([cloud.ask("a"), cloud.ask("all")]);
+        let aws = FakeAws::new(0);
+        let asks = join_all([aws.ask("a"), aws.ask("all")]);
         let served = async {
-            cloud.turns.add_permits(2);
+            aws.turns.add_permits(2);
         };
         let (answers, ()) = tokio::join!(asks, served);
         assert!(answers.iter().all(Result::is_err));
-        assert_eq!(cloud.calls(), 1);
+        assert_eq!(aws.calls(), 1);
     }
 
     /// A pass is dropped while it asks for others: they ask themselves.
     #[tokio::test]
     async fn who_is_stopped_strands_nobody() {
-        let cloud = Cloud::new(0);
-        let mut first = Box::pin(cloud.ask("a"));
-        let mut second = Box::pin(cloud.ask("b"));
+        let aws = FakeAws::new(0);
+        let mut first = Box::pin(aws.ask("a"));
+        let mut second = Box::pin(aws.ask("b"));
         assert!(
             first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none()
         );
-        cloud.turns.add_permits(1);
+        aws.turns.add_permits(1);
         assert!(first.as_mut().now_or_never().is_none());
-        assert_eq!(cloud.calls(), 1, "it asks for both");
+        assert_eq!(aws.calls(), 1, "it asks for both");
         drop(first);
-        cloud.turns.add_permits(1);
+        aws.turns.add_permits(1);
         assert_eq!(second.await, Ok(vec!["b".to_owned()]));
     }
 }

@@ -12,13 +12,13 @@ use super::*;
 
 type Sdk = SdkError<CreateLoadBalancerError, HttpResponse>;
 
-fn answered(code: Option<&str>, status: u16) -> Fault {
+fn answered(code: Option<&str>, status: u16) -> AwsError {
     let mut metadata = ErrorMetadata::builder().message("words");
     if let Some(code) = code {
         metadata = metadata.code(code);
     }
     let raw = HttpResponse::new(status.try_into().unwrap(), SdkBody::empty());
-    Fault::from(Sdk::service_error(
+    AwsError::from(Sdk::service_error(
         CreateLoadBalancerError::generic(metadata.build()),
         raw,
     ))
@@ -68,40 +68,40 @@ fn only_the_spec_is_terminal() {
 #[case::new_and_theirs("NeverHeardOf", 500, Class::Transient, "AWSUnavailable")]
 #[case::new_and_too_many("NeverHeardOf", 429, Class::Transient, "Throttled")]
 fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case] reason: &str) {
-    let fault = answered(Some(code), status);
-    assert_eq!((fault.class, fault.reason), (class, reason));
+    let error = answered(Some(code), status);
+    assert_eq!((error.class, error.reason), (class, reason));
     assert!(
-        fault.is(code)
-            && fault
+        error.is(code)
+            && error
                 .message
                 .starts_with(&format!("AWS says {code}: words")),
-        "{fault}"
+        "{error}"
     );
 }
 
 #[test]
 fn an_answer_without_a_code_is_judged_by_its_status() {
-    let fault = answered(None, 503);
+    let error = answered(None, 503);
     assert_eq!(
-        (fault.class, fault.reason),
+        (error.class, error.reason),
         (Class::Transient, "AWSUnavailable")
     );
-    assert_eq!(fault.to_string(), "AWS says HTTP 503: words");
+    assert_eq!(error.to_string(), "AWS says HTTP 503: words");
 }
 
 #[test]
 fn what_was_not_answered() {
     let refused = ConnectorError::io(std::io::Error::other("connection refused").into());
-    let fault = Fault::from(Sdk::dispatch_failure(refused));
+    let error = AwsError::from(Sdk::dispatch_failure(refused));
     assert_eq!(
-        (fault.class, fault.reason),
+        (error.class, error.reason),
         (Class::Transient, "AWSUnavailable")
     );
-    assert!(fault.to_string().contains("connection refused"), "{fault}");
+    assert!(error.to_string().contains("connection refused"), "{error}");
     let none = CredentialsError::not_loaded("no providers");
-    let fault = Fault::from(Sdk::construction_failure(none));
+    let error = AwsError::from(Sdk::construction_failure(none));
     assert_eq!(
-        (fault.class, fault.reason),
+        (error.class, error.reason),
         (Class::Slow, "CredentialsMissing")
     );
 }

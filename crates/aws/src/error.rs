@@ -6,7 +6,6 @@ use std::fmt;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use qm_runtime::Key;
 use qm_runtime::reconciler::{Class, Failure};
 use qm_runtime::telemetry;
 
@@ -155,7 +154,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
 
 /// A call that was not answered as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct AwsError {
     /// What is to be done about it.
     pub class: Class,
     /// The condition's reason.
@@ -168,7 +167,7 @@ pub struct Fault {
     pub message: String,
 }
 
-impl Fault {
+impl AwsError {
     /// Before anything was sent.
     pub fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -178,40 +177,6 @@ impl Fault {
             undone: true,
             message: message.into(),
         }
-    }
-
-    /// The balancer of that `MyIngress` is not in the region where AWS is asked.
-    pub fn in_another_region(arn: &str, theirs: &str, asked: &str, ingress: &Key) -> Self {
-        let asked = format!("{asked}, the region that the operator is configured for");
-        Self::elsewhere(
-            REGION_MISMATCH,
-            arn,
-            &asked,
-            &format!("region {theirs}"),
-            ingress,
-        )
-    }
-
-    /// The balancer of that `MyIngress` is not in the account where AWS is asked.
-    pub fn in_another_account(arn: &str, theirs: &str, asked: &str, ingress: &Key) -> Self {
-        let asked = format!("{asked}, the account of the operator's credentials");
-        Self::elsewhere(
-            ACCOUNT_MISMATCH,
-            arn,
-            &asked,
-            &format!("credentials of account {theirs}"),
-            ingress,
-        )
-    }
-
-    fn elsewhere(reason: &'static str, arn: &str, asked: &str, lacks: &str, ingress: &Key) -> Self {
-        let Key { namespace, name } = ingress;
-        let words = format!(
-            "{arn} is not in {asked}: nothing is done, and a deletion waits; give the operator {lacks} back, or delete the MyIngress and \
-             have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
-             '{{\"metadata\":{{\"finalizers\":null}}}}'"
-        );
-        Self::unsent(Class::Slow, reason, words)
     }
 
     /// The answer did not come, or says nothing.
@@ -286,21 +251,21 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for AwsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl Error for Fault {}
+impl Error for AwsError {}
 
-impl Failure for Fault {
+impl Failure for AwsError {
     fn class(&self) -> Class {
         self.class
     }
 }
 
-impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for Fault {
+impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for AwsError {
     fn from(error: SdkError<E, HttpResponse>) -> Self {
         if let SdkError::ServiceError(said) = &error {
             let (code, message) = (said.err().code(), said.err().message());

@@ -1,0 +1,226 @@
+//! The observed state: the object, the answers to the steps of a reconcile, and the steps that were taken or refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::MyIngress;
+use qm_api::my_ingress::{Alb, ListenerStatus};
+use qm_aws::listeners::{Listener, TargetGroup, TargetHealth};
+use qm_aws::{AwsError, LoadBalancer};
+
+use super::build::Desired;
+use super::status::CREATING;
+use super::step::{Intent, Step};
+use super::tags::{Ownership, OwnershipMap};
+
+/// The part of the status that records AWS.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Draft {
+    /// `None` if AWS was never asked for a load balancer, or the status was lost.
+    pub alb: Option<Alb>,
+    /// All ports for which AWS may have something.
+    pub listeners: Vec<ListenerStatus>,
+}
+
+impl Draft {
+    pub fn listener(&self, port: u16) -> Option<&ListenerStatus> {
+        self.listeners.iter().find(|it| it.port == port)
+    }
+
+    /// Returns the time at which AWS was last asked to create something for the port.
+    pub fn requested_at(&self, port: u16) -> Option<&Time> {
+        self.listener(port)?.requested_at.as_ref()
+    }
+
+    fn set_requested_at(&mut self, port: u16, at: Option<Time>) {
+        if let Some(listener) = self.listeners.iter_mut().find(|it| it.port == port) {
+            listener.requested_at = at;
+        }
+    }
+}
+
+/// The observed state of one reconcile. An answer means nothing before its step is in `done`.
+#[derive(Debug, Default)]
+pub(crate) struct Observed {
+    /// The object, as last read or written.
+    pub object: Arc<MyIngress>,
+    /// The time, renewed before each step.
+    pub now: Timestamp,
+    /// Time within which AWS shows what AWS created.
+    pub shown_within: Duration,
+    pub draft: Draft,
+    /// The draft before the first step.
+    recorded: Draft,
+
+    pub region: String,
+    pub account: String,
+    pub load_balancer: Option<LoadBalancer>,
+    /// The answer to the creation, which may be an existing load balancer. AWS may not show the load balancer yet.
+    pub created: Option<LoadBalancer>,
+    /// `None` if AWS does not show the load balancer.
+    pub ownership: Option<Ownership>,
+    /// The other `MyIngress` that owns the load balancer, unless that one does not exist.
+    pub sibling: Option<String>,
+    /// The load balancer of the desired name after the deletion.
+    pub remaining: Option<LoadBalancer>,
+    pub listeners: Vec<Listener>,
+    pub target_groups: Vec<TargetGroup>,
+    pub owners: OwnershipMap,
+    /// The groups that were found by name.
+    pub found_groups: BTreeMap<String, TargetGroup>,
+    /// The group that was created for each port.
+    pub created_groups: BTreeMap<u16, TargetGroup>,
+    pub listed_groups: Vec<TargetGroup>,
+    /// The health of the targets of each group.
+    pub health: BTreeMap<String, Vec<TargetHealth>>,
+    /// Instance IDs of the nodes that take traffic, or the reason that the nodes are unknown.
+    pub nodes: Option<Result<BTreeSet<String>, String>>,
+    /// The Service of each port's listener.
+    pub services: BTreeMap<u16, Option<Service>>,
+
+    pub done: Vec<Step>,
+    pub refused: Vec<(Step, AwsError)>,
+}
+
+impl Observed {
+    pub fn new(object: Arc<MyIngress>, shown_within: Duration) -> Self {
+        let status = object.status.clone().unwrap_or_default();
+        let draft = Draft {
+            alb: status.alb,
+            listeners: status.listeners,
+        };
+        Self {
+            object,
+            now: now(),
+            shown_within,
+            recorded: draft.clone(),
+            draft,
+            ..Self::default()
+        }
+    }
+
+    /// Records that AWS refused the step, which this reconcile does not repeat.
+    pub fn refuse(&mut self, step: Step, error: AwsError) {
+        match &step {
+            Step::CreateLoadBalancer(_) if error.undone => {
+                self.draft.alb.clone_from(&self.recorded.alb);
+            }
+            Step::CreateTargetGroup(port, _) if error.undone => {
+                let before = self.recorded.requested_at(*port).cloned();
+                self.draft.set_requested_at(*port, before);
+            }
+            _ => {}
+        }
+        self.refused.push((step, error));
+    }
+
+    /// Returns the ARN that the status had, which proves no ownership.
+    pub fn arn(&self) -> Option<&str> {
+        self.recorded.alb.as_ref()?.arn.as_deref()
+    }
+
+    /// Returns the load balancer of the desired name, as AWS shows or created it.
+    pub fn shown(&self) -> Option<&LoadBalancer> {
+        self.created.as_ref().or(self.load_balancer.as_ref())
+    }
+
+    /// Returns whether the status says nothing of an existing load balancer: the status is new or was lost.
+    pub fn is_status_lost(&self) -> bool {
+        self.recorded.alb.is_none() && self.created.is_none()
+    }
+
+    /// Returns whether AWS may yet show a load balancer that was asked for a moment ago.
+    pub fn may_yet_appear(&self) -> bool {
+        let alb = self.draft.alb.as_ref();
+        self.is_within(
+            self.shown_within,
+            alb.and_then(|alb| alb.requested_at.as_ref()),
+        )
+    }
+
+    /// Returns whether AWS may yet show something that was asked for a moment ago, for the port.
+    pub fn may_yet_show(&self, port: u16) -> bool {
+        self.is_within(self.shown_within, self.draft.requested_at(port))
+    }
+
+    /// Returns whether the time that the status has for the port is recent enough for another creation.
+    pub fn was_just_requested(&self, port: u16) -> bool {
+        self.is_within(self.shown_within / 2, self.draft.requested_at(port))
+    }
+
+    /// The clock of the replica that wrote `time` may be ahead.
+    fn is_within(&self, limit: Duration, time: Option<&Time>) -> bool {
+        time.is_some_and(|time| self.now.duration_since(time.0).unsigned_abs() < limit)
+    }
+
+    /// Returns the ports of owned listeners and target groups.
+    pub fn owned_ports(&self, group_prefix: &str) -> BTreeSet<u16> {
+        let listeners = self.listeners.iter();
+        let listeners = listeners.filter(|it| self.owners.is_owned(&it.arn));
+        let groups = self.target_groups.iter();
+        let groups = groups.filter(|it| self.owners.is_owned(&it.arn));
+        let of_groups = groups.filter_map(|it| it.name.strip_prefix(group_prefix)?.parse().ok());
+        listeners.map(|it| it.port).chain(of_groups).collect()
+    }
+
+    /// Returns the load balancer for the status: as AWS shows it, if owned.
+    pub fn alb(&self) -> Option<Alb> {
+        let is_owned = self.ownership.as_ref().is_some_and(Ownership::is_adoptable);
+        let Some(shown) = self.shown().filter(|_| is_owned) else {
+            return self.draft.alb.clone();
+        };
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let mut alb = Alb {
+            dns: some(&shown.dns),
+            arn: some(&shown.arn),
+            state: some(&shown.state),
+            ..self.draft.alb.clone().unwrap_or_default()
+        };
+        if shown.state == "active" {
+            // AWS shows the load balancer, so no reconcile has to wait for that.
+            alb.requested_at = None;
+        }
+        Some(alb)
+    }
+
+    /// Returns the draft that records `intent`.
+    pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
+        let recorded = self.draft.alb.clone().unwrap_or_default().tag_keys;
+        let keys: BTreeSet<_> = recorded.iter().chain(&desired.tag_keys).cloned().collect();
+        let tag_keys = keys.into_iter().collect();
+        let mut draft = Draft {
+            alb: self.alb(),
+            ..self.draft.clone()
+        };
+        match intent {
+            Intent::CreateLoadBalancer => {
+                draft.alb = Some(Alb {
+                    requested_at: Some(Time(self.now)),
+                    tag_keys,
+                    ..Alb::default()
+                });
+            }
+            Intent::Tag => draft.alb = draft.alb.map(|alb| Alb { tag_keys, ..alb }),
+            Intent::Ports(ports) => {
+                let creating = |port: &u16| ListenerStatus {
+                    port: *port,
+                    reason: CREATING.into(),
+                    ..ListenerStatus::default()
+                };
+                draft.listeners.extend(ports.iter().map(creating));
+            }
+            Intent::CreateFor(port) => draft.set_requested_at(*port, Some(Time(self.now))),
+        }
+        draft
+    }
+}
+
+/// Returns the time, as exact as the API stores it.
+pub(crate) fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}

@@ -1,0 +1,885 @@
+//! Decides the next step of a reconcile. Pure.
+//!
+//! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So the order
+//! of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS refuses ends the reconcile,
+//! except where a rule says that something else goes on.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow::{self, Break, Continue};
+
+use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
+use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
+use qm_aws::listeners::{TargetGroup, TargetHealth};
+use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
+use qm_runtime::finalizer;
+use qm_runtime::ownership::{ADOPT_BY, Claim};
+use qm_runtime::reconciler::{Class, Outcome};
+
+use super::build::{Desired, incompatibility};
+use super::observe::Observed;
+use super::routes::{RouteProblem, TargetChange, released, route};
+use super::status::{
+    CONFLICT, DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
+    NAME_TAKEN, NOT_ALIKE, count,
+};
+use super::step::{EventType, Intent, Step};
+use super::tags::Ownership;
+
+/// The policy that AWS gives an HTTPS listener which is created without one. One that becomes HTTPS needs one
+/// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).
+const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
+
+const OWNER_NOT_VISIBLE: &str = "AWS does not show yet whose the load balancer is";
+
+/// Returns the next step, or `None` if nothing is left to do in this reconcile.
+pub(crate) fn next(desired: &Desired<'_>, observed: &Observed) -> Option<Step> {
+    match walk(desired, observed) {
+        Break(Stop::Next(step)) => Some(step),
+        Break(Stop::End(_)) | Continue(_) => None,
+    }
+}
+
+/// A part of the walk, with its result.
+pub(crate) type Walk<T = ()> = ControlFlow<Stop, T>;
+
+/// The point at which a walk stops.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Next(Step),
+    End(End),
+}
+
+/// An end of a reconcile before all rules hold.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// AWS refused a step that the rest depends on.
+    Refused(AwsError),
+    /// The reconcile waits for AWS or for an editor.
+    Blocked(MyIngressReadiness, Outcome),
+    /// Nothing owned is left in AWS, and the finalizer is removed.
+    Deleted,
+}
+
+/// The end of a walk through all rules: AWS has everything that AWS accepts of the desired state.
+#[derive(Debug)]
+pub(crate) struct Settled<'a> {
+    pub load_balancer: &'a LoadBalancer,
+    /// `None` if there are no listeners to look at.
+    pub listeners: Option<ListenerResults>,
+    /// The refusal of a step of the load balancer itself.
+    pub refused: Option<AwsError>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ListenerResults {
+    pub desired: Vec<ListenerResult>,
+    /// Ports that are not desired and not removed yet.
+    pub others: Vec<ListenerStatus>,
+    pub refused: Vec<AwsError>,
+    /// Whether AWS is still at work, so that the next reconcile finds another state.
+    pub changes: bool,
+}
+
+/// Goes through the rules until a step is to be taken or the reconcile ends.
+pub(crate) fn walk<'a>(desired: &'a Desired<'a>, observed: &'a Observed) -> Walk<Settled<'a>> {
+    let walker = Walker { desired, observed };
+    let found = match &observed.created {
+        Some(created) => Some(created),
+        None => walker.find()?,
+    };
+    match (&desired.load_balancer, found) {
+        (Some(desired), Some(found)) => walker.ensure(desired, found),
+        (Some(desired), None) => walker.create(desired),
+        (None, Some(found)) => walker.delete(found),
+        (None, None) => walker.finalize(),
+    }
+}
+
+fn refused<T>(error: AwsError) -> Walk<T> {
+    Break(Stop::End(End::Refused(error)))
+}
+
+fn blocked<T>(readiness: MyIngressReadiness, outcome: Outcome) -> Walk<T> {
+    Break(Stop::End(End::Blocked(readiness, outcome)))
+}
+
+struct Walker<'a> {
+    desired: &'a Desired<'a>,
+    observed: &'a Observed,
+}
+
+impl<'a> Walker<'a> {
+    /// Passes a step that is done, ends at one that AWS refused, and otherwise proposes the step.
+    fn take(&self, step: Step) -> Walk {
+        if self.observed.done.contains(&step) {
+            return Continue(());
+        }
+        let mut refusals = self.observed.refused.iter();
+        match refusals.find(|(refused, _)| *refused == step) {
+            Some((_, error)) => refused(error.clone()),
+            None => Break(Stop::Next(step)),
+        }
+    }
+
+    fn normal(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
+        self.take(Step::Emit(EventType::Normal, action, reason, note))
+    }
+
+    fn warning(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
+        self.take(Step::Emit(EventType::Warning, action, reason, note))
+    }
+
+    fn updated(&self, note: String) -> Walk {
+        self.normal("Update", "Updated", note)
+    }
+
+    fn alb(&self) -> Option<Alb> {
+        self.observed.draft.alb.clone()
+    }
+
+    fn not_visible<T>(&self) -> Walk<T> {
+        blocked(MyIngressReadiness::creating(self.alb()), Outcome::Waiting)
+    }
+
+    fn deleting<T>(&self, message: &str) -> Walk<T> {
+        let alb = Some(self.alb().unwrap_or_default());
+        let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
+        blocked(readiness, Outcome::Waiting)
+    }
+
+    /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves nothing
+    /// else.
+    fn find(&self) -> Walk<Option<&'a LoadBalancer>> {
+        let (observed, tags) = (self.observed, &self.desired.tags);
+        let find = Step::FindLoadBalancer(self.desired.name.clone());
+        let Some(arn) = observed.arn() else {
+            self.take(find)?;
+            return Continue(observed.load_balancer.as_ref());
+        };
+        self.take(Step::ReadRegion)?;
+        if let Some(region) = qm_aws::region_of(arn).filter(|region| *region != observed.region) {
+            return refused(tags.in_another_region(arn, region, &observed.region));
+        }
+        self.take(find)?;
+        let asked = match &observed.load_balancer {
+            Some(found) => qm_aws::account_of(&found.arn),
+            None if observed.may_yet_appear() => None,
+            None => {
+                self.take(Step::ReadAccount)?;
+                Some(observed.account.as_str())
+            }
+        };
+        match (qm_aws::account_of(arn), asked) {
+            (Some(account), Some(asked)) if account != asked => {
+                refused(tags.in_another_account(arn, account, asked))
+            }
+            _ => Continue(observed.load_balancer.as_ref()),
+        }
+    }
+
+    fn add_finalizer(&self) -> Walk {
+        if finalizer::is_on(self.observed.object.as_ref(), FINALIZER) {
+            return Continue(());
+        }
+        self.take(Step::AddFinalizer)
+    }
+
+    fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
+        // If the answer was lost, there is no ARN. AWS then answers another creation with the load balancer.
+        let is_named = self.alb().is_some_and(|alb| alb.arn.is_some());
+        if is_named && self.observed.may_yet_appear() {
+            return self.not_visible();
+        }
+        self.add_finalizer()?;
+        self.take(Step::RecordIntent(Intent::CreateLoadBalancer))?;
+        self.take(Step::CreateLoadBalancer(desired.clone()))?;
+        self.not_visible()
+    }
+
+    /// Ensures that the load balancer that AWS shows, or has just created, is as desired.
+    fn ensure(&self, desired: &DesiredLoadBalancer, found: &'a LoadBalancer) -> Walk<Settled<'a>> {
+        let (name, arn) = (&desired.name, &found.arn);
+        self.take(Step::ReadTags(arn.clone()))?;
+        let Some(ownership) = &self.observed.ownership else {
+            return self.not_visible();
+        };
+        // AWS may have answered the creation with an existing load balancer of these very settings.
+        if !ownership.is_adoptable() {
+            return self.not_owned(found, ownership);
+        }
+        if let Some(message) = incompatibility(found, desired) {
+            if ownership.claim != Claim::Ours {
+                return self.left_alone(NOT_ALIKE, message);
+            }
+            let alb = self.observed.alb();
+            let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
+            return blocked(readiness, Outcome::Done);
+        }
+        if ownership.claim == Claim::Restored {
+            self.take(Step::ConfirmOwner("load balancer"))?;
+        }
+        self.add_finalizer()?;
+        let (mut changed, mut refusal) = (Vec::new(), None);
+        // The tags come first, because they prove ownership.
+        let tagged = self.tag(&desired.tags, arn, &ownership.tags);
+        match &tagged {
+            Continue(differed) => {
+                changed.extend(differed.then_some("tags"));
+                refusal = self.correct_drift(desired, found, &mut changed)?;
+            }
+            Break(Stop::End(_)) => {}
+            Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
+        }
+        if ownership.claim != Claim::Ours {
+            if tagged.is_continue() {
+                let adopted = format!("load balancer {name} was taken over: {arn}");
+                self.normal("Adopt", "Adopted", adopted)?;
+            }
+        } else if self.observed.created.is_some() {
+            let created = format!("load balancer {name} was created: {arn}");
+            self.normal("Create", "Created", created)?;
+        } else if !changed.is_empty() {
+            let changed = changed.join(", ");
+            self.updated(format!("{changed} of load balancer {name} put right"))?;
+        }
+        tagged?;
+        if let Some(error) = refusal.as_ref().filter(|error| !error.is_of_one()) {
+            return refused(error.clone());
+        }
+        // Traffic follows the nodes although AWS refused something else.
+        Continue(Settled {
+            load_balancer: found,
+            listeners: self.ensure_listeners(found)?,
+            refused: refusal,
+        })
+    }
+
+    fn not_owned<T>(&self, found: &LoadBalancer, ownership: &Ownership) -> Walk<T> {
+        let name = &self.desired.name;
+        let Some(sibling) = &self.observed.sibling else {
+            let message = self.desired.tags.conflict(found, name, &ownership.tags);
+            return self.left_alone(CONFLICT, message);
+        };
+        let message = format!(
+            "load balancer {name} is that of MyIngress {sibling}, and AWS has one of each name in an account and region: create this \
+             MyIngress anew under another name"
+        );
+        self.left_alone(NAME_TAKEN, message)
+    }
+
+    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `LeftBehind`. AWS may
+    /// show the tags late, so a recent load balancer is read again soon.
+    fn left_alone<T>(&self, reason: &'static str, message: String) -> Walk<T> {
+        let known = self.alb().unwrap_or_default();
+        let shown = self.observed.shown().map(|shown| &shown.arn);
+        let alb = Alb {
+            arn: known.arn.filter(|arn| Some(arn) == shown),
+            requested_at: known.requested_at,
+            ..Alb::default()
+        };
+        let outcome = if self.observed.may_yet_appear() {
+            Outcome::Waiting
+        } else {
+            Outcome::Done
+        };
+        let readiness = MyIngressReadiness::not_ready(Some(alb), reason, message);
+        blocked(readiness, outcome)
+    }
+
+    /// Ensures the tags of the load balancer. Returns whether a tag differed.
+    fn tag(&self, desired: &Tags, arn: &str, shown: &Tags) -> Walk<bool> {
+        let alb = self.observed.draft.alb.as_ref();
+        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.tag_keys).collect();
+        let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
+        if !keys.is_subset(&recorded) {
+            // A later reconcile removes only recorded tags.
+            self.take(Step::RecordIntent(Intent::Tag))?;
+        }
+        self.ensure_tags(arn, desired, shown, &(&recorded - &keys))
+    }
+
+    /// Ensures the tags, removes those that the spec `dropped`, and uses the consent to an adoption. Returns whether a tag
+    /// differed.
+    fn ensure_tags(
+        &self,
+        arn: &str,
+        desired: &Tags,
+        shown: &Tags,
+        dropped: &BTreeSet<&String>,
+    ) -> Walk<bool> {
+        let (mut missing, mut extra) = (desired.clone(), BTreeSet::new());
+        missing.retain(|key, value| shown.get(key) != Some(value));
+        for key in shown.keys().filter(|key| !desired.contains_key(*key)) {
+            let is_consent = key == ADOPT_BY && self.desired.tags.has_consent(shown);
+            if is_consent || dropped.contains(key) {
+                extra.insert(key.clone());
+            }
+        }
+        let differs = !missing.is_empty() || !extra.is_empty();
+        if !missing.is_empty() {
+            self.take(Step::AddTags(arn.into(), missing))?;
+        }
+        if !extra.is_empty() {
+            self.take(Step::RemoveTags(arn.into(), extra))?;
+        }
+        Continue(differs)
+    }
+
+    /// Corrects what differs from the spec. A refusal does not keep the rest from being corrected: returns the first one.
+    fn correct_drift(
+        &self,
+        desired: &DesiredLoadBalancer,
+        found: &LoadBalancer,
+        changed: &mut Vec<&'static str>,
+    ) -> Walk<Option<AwsError>> {
+        let arn = || found.arn.clone();
+        let address_type = desired.ip_address_type.as_ref();
+        let address_type = address_type.filter(|it| found.ip_address_type != **it);
+        let set_address_type =
+            |it: &String| ("IP address type", Step::SetIpAddressType(arn(), it.clone()));
+        // The new subnets may only do for IPv4, the old ones not for more.
+        let (fewer, more) = (
+            address_type.filter(|it| *it == "ipv4"),
+            address_type.filter(|it| *it != "ipv4"),
+        );
+        let subnets = Some(&desired.subnets).filter(|it| found.subnets != **it);
+        // If the spec has no security groups, the load balancer keeps those of AWS.
+        let groups = Some(&desired.security_groups)
+            .filter(|it| !it.is_empty() && found.security_groups != **it);
+        let steps = [
+            fewer.map(set_address_type),
+            subnets.map(|it| ("subnets", Step::SetSubnets(arn(), it.clone()))),
+            more.map(set_address_type),
+            groups.map(|it| {
+                let step = Step::SetSecurityGroups(arn(), it.clone());
+                ("security groups", step)
+            }),
+        ];
+        let mut first = None;
+        for (what, step) in steps.into_iter().flatten() {
+            match self.take(step) {
+                Continue(()) => changed.push(what),
+                Break(Stop::End(End::Refused(error))) => _ = first.get_or_insert(error),
+                Break(stop) => return Break(stop),
+            }
+        }
+        Continue(first)
+    }
+
+    /// Deletes the load balancer that AWS shows, if it is owned.
+    fn delete(&self, found: &'a LoadBalancer) -> Walk<Settled<'a>> {
+        let (name, arn) = (&self.desired.name, &found.arn);
+        self.take(Step::ReadTags(arn.clone()))?;
+        let Some(ownership) = &self.observed.ownership else {
+            return self.deleting(OWNER_NOT_VISIBLE);
+        };
+        if !ownership.is_owned() {
+            if ownership.tags.is_empty() && self.observed.may_yet_appear() {
+                return self.deleting(OWNER_NOT_VISIBLE);
+            }
+            self.delete_target_groups(true)?;
+            if self.observed.arn() == Some(arn) {
+                let note = format!("load balancer {arn} has lost our tags: it is left as it is");
+                self.warning("Delete", "LeftBehind", note)?;
+            }
+            return self.remove_finalizer();
+        }
+        // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
+        self.take(Step::ConfirmOwner("load balancer"))?;
+        match self.take(Step::DeleteLoadBalancer(arn.clone())) {
+            Break(Stop::End(End::Refused(error))) if error.class == Class::Slow => {
+                return self.keep(found, error);
+            }
+            deleted => deleted?,
+        }
+        self.take(Step::VerifyDeletion(name.clone()))?;
+        let remaining = self.observed.remaining.as_ref();
+        if remaining.is_some_and(|it| it.arn == *arn) {
+            return self.deleting("AWS deletes the load balancer");
+        }
+        self.delete_target_groups(false)?;
+        let deleted = format!("load balancer {name} was deleted: {arn}");
+        self.normal("Delete", "Deleted", deleted)?;
+        self.remove_finalizer()
+    }
+
+    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows the nodes.
+    fn keep(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Settled<'a>> {
+        let error = self.explain(error, &found.arn);
+        if self.desired.listeners.is_none() {
+            return refused(error);
+        }
+        match self.ensure_listeners(found) {
+            Break(Stop::End(_)) => refused(error),
+            Break(stop) => Break(stop),
+            Continue(listeners) => Continue(Settled {
+                load_balancer: found,
+                listeners,
+                refused: Some(error),
+            }),
+        }
+    }
+
+    /// Adds the command that disables deletion protection to an error that deletion protection causes.
+    fn explain(&self, error: AwsError, arn: &str) -> AwsError {
+        // AWS uses this code for other refusals too.
+        let words = error.message.to_lowercase();
+        if !error.is(error::NOT_PERMITTED) || !words.contains("deletion protection") {
+            return error;
+        }
+        let message = format!(
+            "the load balancer may not be deleted ({}); to let it go: {} modify-load-balancer-attributes --load-balancer-arn {arn} \
+             --attributes Key=deletion_protection.enabled,Value=false && {}",
+            error.message,
+            qm_aws::command(arn),
+            self.desired.tags.reconcile_command(),
+        );
+        AwsError {
+            reason: DELETION_PROTECTED,
+            message,
+            ..error
+        }
+    }
+
+    /// Ends a deletion for which AWS shows no load balancer.
+    fn finalize<T>(&self) -> Walk<T> {
+        if self.observed.may_yet_appear() {
+            return self.deleting(
+                "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then",
+            );
+        }
+        self.delete_target_groups(false)?;
+        if let Some(arn) = self.observed.arn() {
+            let name = &self.desired.name;
+            let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
+            self.normal("Delete", "Gone", note)?;
+        }
+        self.remove_finalizer()
+    }
+
+    fn remove_finalizer<T>(&self) -> Walk<T> {
+        self.take(Step::RemoveFinalizer)?;
+        Break(Stop::End(End::Deleted))
+    }
+
+    /// Returns whether AWS has no listener or target group to look at, as far as spec and status tell.
+    fn has_no_listeners(&self) -> bool {
+        let is_known = !self.observed.is_status_lost();
+        is_known && self.desired.listeners().is_empty() && self.observed.draft.listeners.is_empty()
+    }
+
+    /// Deletes all owned target groups, after the load balancer. Groups that a load balancer `left` behind leads to stay.
+    fn delete_target_groups(&self, left: bool) -> Walk {
+        if self.has_no_listeners() {
+            return Continue(());
+        }
+        let (observed, tags) = (self.observed, &self.desired.tags);
+        self.take(Step::ListTargetGroups(tags.group_prefix()))?;
+        let groups = &observed.listed_groups;
+        let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
+        self.read_ownership(arns.iter().cloned())?;
+        // If the cache is stale, the groups may belong to a newer MyIngress of that name.
+        self.take(Step::ConfirmOwner("target groups"))?;
+        for arn in arns.iter().filter(|arn| observed.owners.is_owned(arn)) {
+            match self.take(Step::DeleteTargetGroup(arn.clone())) {
+                Break(Stop::End(End::Refused(error))) if left && error.is(error::IN_USE) => {}
+                deleted => deleted?,
+            }
+        }
+        let is_shown = |name: &str| {
+            let mut named = groups.iter().filter(|group| group.name == name);
+            named.any(|group| !observed.owners.is_untagged(&group.arn))
+        };
+        let mut ports = observed.draft.listeners.iter().map(|it| it.port);
+        if ports.any(|port| observed.may_yet_show(port) && !is_shown(&tags.group_name(port))) {
+            return self.deleting(
+                "AWS was asked for a target group a moment ago, and may show it yet: it is deleted then",
+            );
+        }
+        Continue(())
+    }
+
+    fn read_ownership(&self, arns: impl Iterator<Item = String>) -> Walk {
+        let arns: Vec<_> = arns.collect();
+        if arns.is_empty() {
+            return Continue(());
+        }
+        self.take(Step::ReadOwnership(arns))
+    }
+
+    /// Ensures the desired listeners one after the other, then removes the others. A rejected listener must not block others.
+    fn ensure_listeners(&self, found: &LoadBalancer) -> Walk<Option<ListenerResults>> {
+        if found.state == "failed" || self.has_no_listeners() {
+            return Continue(None);
+        }
+        let (desired, observed) = (self.desired, self.observed);
+        self.take(Step::ReadListeners(found.arn.clone()))?;
+        self.take(Step::ReadTargetGroups(found.arn.clone()))?;
+        let arns = observed.listeners.iter().map(|it| it.arn.clone());
+        let groups = observed.target_groups.iter().map(|it| it.arn.clone());
+        self.read_ownership(arns.chain(groups))?;
+        let ports: BTreeSet<_> = desired.listeners().iter().map(|it| it.port).collect();
+        let recorded: BTreeSet<_> = observed.draft.listeners.iter().map(|it| it.port).collect();
+        let existing = &observed.owned_ports(&desired.tags.group_prefix()) | &recorded;
+        let new = &(&ports | &existing) - &recorded;
+        if !new.is_empty() {
+            // A later reconcile removes only what AWS has for recorded ports.
+            self.take(Step::RecordIntent(Intent::Ports(new)))?;
+        }
+        if !ports.is_empty() {
+            self.take(Step::ReadNodes)?;
+        }
+        let mut results = ListenerResults::default();
+        for listener in desired.listeners() {
+            let port = listener.port;
+            let result = match self.ensure_listener(found, listener) {
+                Break(Stop::End(End::Refused(error))) if error.is_of_one() => {
+                    let message = format!("port {port}: {}", error.message);
+                    let reason = error.reason;
+                    results.refused.push(AwsError { message, ..error });
+                    self.unchanged(port, reason, String::new())
+                }
+                result => result?,
+            };
+            results.changes |= result.changes;
+            results.desired.push(result);
+        }
+        for port in &existing - &ports {
+            let before = observed.draft.listener(port).cloned();
+            match self.remove_listener(port) {
+                Break(Stop::End(End::Refused(error))) => {
+                    let refused = before.map(|before| ListenerStatus {
+                        healthy: 0,
+                        reason: error.reason.into(),
+                        ..before
+                    });
+                    results.others.extend(refused);
+                    results.refused.push(error);
+                }
+                Break(stop) => return Break(stop),
+                Continue(true) => {}
+                Continue(false) => {
+                    results.changes = true;
+                    results.others.extend(before);
+                }
+            }
+        }
+        Continue(Some(results))
+    }
+
+    /// Returns the result of a listener whose targets were not read.
+    fn unchanged(&self, port: u16, reason: &'static str, message: String) -> ListenerResult {
+        let before = self.observed.draft.listener(port);
+        ListenerResult {
+            port,
+            healthy: before.map_or(0, |before| before.healthy),
+            total: before.map_or(0, |before| before.total),
+            reason,
+            message,
+            changes: false,
+        }
+    }
+
+    /// Ensures a listener that never leads to nothing: a target group has targets before a listener leads to it, and new targets
+    /// come before old ones go.
+    fn ensure_listener(&self, found: &LoadBalancer, listener: &Listener) -> Walk<ListenerResult> {
+        let (observed, tags, port) = (self.observed, &self.desired.tags, listener.port);
+        let name = listener.service.name.clone();
+        self.take(Step::ReadService(port, name))?;
+        let existing = observed.listeners.iter().find(|it| it.port == port);
+        if let Some(foreign) = existing.filter(|it| !observed.owners.is_adoptable(&it.arn)) {
+            let arn = &foreign.arn;
+            if observed.owners.is_untagged(arn) && observed.may_yet_show(port) {
+                return Continue(ListenerResult::not_visible(port));
+            }
+            let message = format!(
+                "port {port} of the load balancer has a listener that is not ours, which is left alone: choose another port, delete \
+                 it, or, {}",
+                tags.adopt_command(arn)
+            );
+            return Continue(self.unchanged(port, LISTENER_CONFLICT, message));
+        }
+        let service = observed.services.get(&port).and_then(Option::as_ref);
+        let route = match route(service, listener, observed.nodes.as_ref()) {
+            Ok(route) => route,
+            // Targets that still lead to the Service stay, because the problem may be short.
+            Err(RouteProblem { reason, message }) => {
+                let is_empty = self.release(port)?;
+                let mut result = self.unchanged(port, reason, format!("port {port}: {message}"));
+                if is_empty {
+                    (result.healthy, result.total) = (0, 0);
+                }
+                return Continue(result);
+            }
+        };
+        let group = match self.ensure_group(found, listener)? {
+            Ok(group) => group,
+            Err(result) => return Continue(result),
+        };
+        let arn = || group.arn.clone();
+        self.ensure_ownership(&group.arn)?;
+        let path = listener.health_check_path();
+        if group.health_check_path != path {
+            self.take(Step::SetHealthCheck(arn(), path.into()))?;
+        }
+        let registered = self.read_health(&group.arn)?;
+        let TargetChange { add, remove, hold } = TargetChange::of(registered, &route);
+        let rejected = self.register(port, &group.arn, &add, registered, &route)?;
+        let has_moved = self.lead(found, listener, existing, group)?;
+        if !remove.is_empty() {
+            self.take(Step::DeregisterTargets(arn(), remove))?;
+        }
+        // Health from before a target was added, or before the listener led to the group, says nothing.
+        let known = |it: &&TargetHealth| !has_moved && !add.contains(&it.target);
+        let health: Vec<_> = registered.iter().filter(known).collect();
+        let targets = &route - &rejected;
+        let result = ListenerResult::of(port, &health, &targets, &found.security_groups);
+        Continue(ListenerResult {
+            total: count(route.len()),
+            changes: result.changes || !add.is_subset(&rejected) || !hold.is_empty(),
+            ..result
+        })
+    }
+
+    fn read_health(&self, group: &str) -> Walk<&'a [TargetHealth]> {
+        self.take(Step::ReadTargetHealth(group.into()))?;
+        let health = self.observed.health.get(group);
+        Continue(health.map(Vec::as_slice).unwrap_or_default())
+    }
+
+    /// Removes the targets of a listener that no longer lead to the Service. Returns whether no target remains.
+    fn release(&self, port: u16) -> Walk<bool> {
+        let observed = self.observed;
+        let name = self.desired.tags.group_name(port);
+        // No traffic reaches a group that no listener leads to.
+        let mut groups = observed.target_groups.iter();
+        let group = groups.find(|group| group.name == name);
+        let Some(group) = group.filter(|group| observed.owners.is_owned(&group.arn)) else {
+            return Continue(false);
+        };
+        let registered = self.read_health(&group.arn)?;
+        let service = observed.services.get(&port).and_then(Option::as_ref);
+        let targets = released(service, registered);
+        let active = registered.iter().filter(|it| !it.is_draining()).count();
+        let count = targets.len();
+        if count > 0 {
+            self.take(Step::DeregisterTargets(group.arn.clone(), targets))?;
+            self.updated(format!(
+                "removed {count} targets of port {port}: the Service released their node port"
+            ))?;
+        }
+        Continue(active == count)
+    }
+
+    /// Ensures the target group of a listener. Returns the group, or the result of a listener that cannot have one.
+    fn ensure_group(
+        &self,
+        found: &LoadBalancer,
+        listener: &Listener,
+    ) -> Walk<Result<&'a TargetGroup, ListenerResult>> {
+        let (observed, owners, port) = (self.observed, &self.observed.owners, listener.port);
+        let not_visible = || Continue(Err(ListenerResult::not_visible(port)));
+        let name = self.desired.tags.group_name(port);
+        let mut led_to = observed.target_groups.iter();
+        let existing = match led_to.find(|group| group.name == name) {
+            Some(group) => Some(group),
+            None => self.find_group(&name)?,
+        };
+        if let Some(group) = existing {
+            let arn = &group.arn;
+            if owners.is_untagged(arn) && observed.may_yet_show(port) {
+                return not_visible();
+            }
+            if owners.is_adoptable(arn) && group.vpc == found.vpc {
+                return Continue(Ok(group));
+            }
+            if !owners.is_owned(arn) {
+                return Continue(Err(self.foreign_group(port, group)));
+            }
+            // The group belonged to an owned load balancer that somebody deleted.
+            self.take(Step::DeleteTargetGroup(arn.clone()))?;
+        }
+        let create = DesiredTargetGroup {
+            name,
+            vpc: found.vpc.clone(),
+            // Each target has a port of its own.
+            port: 80,
+            health_check_path: listener.health_check_path().into(),
+            tags: self.desired.tags.tags(),
+        };
+        self.take_recorded(port, Step::CreateTargetGroup(port, create))?;
+        let Some(created) = observed.created_groups.get(&port) else {
+            return not_visible();
+        };
+        match self.take(Step::ReadOwnership(vec![created.arn.clone()])) {
+            Break(Stop::End(End::Refused(error))) if error.is(error::GROUP_NOT_FOUND) => {
+                return not_visible();
+            }
+            read => read?,
+        }
+        // AWS may have answered with an existing group of these very settings.
+        if owners.is_owned(&created.arn) {
+            return Continue(Ok(created));
+        }
+        if owners.is_untagged(&created.arn) {
+            return not_visible();
+        }
+        Continue(Err(self.foreign_group(port, created)))
+    }
+
+    fn foreign_group(&self, port: u16, group: &TargetGroup) -> ListenerResult {
+        let TargetGroup { name, arn, .. } = group;
+        let message = format!(
+            "target group {name}, which port {port} needs, is not ours: delete it, or, {}",
+            self.desired.tags.adopt_command(arn)
+        );
+        self.unchanged(port, LISTENER_CONFLICT, message)
+    }
+
+    fn find_group(&self, name: &str) -> Walk<Option<&'a TargetGroup>> {
+        self.take(Step::FindTargetGroup(name.into()))?;
+        let group = self.observed.found_groups.get(name);
+        self.read_ownership(group.iter().map(|group| group.arn.clone()))?;
+        Continue(group)
+    }
+
+    /// Takes a step that creates something for the port, after the intent is recorded. A recent record will do.
+    fn take_recorded(&self, port: u16, step: Step) -> Walk {
+        let taken = self.take(step);
+        let record = Step::RecordIntent(Intent::CreateFor(port));
+        let is_recorded =
+            self.observed.was_just_requested(port) || self.observed.done.last() == Some(&record);
+        match taken {
+            Break(Stop::Next(_)) if !is_recorded => Break(Stop::Next(record)),
+            taken => taken,
+        }
+    }
+
+    /// Ensures the tags of an owned or adoptable listener or target group.
+    fn ensure_ownership(&self, arn: &str) -> Walk {
+        let tags = &self.desired.tags;
+        let Some(Ownership { tags: shown, .. }) = self.observed.owners.0.get(arn) else {
+            return Continue(());
+        };
+        self.ensure_tags(arn, &tags.tags(), shown, &BTreeSet::new())?;
+        if tags.has_consent(shown) {
+            self.normal("Adopt", "Adopted", format!("{arn} was taken over"))?;
+        }
+        Continue(())
+    }
+
+    /// Registers the missing targets. Returns those that AWS rejects: an instance may end a moment before its node, and must not
+    /// block others.
+    fn register(
+        &self,
+        port: u16,
+        group: &str,
+        add: &BTreeSet<InstanceTarget>,
+        registered: &[TargetHealth],
+        route: &BTreeSet<InstanceTarget>,
+    ) -> Walk<BTreeSet<InstanceTarget>> {
+        let (mut rejected, mut last) = (BTreeSet::new(), None);
+        for (step, error) in &self.observed.refused {
+            if let Step::RegisterTargets(arn, targets) = step
+                && arn == group
+                && error.is(error::INVALID_TARGET)
+            {
+                let named = |target: &&InstanceTarget| names(&error.message, &target.instance);
+                rejected.extend(targets.iter().filter(named).cloned());
+                last = Some(error);
+            }
+        }
+        let accepted = add - &rejected;
+        let stays = |it: &TargetHealth| !it.is_draining() && route.contains(&it.target);
+        if !accepted.is_empty() {
+            self.take(Step::RegisterTargets(group.into(), accepted))?;
+        } else if let Some(error) = last.filter(|_| !registered.iter().any(stays)) {
+            return refused(error.clone());
+        }
+        if let Some(error) = last {
+            let note = format!("port {port}: AWS does not have all nodes for targets: {error}");
+            self.warning("Update", error.reason, note)?;
+        }
+        Continue(rejected)
+    }
+
+    /// Ensures that the listener leads to the group. Returns whether it led elsewhere or did not exist.
+    fn lead(
+        &self,
+        found: &LoadBalancer,
+        listener: &Listener,
+        existing: Option<&listeners::Listener>,
+        group: &TargetGroup,
+    ) -> Walk<bool> {
+        let port = listener.port;
+        let mut desired = DesiredListener {
+            port,
+            protocol: listener.protocol().into(),
+            certificate: listener.certificate_arn.clone(),
+            ssl_policy: listener.ssl_policy.clone(),
+            group: group.arn.clone(),
+        };
+        let Some(existing) = existing else {
+            let tags = self.desired.tags.tags();
+            let create = Step::CreateListener(found.arn.clone(), desired, tags);
+            self.take_recorded(port, create)?;
+            self.updated(format!("load balancer listens on port {port}"))?;
+            return Continue(true);
+        };
+        self.ensure_ownership(&existing.arn)?;
+        if !differs(existing, &desired) {
+            return Continue(false);
+        }
+        if desired.protocol == "HTTPS" && existing.protocol != "HTTPS" {
+            let policy = &mut desired.ssl_policy;
+            policy.get_or_insert_with(|| DEFAULT_POLICY.into());
+        }
+        self.take(Step::ModifyListener(existing.arn.clone(), desired))?;
+        self.updated(format!("listener of port {port} put right"))?;
+        Continue(existing.group.as_ref() != Some(&group.arn))
+    }
+
+    /// Removes the owned listener of a port that is not desired, then the owned target group. Returns whether both are gone.
+    fn remove_listener(&self, port: u16) -> Walk<bool> {
+        let (observed, owners) = (self.observed, &self.observed.owners);
+        let existing = observed.listeners.iter().find(|it| it.port == port);
+        if let Some(listener) = existing.filter(|it| owners.is_owned(&it.arn)) {
+            self.take(Step::DeleteListener(listener.arn.clone()))?;
+            self.updated(format!("load balancer listens on port {port} no more"))?;
+        }
+        let name = self.desired.tags.group_name(port);
+        let found = self.find_group(&name)?;
+        let Some(group) = found.filter(|group| owners.is_owned(&group.arn)) else {
+            let is_late = found.is_none_or(|group| owners.is_untagged(&group.arn));
+            return Continue(!(is_late && observed.may_yet_show(port)));
+        };
+        let holds = |it: &&listeners::Listener| {
+            it.group.as_ref() == Some(&group.arn) && !owners.is_owned(&it.arn)
+        };
+        if let Some(holder) = observed.listeners.iter().find(holds) {
+            let message = format!(
+                "target group {name} is not wanted any more, and a listener that is not ours leads to it: delete the listener of \
+                 port {}",
+                holder.port
+            );
+            return refused(AwsError::unsent(Class::Slow, LISTENER_CONFLICT, message));
+        }
+        self.take(Step::DeleteTargetGroup(group.arn.clone()))?;
+        Continue(true)
+    }
+}
+
+/// Returns whether the message names this instance, and not one whose ID goes on.
+fn names(message: &str, instance: &str) -> bool {
+    message
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .any(|word| word == instance)
+}
+
+/// Returns whether the listener differs from the spec, which need not give a policy.
+fn differs(existing: &listeners::Listener, desired: &DesiredListener) -> bool {
+    existing.protocol != desired.protocol
+        || existing.certificate != desired.certificate
+        || (desired.ssl_policy.is_some() && existing.ssl_policy != desired.ssl_policy)
+        || existing.group.as_ref() != Some(&desired.group)
+}

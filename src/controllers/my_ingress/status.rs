@@ -1,0 +1,410 @@
+//! The status of a `MyIngress` and of its listeners. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
+use qm_aws::listeners::{InstanceTarget, TargetHealth};
+use qm_aws::{AwsError, LoadBalancer};
+use qm_core::conditions::{self, READY};
+
+/// `spec.suspend` is true.
+pub const SUSPENDED: &str = "Suspended";
+/// A rule of the CRD refuses the spec today.
+pub(crate) const SPEC_INVALID: &str = "SpecInvalid";
+/// AWS was asked for the load balancer, and does not show it yet.
+pub(crate) const CREATING: &str = "Creating";
+/// AWS creates the load balancer.
+pub(crate) const PROVISIONING: &str = "Provisioning";
+/// The load balancer works, but cannot grow.
+const IMPAIRED: &str = "ActiveImpaired";
+/// AWS could not create the load balancer.
+const FAILED: &str = "Failed";
+/// The load balancer of that name is not owned.
+pub(crate) const CONFLICT: &str = "Conflict";
+/// The load balancer of that name belongs to another `MyIngress`.
+pub(crate) const NAME_TAKEN: &str = "NameTaken";
+/// The load balancer has another scheme or type, which nobody can change.
+pub(crate) const NOT_ALIKE: &str = "NotAlike";
+/// The load balancer is being deleted.
+pub(crate) const DELETING: &str = "Deleting";
+/// Deletion protection is on.
+pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
+/// The operator may not read something in the cluster.
+pub(crate) const FORBIDDEN: &str = "Forbidden";
+/// Listeners need an operator that watches the whole cluster.
+pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
+pub(crate) const SERVICE_NOT_FOUND: &str = "ServiceNotFound";
+pub(crate) const SERVICE_PORT_NOT_FOUND: &str = "ServicePortNotFound";
+/// The Service has no port on the nodes.
+pub(crate) const NO_NODE_PORT: &str = "NoNodePort";
+/// No node can take traffic.
+pub(crate) const NO_NODES: &str = "NoNodes";
+/// The operator may not list the nodes, or has not yet.
+pub(crate) const NODES_UNKNOWN: &str = "NodesUnknown";
+/// An unowned listener or target group is where an owned one is to be.
+pub(crate) const LISTENER_CONFLICT: &str = "ListenerConflict";
+/// AWS does not know the health of the targets yet.
+pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
+/// No target is healthy.
+pub(crate) const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
+
+/// Reasons that need no action.
+pub(crate) const PASSING: [&str; 5] =
+    [SUSPENDED, CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
+/// Reasons for which no listener gets traffic.
+const WITHOUT_TRAFFIC: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
+/// The reasons of this controller; [`qm_aws::error`] has those of AWS.
+pub const REASONS: [&str; 22] = [
+    READY,
+    SUSPENDED,
+    SPEC_INVALID,
+    CREATING,
+    PROVISIONING,
+    IMPAIRED,
+    FAILED,
+    CONFLICT,
+    NAME_TAKEN,
+    NOT_ALIKE,
+    DELETING,
+    DELETION_PROTECTED,
+    FORBIDDEN,
+    OUT_OF_SCOPE,
+    SERVICE_NOT_FOUND,
+    SERVICE_PORT_NOT_FOUND,
+    NO_NODE_PORT,
+    NO_NODES,
+    NODES_UNKNOWN,
+    LISTENER_CONFLICT,
+    TARGETS_INITIAL,
+    TARGETS_UNHEALTHY,
+];
+
+/// AWS's reasons that a security group may cause
+/// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
+const OF_SECURITY_GROUPS: [&str; 3] = [
+    "Target.Timeout",
+    "Target.FailedHealthChecks",
+    "Target.ResponseCodeMismatch",
+];
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MyIngressReadiness {
+    /// `None` if AWS was never asked for a load balancer.
+    pub alb: Option<Alb>,
+    pub ready: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl MyIngressReadiness {
+    pub fn not_ready(alb: Option<Alb>, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            alb,
+            ready: false,
+            reason,
+            message: message.into(),
+        }
+    }
+
+    pub fn creating(alb: Option<Alb>) -> Self {
+        let message = "AWS was asked for the load balancer, and does not show it yet";
+        Self::not_ready(Some(alb.unwrap_or_default()), CREATING, message)
+    }
+
+    pub fn refused(alb: Option<Alb>, error: &AwsError) -> Self {
+        Self::not_ready(alb, error.reason, error.to_string())
+    }
+
+    /// Returns the readiness of an owned load balancer.
+    pub fn of(alb: Option<Alb>, load_balancer: &LoadBalancer) -> Self {
+        let LoadBalancer { dns, state, .. } = load_balancer;
+        let why = match load_balancer.state_reason.as_str() {
+            "" => String::new(),
+            why => format!(": {why}"),
+        };
+        let (reason, message) = match state.as_str() {
+            "active" => (READY, format!("{dns} is active")),
+            "active_impaired" => (
+                IMPAIRED,
+                format!("{dns} works, but AWS could not give it all that it needs to grow{why}"),
+            ),
+            "failed" => (
+                FAILED,
+                format!(
+                    "AWS could not make the load balancer{why}; delete this MyIngress and create it anew"
+                ),
+            ),
+            _ => (
+                PROVISIONING,
+                format!("AWS makes the load balancer, which takes minutes{why}"),
+            ),
+        };
+        Self {
+            ready: reason == READY,
+            ..Self::not_ready(alb, reason, message)
+        }
+    }
+
+    /// Returns the status that replaces `before`.
+    pub fn status(
+        &self,
+        before: Option<&MyIngressStatus>,
+        listeners: &[ListenerStatus],
+        generation: i64,
+        now: Time,
+    ) -> MyIngressStatus {
+        let mut conditions = before.map_or_else(Vec::new, |before| before.conditions.clone());
+        conditions::set(
+            &mut conditions,
+            READY,
+            self.ready,
+            self.reason,
+            &self.message,
+            generation,
+            now,
+        );
+        let mut listeners = listeners.to_vec();
+        if WITHOUT_TRAFFIC.contains(&self.reason) {
+            for listener in &mut listeners {
+                listener.healthy = 0;
+                listener.reason = self.reason.into();
+            }
+        }
+        MyIngressStatus {
+            alb: self.alb.clone(),
+            listeners,
+            observed_generation: Some(generation),
+            conditions,
+        }
+    }
+}
+
+/// The state of a desired listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ListenerResult {
+    pub port: u16,
+    /// Number of healthy targets.
+    pub healthy: u32,
+    /// Number of desired targets.
+    pub total: u32,
+    /// Reason that no traffic arrives; empty while some does.
+    pub reason: &'static str,
+    /// Message to `reason`; empty if an [`AwsError`] has it.
+    pub message: String,
+    /// Whether AWS is still at work, so that the next reconcile finds another state.
+    pub changes: bool,
+}
+
+impl ListenerResult {
+    /// Returns the result of a listener for which AWS shows something late.
+    pub fn not_visible(port: u16) -> Self {
+        Self {
+            port,
+            reason: TARGETS_INITIAL,
+            message: format!("AWS was asked for what port {port} needs, and does not show it yet"),
+            changes: true,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the result of a listener whose group is to have these targets. `security_groups` are the load balancer's.
+    pub fn of(
+        port: u16,
+        health: &[&TargetHealth],
+        targets: &BTreeSet<InstanceTarget>,
+        security_groups: &BTreeSet<String>,
+    ) -> Self {
+        let health: BTreeMap<_, _> = health.iter().map(|it| (&it.target, *it)).collect();
+        let known = targets.iter().filter_map(|target| health.get(target));
+        let known: Vec<_> = known.copied().collect();
+        let healthy = known.iter().filter(|it| it.state == "healthy").count();
+        // A target that is new to the group has no health yet.
+        let is_initial =
+            known.len() < targets.len() || known.iter().any(|it| it.state == "initial");
+        let result = Self {
+            port,
+            healthy: count(healthy),
+            total: count(targets.len()),
+            // AWS notifies nobody when an unhealthy target recovers.
+            changes: is_initial || healthy == 0,
+            ..Self::default()
+        };
+        if healthy > 0 {
+            return result;
+        }
+        let ill = known.into_iter().filter(|it| it.state != "initial");
+        let ill: Vec<_> = ill.collect();
+        let (reason, message) = if ill.is_empty() {
+            let message = format!("AWS has not yet found out how the targets of port {port} are");
+            (TARGETS_INITIAL, message)
+        } else {
+            let causes: BTreeSet<_> = ill.iter().map(|it| cause(it)).collect();
+            let causes = causes.into_iter().take(3).collect::<Vec<_>>().join(", ");
+            let mut message = format!("no target of port {port} is healthy ({causes})");
+            let may_be_blocked = |it: &&TargetHealth| OF_SECURITY_GROUPS.contains(&&*it.reason);
+            if ill.iter().any(may_be_blocked) {
+                let node_port = targets.first().map(|target| target.port);
+                let groups: Vec<_> = security_groups.iter().map(String::as_str).collect();
+                message += &format!(
+                    ": see that the Service has Pods which answer 200 at the path of the health check, and that a security group of \
+                     the nodes lets TCP {} in from {}",
+                    node_port.unwrap_or_default(),
+                    groups.join(", ")
+                );
+            }
+            (TARGETS_UNHEALTHY, message)
+        };
+        Self {
+            reason,
+            message,
+            ..result
+        }
+    }
+
+    /// Returns the status. `requested_at` is the time at which AWS was last asked to create something for the port.
+    pub fn status(&self, requested_at: Option<&Time>) -> ListenerStatus {
+        ListenerStatus {
+            port: self.port,
+            healthy: self.healthy,
+            total: self.total,
+            reason: self.reason.into(),
+            // Traffic arrives, so no reconcile has to wait for AWS to show something.
+            requested_at: requested_at.filter(|_| !self.reason.is_empty()).cloned(),
+        }
+    }
+}
+
+pub(crate) fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn cause(health: &TargetHealth) -> String {
+    match (health.reason.as_str(), health.description.as_str()) {
+        ("", _) => health.state.clone(),
+        (reason, "") => reason.into(),
+        (reason, description) => format!("{reason}: {description}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("active", "", true, READY, "web.elb is active")]
+    #[case(
+        "provisioning",
+        "",
+        false,
+        PROVISIONING,
+        "AWS makes the load balancer, which takes minutes"
+    )]
+    #[case(
+        "a_new_one",
+        "why",
+        false,
+        PROVISIONING,
+        "AWS makes the load balancer, which takes minutes: why"
+    )]
+    #[case(
+        "active_impaired",
+        "no address",
+        false,
+        IMPAIRED,
+        "web.elb works, but AWS could not give it all that it needs to grow: no address"
+    )]
+    #[case(
+        "failed",
+        "no address",
+        false,
+        FAILED,
+        "AWS could not make the load balancer: no address; delete this MyIngress and create it anew"
+    )]
+    fn only_active_is_ready(
+        #[case] state: &str,
+        #[case] why: &str,
+        #[case] ready: bool,
+        #[case] reason: &str,
+        #[case] message: &str,
+    ) {
+        let load_balancer = LoadBalancer {
+            dns: "web.elb".into(),
+            state: state.into(),
+            state_reason: why.into(),
+            ..LoadBalancer::default()
+        };
+        let readiness = MyIngressReadiness::of(None, &load_balancer);
+        assert_eq!(
+            (
+                readiness.ready,
+                readiness.reason,
+                readiness.message.as_str()
+            ),
+            (ready, reason, message)
+        );
+    }
+
+    fn target(instance: &str) -> InstanceTarget {
+        InstanceTarget {
+            instance: instance.into(),
+            port: 30_001,
+        }
+    }
+
+    /// Desired are `i-1` and `i-2`.
+    #[rstest]
+    #[case::new(&[], 0, "TargetsInitial", true)]
+    #[case::initial(&[("i-1", "initial"), ("i-2", "initial")], 0, "TargetsInitial", true)]
+    #[case::one_is_enough(&[("i-1", "healthy"), ("i-2", "unhealthy")], 1, "", false)]
+    #[case::one_more_soon(&[("i-1", "healthy"), ("i-2", "initial")], 1, "", true)]
+    #[case::others_do_not_count(&[("i-9", "healthy"), ("i-1", "unhealthy"), ("i-2", "unused")], 0, "TargetsUnhealthy", true)]
+    #[case::the_other_may_be_healthy(&[("i-1", "unhealthy"), ("i-2", "initial")], 0, "TargetsUnhealthy", true)]
+    fn result_of_targets(
+        #[case] registered: &[(&str, &str)],
+        #[case] healthy: u32,
+        #[case] reason: &str,
+        #[case] changes: bool,
+    ) {
+        let health = |(instance, state): &(&str, &str)| TargetHealth {
+            target: target(instance),
+            state: (*state).into(),
+            reason: if *state == "unhealthy" {
+                "Target.Timeout"
+            } else {
+                ""
+            }
+            .into(),
+            description: String::new(),
+        };
+        let health: Vec<_> = registered.iter().map(health).collect();
+        let targets = ["i-1", "i-2"].map(target).into();
+        let security_groups = ["sg-1".to_owned(), "sg-2".to_owned()].into();
+        let health: Vec<_> = health.iter().collect();
+        let result = ListenerResult::of(443, &health, &targets, &security_groups);
+        let status = ListenerStatus {
+            port: 443,
+            healthy,
+            total: 2,
+            reason: reason.into(),
+            requested_at: None,
+        };
+        assert_eq!(result.status(None), status);
+        assert_eq!(
+            (result.changes, result.message.is_empty()),
+            (changes, reason.is_empty())
+        );
+        if reason == TARGETS_UNHEALTHY {
+            let rule = "lets TCP 30001 in from sg-1, sg-2";
+            let message = result.message;
+            assert!(
+                message.contains("(Target.Timeout") && message.ends_with(rule),
+                "{message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The steps of a reconcile: each is one call to AWS or to the apiserver.
+
+use std::collections::BTreeSet;
+
+use qm_aws::listeners::{DesiredListener, DesiredTargetGroup, InstanceTarget};
+use qm_aws::{DesiredLoadBalancer, Tags};
+
+/// A step. Strings are ARNs, except where the variant says otherwise.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Reads the region of the operator's configuration.
+    ReadRegion,
+    /// Reads the account of the credentials.
+    ReadAccount,
+    /// By name.
+    FindLoadBalancer(String),
+    ReadTags(String),
+    ReadListeners(String),
+    /// Reads the target groups that the listeners of a load balancer lead to.
+    ReadTargetGroups(String),
+    /// Reads the tags of listeners and target groups.
+    ReadOwnership(Vec<String>),
+    /// By name.
+    FindTargetGroup(String),
+    /// Reads all target groups whose names have this prefix.
+    ListTargetGroups(String),
+    ReadTargetHealth(String),
+    /// Reads what AWS shows under the name of the deleted load balancer.
+    VerifyDeletion(String),
+    ReadNodes,
+    /// Reads the Service of the listener of this port, by name.
+    ReadService(u16, String),
+
+    /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The confirmation holds for a change
+    /// of this thing only.
+    ConfirmOwner(&'static str),
+    AddFinalizer,
+    RemoveFinalizer,
+    /// Writes the status.
+    RecordIntent(Intent),
+    /// Emits an Event with this action, reason and note.
+    Emit(EventType, &'static str, &'static str, String),
+
+    CreateLoadBalancer(DesiredLoadBalancer),
+    AddTags(String, Tags),
+    RemoveTags(String, BTreeSet<String>),
+    SetIpAddressType(String, String),
+    SetSubnets(String, BTreeSet<String>),
+    SetSecurityGroups(String, BTreeSet<String>),
+    DeleteLoadBalancer(String),
+    /// For the listener of this port.
+    CreateTargetGroup(u16, DesiredTargetGroup),
+    SetHealthCheck(String, String),
+    RegisterTargets(String, BTreeSet<InstanceTarget>),
+    DeregisterTargets(String, BTreeSet<InstanceTarget>),
+    DeleteTargetGroup(String),
+    /// On the load balancer, with these tags.
+    CreateListener(String, DesiredListener, Tags),
+    ModifyListener(String, DesiredListener),
+    DeleteListener(String),
+}
+
+/// An intent. The status has the intent before AWS is asked, so that the next reconcile knows of it whatever becomes of this one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Intent {
+    CreateLoadBalancer,
+    /// Gives the load balancer the tags of the spec.
+    Tag,
+    /// Looks after these ports, for which AWS may have something.
+    Ports(BTreeSet<u16>),
+    /// Creates something for this port.
+    CreateFor(u16),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventType {
+    Normal,
+    Warning,
+}

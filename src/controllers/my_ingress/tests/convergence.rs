@@ -1,0 +1,176 @@
+//! Whatever AWS has and refuses, reconciles end, leave what is not owned alone, and come to rest.
+
+use proptest::prelude::*;
+use qm_aws::{AwsError, Tags};
+use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
+use qm_runtime::reconciler::Class;
+use serde_json::{Value, json};
+
+use super::super::tags::CLUSTER;
+use super::fake::{GROUP, LISTENER, LOAD_BALANCER, World, http, owner_tags, refusal, tags};
+
+/// Steps that AWS may refuse.
+const CALLS: [&str; 21] = [
+    "FindLoadBalancer",
+    "ReadTags",
+    "ReadListeners",
+    "ReadTargetGroups",
+    "ReadOwnership",
+    "FindTargetGroup",
+    "ReadTargetHealth",
+    "CreateLoadBalancer",
+    "AddTags",
+    "RemoveTags",
+    "SetSubnets",
+    "SetSecurityGroups",
+    "DeleteLoadBalancer",
+    "CreateTargetGroup",
+    "SetHealthCheck",
+    "RegisterTargets",
+    "DeregisterTargets",
+    "DeleteTargetGroup",
+    "CreateListener",
+    "ModifyListener",
+    "DeleteListener",
+];
+
+fn some_tags() -> impl Strategy<Value = Tags> {
+    prop_oneof![
+        4 => Just(owner_tags()),
+        1 => Just(tags(&[(CLUSTER, "c1"), (OWNER_UID, "u1"), ("theirs", "x")])),
+        1 => Just(tags(&[(ADOPT_BY, "shop/web")])),
+        1 => Just(tags(&[("theirs", "x")])),
+        1 => Just(Tags::new()),
+    ]
+}
+
+fn some_spec() -> impl Strategy<Value = Value> {
+    let listeners = prop::sample::subsequence(vec![80_u16, 81, 82], 0..=3);
+    let subnets = prop::sample::subsequence(vec!["subnet-1", "subnet-2", "subnet-3"], 2..=3);
+    let path = prop::option::of(Just("/healthz"));
+    (listeners, subnets, path, any::<bool>()).prop_map(|(ports, subnets, path, is_tagged)| {
+        let listener = |port| {
+            let mut listener = http(port);
+            if let Some(path) = path {
+                listener["healthCheckPath"] = json!(path);
+            }
+            listener
+        };
+        let tags = if is_tagged {
+            json!({ "a": "1" })
+        } else {
+            json!({})
+        };
+        let listeners: Vec<_> = ports.into_iter().map(listener).collect();
+        json!({ "subnets": subnets, "tags": tags, "listeners": listeners })
+    })
+}
+
+fn some_refusal() -> impl Strategy<Value = (&'static str, AwsError)> {
+    let error = prop_oneof![
+        Just(refusal(Class::Transient, "Throttled", "Throttling")),
+        Just(refusal(Class::Terminal, "SpecRefused", "ValidationError")),
+        Just(refusal(
+            Class::Slow,
+            "NotPermitted",
+            "OperationNotPermitted"
+        )),
+    ];
+    (prop::sample::select(CALLS.to_vec()), error, any::<bool>()).prop_map(
+        |(call, error, undone)| {
+            let is_read = ["Find", "Read"].iter().any(|verb| call.starts_with(verb));
+            let undone = undone || is_read;
+            (call, AwsError { undone, ..error })
+        },
+    )
+}
+
+fn some_world() -> impl Strategy<Value = World> {
+    let owners = (some_tags(), some_tags(), some_tags());
+    let nodes = prop::sample::subsequence(vec!["i-1", "i-2", "i-3"], 1..=3);
+    let has = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (owners, some_spec(), nodes, has).prop_map(|(owners, spec, nodes, has)| {
+        let (has_load_balancer, has_listener, has_group, has_status) = has;
+        let mut world = World::new();
+        let (of_load_balancer, of_listener, of_group) = owners;
+        world
+            .aws
+            .tags
+            .insert(LOAD_BALANCER.into(), of_load_balancer);
+        world.aws.tags.insert(LISTENER.into(), of_listener);
+        world.aws.tags.insert(GROUP.into(), of_group);
+        if !has_load_balancer {
+            world.aws.load_balancer = None;
+        }
+        if !has_listener || !has_load_balancer || !has_group {
+            world.aws.listeners.clear();
+        }
+        if !has_group {
+            world.aws.groups.clear();
+        }
+        if !has_status {
+            world.object["status"] = json!({});
+        }
+        world.object["spec"] = spec;
+        world.nodes = Ok(nodes);
+        world
+    })
+}
+
+/// Reconciles until only reads are left, which the fake allows to touch nothing that is not owned.
+async fn rest(world: &mut World) {
+    for _ in 0..6 {
+        let steps = world.settle().await.steps;
+        world.aws.health.values_mut().for_each(|health| {
+            health.retain(|it| !it.is_draining());
+            health.iter_mut().for_each(|it| it.state = "healthy".into());
+        });
+        if steps
+            .iter()
+            .all(|it| it.starts_with("Read") || it.starts_with("Find"))
+        {
+            return;
+        }
+    }
+    panic!("no rest: {:?}", world.reconcile().await.steps);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn reconciles_come_to_rest(
+        mut world in some_world(),
+        refusals in prop::collection::vec(some_refusal(), 0..3),
+        is_deleted in any::<bool>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for refusal in refusals {
+                world.refused = vec![refusal];
+                let steps = world.settle().await.steps;
+                let repeated = steps.iter().enumerate().any(|(at, step)| {
+                    step.starts_with('!') && steps[..at].iter().filter(|it| *it == step).count() > 3
+                });
+                assert!(!repeated, "{steps:?}");
+            }
+            world.refused.clear();
+            let foreign: Vec<_> = world.aws.tags.iter()
+                .filter(|(_, tags)| tags.contains_key("theirs") && tags.len() == 1)
+                .map(|(arn, tags)| (arn.clone(), tags.clone()))
+                .collect();
+            rest(&mut world).await;
+            for (arn, tags) in foreign {
+                assert_eq!(world.aws.tags[&arn], tags);
+            }
+            if is_deleted {
+                world.delete();
+                let reconciled = world.reconcile().await;
+                assert_eq!(reconciled.steps.last().map(String::as_str), Some("RemoveFinalizer"));
+                let owned = |arn: &str| world.aws.tags[arn].get(OWNER_UID).is_some_and(|it| it == "u1");
+                let left = world.aws.load_balancer.iter().any(|it| owned(&it.arn));
+                assert!(!left);
+            }
+        });
+    }
+}

@@ -1,0 +1,721 @@
+//! Which steps a reconcile takes, and in which order.
+
+use qm_aws::AwsError;
+use qm_aws::error::NOT_PERMITTED;
+use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
+use qm_runtime::reconciler::{Class, Outcome};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::super::tags::CLUSTER;
+use super::fake::{
+    GROUP, LISTENER, LOAD_BALANCER, Reconciled, World, ago, http, owner_tags, refusal, tags,
+};
+
+/// The steps up to the tags of a load balancer whose ARN the status has.
+const FOUND: &str = "ReadRegion FindLoadBalancer ReadTags";
+/// The steps from there to the nodes.
+const LISTENERS: &str = "ReadListeners ReadTargetGroups ReadOwnership";
+
+fn throttled() -> AwsError {
+    refusal(Class::Transient, "Throttled", "Throttling")
+}
+
+fn spec_refused() -> AwsError {
+    refusal(Class::Terminal, "SpecRefused", "SubnetNotFound")
+}
+
+/// The answer was lost.
+fn lost() -> AwsError {
+    AwsError {
+        undone: false,
+        ..refusal(Class::Transient, "AWSUnavailable", "InternalFailure")
+    }
+}
+
+/// Reconciles the world after `change`, and compares the steps and the reason.
+async fn check(
+    mut world: World,
+    change: impl FnOnce(&mut World),
+    steps: &str,
+    reason: &str,
+) -> (World, Reconciled) {
+    change(&mut world);
+    let reconciled = world.reconcile().await;
+    assert_eq!(reconciled.steps.join(" "), steps);
+    let report = reconciled.report.as_ref();
+    let said = report.map_or("", |report| report.readiness.reason);
+    assert_eq!(said, reason, "{report:?}");
+    (world, reconciled)
+}
+
+fn alb(world: &mut World) -> &mut Value {
+    &mut world.object["status"]["alb"]
+}
+
+fn requested(world: &mut World, seconds: i64) {
+    alb(world)["requestedAt"] = json!(ago(seconds));
+}
+
+fn requested_for(world: &mut World, at: usize, seconds: i64) {
+    world.object["status"]["listeners"][at]["requestedAt"] = json!(ago(seconds));
+}
+
+fn tag(world: &mut World, arn: &str, pairs: &[(&str, &str)]) {
+    world.aws.tags.insert(arn.into(), tags(pairs));
+}
+
+/// The steps that read what the load balancer listens on.
+fn inventory(world: &World) -> &'static str {
+    if world.aws.listeners.is_empty() {
+        "ReadListeners ReadTargetGroups"
+    } else {
+        LISTENERS
+    }
+}
+
+type Change = fn(&mut World);
+
+/// Where the load balancer is looked for, and when it is created.
+#[rstest]
+#[case::steady(|_: &mut World| {}, "", "Ready")]
+#[case::in_another_region(|world: &mut World| alb(world)["arn"] = json!("arn:aws:elb:us-1:1:web"), "ReadRegion", "RegionMismatch")]
+#[case::in_another_account(|world: &mut World| alb(world)["arn"] = json!("arn:aws:elb:eu-1:2:web"), "ReadRegion FindLoadBalancer", "AccountMismatch")]
+#[case::gone_with_its_account(|world: &mut World| {
+    world.aws.load_balancer = None;
+    world.aws.account = "2".into();
+}, "ReadRegion FindLoadBalancer ReadAccount", "AccountMismatch")]
+#[case::gone(|world: &mut World| world.aws.load_balancer = None,
+    "ReadRegion FindLoadBalancer ReadAccount RecordCreateLoadBalancer CreateLoadBalancer ReadTags Emit:Created", "Provisioning")]
+#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); },
+    "ReadRegion FindLoadBalancer", "Creating")]
+#[case::not_visible_for_too_long(|world: &mut World| { requested(world, 90); world.aws.load_balancer = None; },
+    "ReadRegion FindLoadBalancer ReadAccount RecordCreateLoadBalancer CreateLoadBalancer ReadTags Emit:Created", "Provisioning")]
+#[case::clock_of_the_writer_is_ahead(|world: &mut World| { requested(world, -30); world.aws.load_balancer = None; },
+    "ReadRegion FindLoadBalancer", "Creating")]
+#[case::answer_to_the_creation_was_lost(|world: &mut World| {
+    *alb(world) = json!({ "requestedAt": ago(5) });
+    world.aws.hidden.insert(LOAD_BALANCER.into());
+}, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
+#[tokio::test]
+async fn load_balancer_is_found_or_created(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let steps = if steps.is_empty() { FOUND } else { steps };
+    check(World::plain(), change, steps, reason).await;
+}
+
+#[rstest]
+#[case::new(|_: &mut World| {}, "ReadTags Emit:Created", "Provisioning")]
+#[case::with_tags_of_the_spec(|world: &mut World| world.object["spec"]["tags"] = json!({ "a": "b" }), "ReadTags Emit:Created", "Provisioning")]
+#[case::late(|world: &mut World| world.aws.is_late = true, "ReadTags", "Creating")]
+#[case::late_with_its_tags(|world: &mut World| world.aws.is_late_with_tags = true, "ReadTags", "Conflict")]
+#[case::listening(|world: &mut World| world.object["spec"]["listeners"] = json!([http(80)]),
+    "ReadTags Emit:Created ReadListeners ReadTargetGroups RecordPorts ReadNodes ReadService FindTargetGroup RecordCreateFor \
+     CreateTargetGroup ReadOwnership ReadTargetHealth RegisterTargets CreateListener Emit:Updated", "Provisioning")]
+#[tokio::test]
+async fn creation_follows_finalizer_and_intent(
+    #[case] change: Change,
+    #[case] rest: &str,
+    #[case] reason: &str,
+) {
+    let steps =
+        format!("FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer {rest}");
+    let (world, _) = check(World::empty(), change, &steps, reason).await;
+    assert!(world.object["status"]["alb"]["requestedAt"].is_string());
+    let condition = &world.object["status"]["conditions"][0];
+    assert_eq!(condition["reason"], "Creating", "while it goes on");
+}
+
+/// A creation that was refused for sure is forgotten, so nothing waits for it.
+#[rstest]
+#[case::undone(spec_refused(), None)]
+#[case::lost(lost(), Some(()))]
+#[tokio::test]
+async fn failed_creation(#[case] error: AwsError, #[case] requested: Option<()>) {
+    let reason = error.reason;
+    let refuse = |world: &mut World| world.refused = vec![("CreateLoadBalancer", error)];
+    let steps = "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer !CreateLoadBalancer";
+    let (_, reconciled) = check(World::empty(), refuse, steps, reason).await;
+    let alb = reconciled.report().readiness.alb.as_ref();
+    assert_eq!(alb.map(|_| ()), requested);
+    assert!(reconciled.report().outcome.is_err());
+}
+
+/// Nothing is done with what is not owned.
+#[rstest]
+#[case::untagged(&[], &[], "Conflict")]
+#[case::article_s_program(&[("ManagedBy", "kopf")], &[], "Conflict")]
+#[case::another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], &[], "Conflict")]
+#[case::name_alone(&[(CLUSTER, "c1"), (OWNER, "shop/web")], &[], "Conflict")]
+#[case::promised(&[(ADOPT_BY, "shop/other")], &[], "Conflict")]
+#[case::sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")], &["u2"], "NameTaken")]
+#[case::deleted_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")], &[], "Conflict")]
+#[tokio::test]
+async fn unowned_load_balancer(
+    #[case] shown: &[(&str, &str)],
+    #[case] siblings: &[&'static str],
+    #[case] reason: &str,
+) {
+    let change = |world: &mut World| {
+        tag(world, LOAD_BALANCER, shown);
+        world.siblings = siblings.to_vec();
+    };
+    check(World::new(), change, FOUND, reason).await;
+}
+
+/// An operator of some namespaces does not see whether a sibling in another one exists.
+#[tokio::test]
+async fn sibling_that_is_not_watched_may_exist() {
+    let change = |world: &mut World| {
+        let theirs = [(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")];
+        tag(world, LOAD_BALANCER, &theirs);
+        world.scope = Some("shop");
+    };
+    check(World::plain(), change, FOUND, "NameTaken").await;
+}
+
+#[rstest]
+#[case::consent(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "AddTags RemoveTags Emit:Adopted")]
+#[case::restored(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")], "AddTags Emit:Adopted")]
+#[tokio::test]
+async fn adopted_load_balancer(#[case] shown: &[(&str, &str)], #[case] rest: &str) {
+    let is_restored = shown.len() == 3;
+    let change = |world: &mut World| tag(world, LOAD_BALANCER, shown);
+    let confirm = if is_restored { "ConfirmOwner " } else { "" };
+    // Until it is known that nothing is left of a lost status, listeners are looked at.
+    let steps = format!(
+        "FindLoadBalancer ReadTags {confirm}AddFinalizer {rest} ReadListeners ReadTargetGroups"
+    );
+    let mut world = World::plain();
+    world.object["status"] = json!({});
+    world.object["metadata"]["finalizers"] = json!([]);
+    let (world, _) = check(world, change, &steps, "Ready").await;
+    let shown = &world.aws.tags[LOAD_BALANCER];
+    assert!(
+        owner_tags()
+            .iter()
+            .all(|(key, value)| shown.get(key) == Some(value))
+    );
+    assert!(!shown.contains_key(ADOPT_BY));
+}
+
+/// What nobody can change is never claimed.
+#[rstest]
+#[case::scheme(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"))]
+#[case::kind(|world: &mut World| world.aws.load_balancer.as_mut().unwrap().kind = "network".into())]
+#[case::unowned(|world: &mut World| {
+    world.object["spec"]["scheme"] = json!("internal");
+    tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]);
+})]
+#[tokio::test]
+async fn incompatible_load_balancer(#[case] change: Change) {
+    check(World::new(), change, FOUND, "NotAlike").await;
+}
+
+#[rstest]
+#[case::all(json!({ "subnets": ["subnet-1", "subnet-3"], "securityGroups": ["sg-2"], "ipAddressType": "dualstack" }),
+    "SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated")]
+#[case::fewer_address_types_first(json!({ "subnets": ["subnet-1", "subnet-3"], "ipAddressType": "ipv4" }),
+    "SetIpAddressType SetSubnets Emit:Updated")]
+#[case::not_in_the_spec(json!({}), "")]
+#[tokio::test]
+async fn drift(#[case] spec: Value, #[case] steps: &str) {
+    let change = |world: &mut World| {
+        for (field, value) in spec.as_object().unwrap() {
+            world.object["spec"][field] = value.clone();
+        }
+        if spec["ipAddressType"] == "ipv4" {
+            world.aws.load_balancer.as_mut().unwrap().ip_address_type = "dualstack".into();
+        }
+    };
+    let steps = format!("{FOUND} {steps}");
+    check(World::plain(), change, steps.trim(), "Ready").await;
+}
+
+#[rstest]
+#[case::changed_by_others(json!({}), json!([]), &[("ManagedBy", "them")], "AddTags Emit:Updated", &[])]
+#[case::of_others(json!({}), json!([]), &[("theirs", "x"), (ADOPT_BY, "a/other")], "", &[("theirs", "x"), (ADOPT_BY, "a/other")])]
+#[case::new(json!({ "a": "1" }), json!([]), &[], "RecordTag AddTags Emit:Updated", &[("a", "1")])]
+#[case::known(json!({ "a": "1" }), json!(["a"]), &[], "AddTags Emit:Updated", &[("a", "1")])]
+#[case::dropped(json!({ "b": "2" }), json!(["a"]), &[("a", "1"), ("c", "3")], "RecordTag AddTags RemoveTags Emit:Updated",
+    &[("b", "2"), ("c", "3")])]
+#[case::dropped_and_gone(json!({}), json!(["a"]), &[], "", &[])]
+#[tokio::test]
+async fn tags_of_the_spec(
+    #[case] spec: Value,
+    #[case] recorded: Value,
+    #[case] shown: &[(&str, &str)],
+    #[case] steps: &str,
+    #[case] expected: &[(&str, &str)],
+) {
+    let keys: Vec<_> = spec.as_object().unwrap().keys().cloned().collect();
+    let change = |world: &mut World| {
+        world.object["spec"]["tags"] = spec;
+        alb(world)["tagKeys"] = recorded;
+        world
+            .aws
+            .tags
+            .get_mut(LOAD_BALANCER)
+            .unwrap()
+            .extend(tags(shown));
+    };
+    let steps = format!("{FOUND} {steps}");
+    let (world, reconciled) = check(World::plain(), change, steps.trim(), "Ready").await;
+    let mut all = owner_tags();
+    all.extend(tags(expected));
+    assert_eq!(world.aws.tags[LOAD_BALANCER], all);
+    let alb = reconciled.report().readiness.alb.as_ref().unwrap();
+    assert_eq!(alb.tag_keys, keys);
+}
+
+/// A refusal of one part keeps no other part, and no listener, from being corrected; a refusal of all calls does.
+#[rstest]
+#[case::of_one(vec![("SetSubnets", spec_refused())],
+    "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
+     ReadTargetHealth", "SpecRefused")]
+#[case::of_all(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
+#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_refused())],
+    "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
+#[case::listeners_count_before(vec![("SetSubnets", spec_refused()), ("ReadListeners", throttled())],
+    "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
+#[case::tags(vec![("AddTags", spec_refused())], "!AddTags", "SpecRefused")]
+#[tokio::test]
+async fn refused_correction(
+    #[case] refused: Vec<(&'static str, AwsError)>,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let change = |world: &mut World| {
+        world.refused = refused;
+        world.object["spec"]["subnets"] = json!(["subnet-1", "subnet-3"]);
+        world.object["spec"]["securityGroups"] = json!(["sg-2"]);
+        world.object["spec"]["ipAddressType"] = json!("dualstack");
+        if steps.contains("AddTags") {
+            tag(world, LOAD_BALANCER, &[(CLUSTER, "c1"), (OWNER_UID, "u1")]);
+        }
+    };
+    let steps = format!("{FOUND} {steps}");
+    let (_, reconciled) = check(World::new(), change, &steps, reason).await;
+    assert!(reconciled.report().outcome.is_err());
+}
+
+/// The Event about a creation does not wait for the tags; the one about an adoption does.
+#[rstest]
+#[case::created(json!({}), &[(CLUSTER, "c1"), (OWNER_UID, "u1")],
+    "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags !AddTags Emit:Created")]
+#[case::adopted(json!({ "alb": { "arn": LOAD_BALANCER } }), &[(ADOPT_BY, "shop/web")],
+    "ReadRegion FindLoadBalancer ReadTags !AddTags")]
+#[tokio::test]
+async fn event_if_tags_are_refused(
+    #[case] status: Value,
+    #[case] shown: &[(&str, &str)],
+    #[case] steps: &str,
+) {
+    let change = |world: &mut World| {
+        let denied = refusal(Class::Slow, "AccessDenied", "AccessDenied");
+        world.refused = vec![("AddTags", denied)];
+        tag(world, LOAD_BALANCER, shown);
+        if status == json!({}) {
+            // AWS answers the creation with the load balancer that it did not show.
+            world.aws.unlisted.insert(LOAD_BALANCER.into());
+        }
+        world.object["status"] = status;
+    };
+    check(World::plain(), change, steps, "AccessDenied").await;
+}
+
+/// AWS answers a creation with somebody else's load balancer of these very settings.
+#[tokio::test]
+async fn created_load_balancer_may_be_anothers() {
+    let change = |world: &mut World| {
+        world.aws = World::plain().aws;
+        world.aws.unlisted.insert(LOAD_BALANCER.into());
+        tag(world, LOAD_BALANCER, &[("theirs", "x")]);
+    };
+    let steps =
+        "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer ReadTags";
+    let (_, reconciled) = check(World::empty(), change, steps, "Conflict").await;
+    // Its tags may be shown late.
+    assert_eq!(reconciled.report().outcome, Ok(Outcome::Waiting));
+}
+
+/// The order of a listener's steps never leads it to nothing.
+#[rstest]
+#[case::steady(|_: &mut World| {}, "ReadService ReadTargetHealth", "Ready")]
+#[case::new(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); },
+    "ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership ReadTargetHealth RegisterTargets CreateListener \
+     Emit:Updated", "TargetsInitial")]
+#[case::new_and_just_recorded(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); requested_for(world, 0, 10); },
+    "ReadService FindTargetGroup CreateTargetGroup ReadOwnership ReadTargetHealth RegisterTargets CreateListener Emit:Updated",
+    "TargetsInitial")]
+#[case::group_of_before(|world: &mut World| world.aws.listeners.clear(),
+    "ReadService FindTargetGroup ReadOwnership ReadTargetHealth RecordCreateFor CreateListener Emit:Updated", "TargetsInitial")]
+#[case::group_of_another_network(|world: &mut World| {
+    world.aws.listeners.clear();
+    world.aws.groups[0].vpc = "vpc-2".into();
+}, "ReadService FindTargetGroup ReadOwnership DeleteTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership ReadTargetHealth \
+    RegisterTargets CreateListener Emit:Updated", "TargetsInitial")]
+#[case::leads_elsewhere(|world: &mut World| {
+    world.aws.listeners[0].group = None;
+    world.aws.health.get_mut(GROUP).unwrap().clear();
+}, "ReadService FindTargetGroup ReadOwnership ReadTargetHealth RegisterTargets ModifyListener Emit:Updated", "TargetsInitial")]
+#[case::tags_of_both(|world: &mut World| {
+    for arn in [LISTENER, GROUP] {
+        tag(world, arn, &[(CLUSTER, "c1"), (OWNER_UID, "u1")]);
+    }
+}, "ReadService AddTags ReadTargetHealth AddTags", "Ready")]
+#[case::adopted(|world: &mut World| {
+    for arn in [LISTENER, GROUP] {
+        tag(world, arn, &[(ADOPT_BY, "shop/web")]);
+    }
+}, "ReadService AddTags RemoveTags Emit:Adopted ReadTargetHealth AddTags RemoveTags Emit:Adopted", "Ready")]
+#[case::health_check(|world: &mut World| world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz"),
+    "ReadService SetHealthCheck ReadTargetHealth", "Ready")]
+#[case::protocol(|world: &mut World| {
+    world.object["spec"]["listeners"][0]["protocol"] = json!("HTTPS");
+    world.object["spec"]["listeners"][0]["certificateArn"] = json!("arn:c");
+}, "ReadService ReadTargetHealth ModifyListener Emit:Updated", "Ready")]
+#[case::policy_of_others(|world: &mut World| world.aws.listeners[0].ssl_policy = Some("p".into()), "ReadService ReadTargetHealth", "Ready")]
+#[case::new_node(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]), "ReadService ReadTargetHealth RegisterTargets", "Ready")]
+#[case::other_node(|world: &mut World| world.nodes = Ok(vec!["i-2", "i-3"]), "ReadService ReadTargetHealth RegisterTargets DeregisterTargets",
+    "Ready")]
+#[case::only_the_old_ones_serve(|world: &mut World| world.nodes = Ok(vec!["i-3"]), "ReadService ReadTargetHealth RegisterTargets",
+    "TargetsInitial")]
+#[tokio::test]
+async fn listener(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
+    let mut world = World::new();
+    change(&mut world);
+    let inventory = inventory(&world);
+    let steps = format!("{FOUND} {inventory} ReadNodes {steps}");
+    let (world, _) = check(world, |_| {}, &steps, reason).await;
+    let listener = &world.aws.listeners[0];
+    let group = world
+        .aws
+        .groups
+        .iter()
+        .find(|it| listener.group.as_ref() == Some(&it.arn));
+    assert!(group.is_some_and(|it| it.name == world.group_name(80) && it.vpc == "vpc-1"));
+    for arn in [&listener.arn, &group.unwrap().arn] {
+        assert_eq!(world.aws.tags[arn], owner_tags());
+    }
+    if listener.protocol == "HTTPS" {
+        assert_eq!(
+            listener.ssl_policy.as_deref(),
+            Some("ELBSecurityPolicy-2016-08")
+        );
+    }
+}
+
+/// What is not owned, or may not be, is left alone.
+#[rstest]
+#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
+#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "ListenerConflict")]
+#[case::listener_with_late_tags(|world: &mut World| { tag(world, LISTENER, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
+#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
+#[case::group_with_late_tags(|world: &mut World| { tag(world, GROUP, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
+#[case::adoptable_group_of_another_network(|world: &mut World| {
+    tag(world, GROUP, &[(ADOPT_BY, "shop/web")]);
+    world.aws.groups[0].vpc = "vpc-2".into();
+}, "ReadService", "ListenerConflict")]
+#[case::created_group_is_hidden(|world: &mut World| {
+    world.object["spec"]["listeners"] = json!([http(81)]);
+    world.object["status"]["listeners"] = json!([{ "port": 81 }]);
+    world.aws.listeners.clear();
+    world.aws.groups.clear();
+    world.aws.is_late = true;
+}, "ReadService FindTargetGroup RecordCreateFor CreateTargetGroup !ReadOwnership", "TargetsInitial")]
+#[case::created_group_has_late_tags(|world: &mut World| {
+    world.aws.listeners.clear();
+    world.aws.groups.clear();
+    world.aws.is_late_with_tags = true;
+}, "ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership", "TargetsInitial")]
+#[tokio::test]
+async fn unowned_listener_or_group(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let mut world = World::new();
+    change(&mut world);
+    let inventory = inventory(&world);
+    let steps = format!("{FOUND} {inventory} ReadNodes {steps}");
+    check(world, |_| {}, &steps, reason).await;
+}
+
+/// AWS answers a creation with somebody else's group of these very settings.
+#[tokio::test]
+async fn created_group_may_be_anothers() {
+    let change = |world: &mut World| {
+        world.aws.listeners.clear();
+        world.aws.unlisted.insert(GROUP.into());
+        tag(world, GROUP, &[("theirs", "x")]);
+    };
+    let steps = format!(
+        "{FOUND} ReadListeners ReadTargetGroups ReadNodes ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership"
+    );
+    check(World::new(), change, &steps, "ListenerConflict").await;
+}
+
+/// While it is unknown where to lead, targets stay as long as the Service holds their node port.
+#[rstest]
+#[case::no_service(|world: &mut World| world.services.clear(), "ReadTargetHealth DeregisterTargets Emit:Updated", "ServiceNotFound", (0, 0))]
+#[case::port_released(|world: &mut World| port(world, json!({ "port": 81, "nodePort": 30_081 })), "ReadTargetHealth DeregisterTargets Emit:Updated",
+    "ServicePortNotFound", (0, 0))]
+#[case::port_held(|world: &mut World| port(world, json!({ "port": 81, "nodePort": 30_080 })), "ReadTargetHealth", "ServicePortNotFound", (2, 2))]
+#[case::no_node_port(|world: &mut World| port(world, json!({ "port": 80 })), "ReadTargetHealth DeregisterTargets Emit:Updated", "NoNodePort", (0, 0))]
+#[case::no_nodes(|world: &mut World| world.nodes = Ok(Vec::new()), "ReadTargetHealth", "NoNodes", (2, 2))]
+#[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnknown", (2, 2))]
+#[case::nothing_leads_there(|world: &mut World| { world.nodes = Ok(Vec::new()); world.aws.listeners.clear(); }, "", "NoNodes", (2, 2))]
+#[tokio::test]
+async fn unroutable_listener(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+    #[case] counts: (u32, u32),
+) {
+    let mut world = World::new();
+    change(&mut world);
+    let inventory = inventory(&world);
+    let steps = format!("{FOUND} {inventory} ReadNodes ReadService {steps}");
+    let (world, reconciled) = check(world, |_| {}, steps.trim(), reason).await;
+    let status = &reconciled.report().listeners[0];
+    assert_eq!((status.healthy, status.total), counts);
+    let draining = world.aws.health[GROUP].iter().filter(|it| it.is_draining());
+    assert_eq!(
+        draining.count(),
+        if steps.contains("Deregister") { 2 } else { 0 }
+    );
+}
+
+fn port(world: &mut World, port: Value) {
+    world.services.insert(
+        "shop",
+        json!({ "metadata": { "name": "shop" }, "spec": { "ports": [port] } }),
+    );
+}
+
+/// A target that AWS rejects blocks no other.
+#[rstest]
+#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
+#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRefused", "Ready")]
+#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
+#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRefused")]
+#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRefused")]
+#[tokio::test]
+async fn rejected_targets(
+    #[case] nodes: &[&'static str],
+    #[case] named: &str,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let mut world = World::new();
+    world.nodes = Ok(nodes.to_vec());
+    world.aws.rejected = named.split(", ").map(Into::into).collect();
+    let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService ReadTargetHealth {steps}");
+    check(world, |_| {}, &steps, reason).await;
+}
+
+/// A listener that AWS refuses blocks no other; a refusal of all calls does.
+#[rstest]
+#[case::of_one(
+    spec_refused(),
+    "!SetHealthCheck ReadService ReadTargetHealth",
+    "SpecRefused"
+)]
+#[case::of_all(throttled(), "!SetHealthCheck", "Throttled")]
+#[tokio::test]
+async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] reason: &str) {
+    let mut world = World::new();
+    world.listen(
+        "arn:aws:elb:eu-1:1:listener-81",
+        "arn:aws:elb:eu-1:1:group-81",
+        81,
+    );
+    world.object["spec"]["listeners"] = json!([http(80), http(81)]);
+    world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
+    world.object["status"]["listeners"] =
+        json!([{ "port": 80, "healthy": 1, "total": 2 }, { "port": 81 }]);
+    world.refused = vec![("SetHealthCheck", error)];
+    let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService {steps}");
+    let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
+    let report = reconciled.report();
+    if reason == "SpecRefused" {
+        assert!(report.readiness.message.starts_with("port 80: AWS says"));
+        let (first, second) = (&report.listeners[0], &report.listeners[1]);
+        assert_eq!(
+            (first.healthy, &*first.reason),
+            (1, "SpecRefused"),
+            "as before"
+        );
+        assert_eq!((second.healthy, &*second.reason), (2, ""));
+    }
+}
+
+/// What the spec no longer has is removed, the listener before its group.
+#[rstest]
+#[case::both(|_: &mut World| {}, "DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
+#[case::group_alone(|world: &mut World| world.aws.listeners.clear(), "FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
+#[case::neither(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); }, "FindTargetGroup", "Ready", 0)]
+#[case::neither_is_visible(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); requested_for(world, 0, 30); },
+    "FindTargetGroup", "Ready", 1)]
+#[case::foreign(|world: &mut World| for arn in [LISTENER, GROUP] { tag(world, arn, &[("theirs", "x")]); }, "FindTargetGroup ReadOwnership", "Ready", 0)]
+#[case::late_tags(|world: &mut World| { for arn in [LISTENER, GROUP] { tag(world, arn, &[]); } requested_for(world, 0, 30); },
+    "FindTargetGroup ReadOwnership", "Ready", 1)]
+#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "ListenerConflict", 1)]
+#[case::status_was_lost(|world: &mut World| world.object["status"] = json!({}),
+    "RecordPorts DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
+#[tokio::test]
+async fn removed_listener(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+    #[case] left: usize,
+) {
+    let mut world = World::new();
+    world.object["spec"]["listeners"] = json!([]);
+    change(&mut world);
+    let is_lost = world.object["status"] == json!({});
+    let found = if is_lost {
+        "FindLoadBalancer ReadTags"
+    } else {
+        FOUND
+    };
+    let inventory = inventory(&world);
+    let steps = format!("{found} {inventory} {steps}");
+    let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
+    assert_eq!(reconciled.report().listeners.len(), left);
+}
+
+/// Whatever AWS refuses of one removal, the next one goes on.
+#[tokio::test]
+async fn refused_removal() {
+    let mut world = World::new();
+    world.listen(
+        "arn:aws:elb:eu-1:1:listener-81",
+        "arn:aws:elb:eu-1:1:group-81",
+        81,
+    );
+    world.object["spec"]["listeners"] = json!([]);
+    world.object["status"]["listeners"] = json!([{ "port": 80, "healthy": 2 }, { "port": 81 }]);
+    world.refused = vec![("DeleteListener", throttled())];
+    let steps = format!("{FOUND} {LISTENERS} !DeleteListener !DeleteListener");
+    let (_, reconciled) = check(world, |_| {}, &steps, "Throttled").await;
+    let listeners = &reconciled.report().listeners;
+    assert_eq!(
+        (listeners.len(), listeners[0].healthy, &*listeners[0].reason),
+        (2, 0, "Throttled")
+    );
+}
+
+#[tokio::test]
+async fn failed_load_balancer_has_no_listeners() {
+    let fail = |world: &mut World| {
+        world.aws.load_balancer.as_mut().unwrap().state = "failed".into();
+    };
+    check(World::new(), fail, FOUND, "Failed").await;
+}
+
+/// The finalizer goes only once nothing owned is left.
+#[rstest]
+#[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Deleting")]
+#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone RemoveFinalizer", "")]
+#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Deleting")]
+#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Deleting")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind RemoveFinalizer", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind RemoveFinalizer", "")]
+#[case::never_owned(|world: &mut World| {
+    tag(world, LOAD_BALANCER, &[("theirs", "x")]);
+    alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
+}, "ReadTags RemoveFinalizer", "")]
+#[case::restored(|world: &mut World| tag(world, LOAD_BALANCER, &[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")]),
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+#[case::transient_refusal(|world: &mut World| world.refused = vec![("DeleteLoadBalancer", throttled())],
+    "ReadTags ConfirmOwner !DeleteLoadBalancer", "Throttled")]
+#[case::suspended(|world: &mut World| world.object["spec"]["suspend"] = json!(true),
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+#[tokio::test]
+async fn deletion(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
+    let mut world = World::plain();
+    world.delete();
+    let steps = format!("ReadRegion FindLoadBalancer {steps}");
+    let (world, _) = check(world, change, steps.trim(), reason).await;
+    let finalizers = &world.object["metadata"]["finalizers"];
+    assert_eq!(*finalizers == json!([]), reason.is_empty());
+}
+
+/// Groups go after the load balancer, whoever deleted that.
+#[rstest]
+#[case::with_the_load_balancer(|_: &mut World| {},
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted \
+     RemoveFinalizer", "")]
+#[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone RemoveFinalizer", "")]
+#[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted RemoveFinalizer", "")]
+#[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
+    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind RemoveFinalizer", "")]
+#[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "InProgress")]
+#[case::group_not_visible(|world: &mut World| {
+    world.aws.load_balancer = None;
+    world.aws.hidden.insert(GROUP.into());
+    requested_for(world, 0, 30);
+}, "ReadAccount ListTargetGroups ConfirmOwner", "Deleting")]
+#[case::group_tags_not_visible(|world: &mut World| {
+    world.aws.load_balancer = None;
+    world.aws.untagged.insert(GROUP.into());
+    requested_for(world, 0, 30);
+}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Deleting")]
+#[tokio::test]
+async fn deletion_of_target_groups(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let mut world = World::new();
+    world.delete();
+    let steps = format!("ReadRegion FindLoadBalancer {steps}");
+    check(world, change, &steps, reason).await;
+}
+
+/// A status that says nothing of AWS may be lost, so AWS is asked.
+#[tokio::test]
+async fn deletion_without_a_status() {
+    let mut world = World::empty();
+    world.delete();
+    let steps = "FindLoadBalancer ListTargetGroups ConfirmOwner RemoveFinalizer";
+    check(world, |_| {}, steps, "").await;
+}
+
+/// A load balancer that may not be deleted follows its nodes.
+#[rstest]
+#[case::steady(|_: &mut World| {}, "ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService ReadTargetHealth", true)]
+#[case::new_node(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]),
+    "ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService ReadTargetHealth RegisterTargets", false)]
+#[case::listeners_are_refused(|world: &mut World| world.refused.push(("ReadListeners", throttled())), "!ReadListeners", true)]
+#[case::spec_is_unreadable(|world: &mut World| world.object["spec"]["tags"] = json!({ "a": "x".repeat(300 * 1024) }), "", true)]
+#[tokio::test]
+async fn protected_load_balancer(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] is_refused: bool,
+) {
+    let mut world = World::new();
+    world.delete();
+    let message = "AWS says OperationNotPermitted: deletion protection is enabled";
+    let protected = AwsError {
+        message: message.into(),
+        ..refusal(Class::Slow, "NotPermitted", NOT_PERMITTED)
+    };
+    world.refused = vec![("DeleteLoadBalancer", protected)];
+    let steps = format!("{FOUND} ConfirmOwner !DeleteLoadBalancer {steps}");
+    let (_, reconciled) = check(world, change, steps.trim(), "DeletionProtected").await;
+    let report = reconciled.report();
+    assert_eq!(report.outcome.is_err(), is_refused);
+    let message = &report.readiness.message;
+    assert!(message.contains("Key=deletion_protection.enabled,Value=false && kubectl annotate"));
+}

@@ -1,0 +1,220 @@
+//! What a reconcile reports.
+
+use qm_aws::AwsError;
+use qm_runtime::reconciler::{Class, Outcome};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::fake::{
+    GROUP, LISTENER, LOAD_BALANCER, World, ago, health_of, http, refusal, tags, target,
+};
+
+/// How the reconcile ends: the outcome, or the class of the error.
+fn ended(outcome: &Result<Outcome, AwsError>) -> Result<Outcome, Class> {
+    outcome.clone().map_err(|error| error.class)
+}
+
+fn set_health(world: &mut World, states: [&str; 2]) {
+    let targets = ["i-1", "i-2"].into_iter().zip(states);
+    let health = targets.map(|(id, state)| health_of(target(id, 30_080), state));
+    world.aws.health.insert(GROUP.into(), health.collect());
+}
+
+fn set_state(world: &mut World, state: &str) {
+    world.aws.load_balancer.as_mut().unwrap().state = state.into();
+}
+
+type Change = fn(&mut World);
+
+#[rstest]
+#[case::healthy(|_: &mut World| {}, "Ready", "web.elb is active", Ok(Outcome::Done))]
+#[case::provisioning(|world: &mut World| set_state(world, "provisioning"), "Provisioning", "AWS makes the load balancer", Ok(Outcome::Waiting))]
+#[case::provisioning_comes_before_its_targets(|world: &mut World| {
+    set_state(world, "provisioning");
+    set_health(world, ["unhealthy"; 2]);
+}, "Provisioning", "AWS makes", Ok(Outcome::Waiting))]
+#[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Outcome::Done))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Outcome::Done))]
+#[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Outcome::Waiting))]
+#[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
+    Ok(Outcome::Waiting))]
+#[case::one_is_enough(|world: &mut World| set_health(world, ["healthy", "unhealthy"]), "Ready", "web.elb is active", Ok(Outcome::Done))]
+#[case::one_more_soon(|world: &mut World| set_health(world, ["healthy", "initial"]), "Ready", "web.elb is active", Ok(Outcome::Waiting))]
+#[case::target_added(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]), "Ready", "web.elb is active", Ok(Outcome::Waiting))]
+#[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Outcome::Done))]
+#[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
+    "AWS makes", Ok(Outcome::Waiting))]
+#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+    "port 80 of the load balancer has a listener that is not ours", Ok(Outcome::Done))]
+#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+    "target group qm-", Ok(Outcome::Done))]
+#[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
+    Ok(Outcome::Done))]
+#[case::unowned_and_recent(|world: &mut World| {
+    world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
+    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+}, "Conflict", "load balancer web-alb is not ours", Ok(Outcome::Waiting))]
+#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "NotAlike", "load balancer web-alb is internet-facing",
+    Ok(Outcome::Done))]
+#[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
+    "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
+     the operator region us-1 back, or", Err(Class::Slow))]
+#[case::other_account(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:eu-1:2:web"), "AccountMismatch",
+    "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: nothing is done, and a deletion waits; give the \
+     operator credentials of account 2 back, or", Err(Class::Slow))]
+#[tokio::test]
+async fn condition_and_outcome(
+    #[case] change: Change,
+    #[case] reason: &str,
+    #[case] message: &str,
+    #[case] outcome: Result<Outcome, Class>,
+) {
+    let mut world = World::new();
+    change(&mut world);
+    let reconciled = world.reconcile().await;
+    let report = reconciled.report();
+    let readiness = &report.readiness;
+    assert_eq!(readiness.reason, reason);
+    assert!(
+        readiness.message.starts_with(message),
+        "{}",
+        readiness.message
+    );
+    assert_eq!(readiness.ready, reason == "Ready");
+    assert_eq!(ended(&report.outcome), outcome);
+}
+
+/// Of two listeners, one that an editor has to fix and one that passes: the former comes first, whatever their order.
+#[tokio::test]
+async fn what_lasts_comes_first() {
+    let mut world = World::new();
+    world.listen(
+        "arn:aws:elb:eu-1:1:listener-81",
+        "arn:aws:elb:eu-1:1:group-81",
+        81,
+    );
+    world.object["spec"]["listeners"] = json!([http(80), http(81)]);
+    world.object["spec"]["listeners"][1]["service"]["name"] = json!("none");
+    world.object["status"]["listeners"] = json!([{ "port": 80 }, { "port": 81 }]);
+    set_health(&mut world, ["initial"; 2]);
+    let reconciled = world.reconcile().await;
+    let readiness = &reconciled.report().readiness;
+    assert_eq!(
+        (readiness.reason, readiness.message.as_str()),
+        (
+            "ServiceNotFound",
+            "port 81: Service none does not exist: create it; AWS has not yet found out how the targets of port 80 are"
+        )
+    );
+    assert_eq!(reconciled.report().outcome, Ok(Outcome::Waiting));
+}
+
+/// The most urgent refusal is reported, with the other listeners' problems behind it.
+#[rstest]
+#[case::urgent(Class::Transient, Err(Class::Transient))]
+#[case::slow(Class::Slow, Ok(Outcome::Waiting))]
+#[case::terminal(Class::Terminal, Ok(Outcome::Waiting))]
+#[tokio::test]
+async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Outcome, Class>) {
+    let mut world = World::new();
+    world.listen(
+        "arn:aws:elb:eu-1:1:listener-81",
+        "arn:aws:elb:eu-1:1:group-81",
+        81,
+    );
+    world.object["spec"]["listeners"] = json!([http(80), http(81)]);
+    world.object["spec"]["listeners"][1]["healthCheckPath"] = json!("/healthz");
+    world.object["status"]["listeners"] =
+        json!([{ "port": 80 }, { "port": 81, "requestedAt": ago(30) }]);
+    world.refused = vec![("SetHealthCheck", refusal(class, "InProgress", "Code"))];
+    set_health(&mut world, ["initial"; 2]);
+    let reconciled = world.reconcile().await;
+    let report = reconciled.report();
+    let readiness = &report.readiness;
+    assert_eq!(
+        (readiness.reason, readiness.message.as_str()),
+        (
+            "InProgress",
+            "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
+        )
+    );
+    // What changes by itself is looked at soon, unless the error is.
+    assert_eq!(ended(&report.outcome), outcome);
+    assert!(
+        report.listeners[1].requested_at.is_some(),
+        "AWS may not show it yet"
+    );
+}
+
+#[tokio::test]
+async fn most_urgent_refusal_counts() {
+    let mut world = World::new();
+    for port in [81, 82] {
+        let arn = |kind: &str| format!("arn:aws:elb:eu-1:1:{kind}-{port}");
+        world.listen(&arn("listener"), &arn("group"), port);
+    }
+    world.object["spec"]["listeners"] = json!([http(80), http(81)]);
+    world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
+    world.object["status"]["listeners"] = json!([{ "port": 80 }, { "port": 81 }, { "port": 82 }]);
+    world.refused = vec![
+        (
+            "SetHealthCheck",
+            refusal(Class::Terminal, "SpecRefused", "ValidationError"),
+        ),
+        (
+            "DeleteListener",
+            refusal(Class::Slow, "NotPermitted", "OperationNotPermitted"),
+        ),
+    ];
+    let reconciled = world.reconcile().await;
+    let report = reconciled.report();
+    assert_eq!(report.readiness.reason, "NotPermitted");
+    assert_eq!(ended(&report.outcome), Err(Class::Slow));
+    let reasons = report
+        .listeners
+        .iter()
+        .map(|it| (it.port, it.reason.as_str()));
+    let expected = [(80, "SpecRefused"), (81, ""), (82, "NotPermitted")];
+    assert_eq!(reasons.collect::<Vec<_>>(), expected);
+}
+
+/// What the status says of the load balancer: `requestedAt` until AWS shows it active, nothing of one that is not owned.
+#[rstest]
+#[case::active(|_: &mut World| {}, json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" }))]
+#[case::provisioning(|world: &mut World| set_state(world, "provisioning"),
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "provisioning", "requestedAt": "some" }))]
+#[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); },
+    json!({ "arn": LOAD_BALANCER, "requestedAt": "some" }))]
+#[case::unowned_and_another(|world: &mut World| {
+    world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
+    world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:eu-1:1:former");
+}, json!({ "requestedAt": "some" }))]
+#[case::not_found_in_time(|world: &mut World| { world.aws.hidden.insert(LOAD_BALANCER.into()); },
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "requestedAt": "some" }))]
+#[tokio::test]
+async fn status_of_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
+    let mut world = World::plain();
+    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+    change(&mut world);
+    world.settle().await;
+    let mut alb = world.object["status"]["alb"].clone();
+    if alb["requestedAt"].is_string() {
+        alb["requestedAt"] = json!("some");
+    } else {
+        alb.as_object_mut().unwrap().remove("requestedAt");
+    }
+    assert_eq!(alb, expected);
+}
+
+/// While nothing arrives at the load balancer, nothing arrives at a listener.
+#[tokio::test]
+async fn listeners_of_an_unowned_load_balancer() {
+    let mut world = World::new();
+    world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
+    world.settle().await;
+    let listeners = &world.object["status"]["listeners"];
+    assert_eq!(
+        *listeners,
+        json!([{ "port": 80, "healthy": 0, "total": 2, "reason": "Conflict" }])
+    );
+}
