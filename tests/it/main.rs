@@ -32,6 +32,7 @@ mod my_ingress;
 mod nesting;
 mod outages;
 mod own_namespace;
+mod pins;
 mod points;
 mod policies;
 mod secrecy;
