@@ -70,7 +70,12 @@ async fn config_map_sync_behaves_as_pinned() {
     };
     let coverage = Coverage::of(
         "configmapsync",
-        &["get configmaps settings", "get: 404 configmaps settings"],
+        &[
+            "get configmaps settings",
+            "get: 404 configmaps settings",
+            "list configmaps in <namespace>",
+            "list configmaps in <namespace>-far",
+        ],
     );
     let mut walk = Walkthrough::start(bed, settings, coverage).await;
 

@@ -254,6 +254,10 @@ impl Walkthrough {
         for request in requests.iter().filter(|request| self.counts(request)) {
             let (object, verb) = self.titled(request);
             let object = mask.text(&object);
+            // A late trigger may cause one more reconcile of an object that the operator has just let go.
+            if request.subject.is_write() && request.code == 404 {
+                continue;
+            }
             if request.subject.is_write() {
                 writes.entry(object).or_default().push(verb);
             } else {
