@@ -19,7 +19,7 @@ use super::build::Desired;
 use super::observe::Observed;
 use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
-use super::tags::{OF_THE_CLUSTER, Ownership};
+use super::tags::{OF_THE_CLUSTER, Ownership, OwnershipTags};
 
 /// The field manager.
 const MANAGER: &str = "quartermaster/myingress";
@@ -89,7 +89,7 @@ impl<A: Aws> Executor<A> {
             Step::ReadTags(arn) => {
                 let ownership = aws.find_tags(arn).await?;
                 let ownership = ownership.map(|tags| self.ownership(desired, tags));
-                observed.sibling = ownership.as_ref().and_then(|it| self.sibling(desired, it));
+                observed.sibling = ownership.as_ref().and_then(|it| self.sibling(it));
                 observed.ownership = ownership;
             }
             Step::ReadOwnership(arns) => {
@@ -184,10 +184,10 @@ impl<A: Aws> Executor<A> {
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, if that one may exist.
-    fn sibling(&self, desired: &Desired<'_>, ownership: &Ownership) -> Option<String> {
+    fn sibling(&self, ownership: &Ownership) -> Option<String> {
         let may_exist =
             |uid: &str, namespace: &str| self.ingresses.lives(uid) || !self.scope.covers(namespace);
-        desired.tags.sibling(ownership, may_exist).map(Into::into)
+        OwnershipTags::sibling(ownership, may_exist).map(Into::into)
     }
 
     /// Writes the intent to the status, whose condition stays.

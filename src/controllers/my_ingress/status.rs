@@ -246,8 +246,8 @@ impl ListenerResult {
             if ill.iter().any(may_be_blocked) {
                 let node_port = targets.first().map(|target| target.port);
                 let groups: Vec<_> = security_groups.iter().map(String::as_str).collect();
-                message += &format!(
-                    ": see that the Service has Pods which answer 200 at the path of the health check, and that a security group of \
+                message = format!(
+                    "{message}: see that the Service has Pods which answer 200 at the path of the health check, and that a security group of \
                      the nodes lets TCP {} in from {}",
                     node_port.unwrap_or_default(),
                     groups.join(", ")

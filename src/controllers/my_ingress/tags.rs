@@ -64,11 +64,7 @@ impl OwnershipTags<'_> {
 
     /// Returns the other `MyIngress` that owns the load balancer, if that one exists: nobody may adopt its load balancer.
     /// `may_exist` is called with UID and namespace.
-    pub fn sibling<'a>(
-        &self,
-        ownership: &'a Ownership,
-        may_exist: impl Fn(&str, &str) -> bool,
-    ) -> Option<&'a str> {
+    pub fn sibling(ownership: &Ownership, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
         let Claim::Foreign(Foreign::Sibling(owner)) = &ownership.claim else {
             return None;
         };
@@ -286,11 +282,11 @@ mod tests {
             tags: theirs,
         };
         assert_eq!(
-            marks.sibling(&theirs, |uid, namespace| (uid, namespace) == ("u2", "a")),
+            OwnershipTags::sibling(&theirs, |uid, namespace| (uid, namespace) == ("u2", "a")),
             Some("a/web")
         );
         assert_eq!(
-            marks.sibling(&theirs, |_, _| false),
+            OwnershipTags::sibling(&theirs, |_, _| false),
             None,
             "its load balancer was left behind"
         );

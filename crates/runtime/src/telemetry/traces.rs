@@ -94,7 +94,11 @@ impl Traces {
             .with_target(false);
         Some(
             layer
-                .with_filter(Targets::new().with_target("quartermaster", LevelFilter::INFO))
+                .with_filter(
+                    Targets::new()
+                        .with_target("quartermaster", LevelFilter::INFO)
+                        .with_target("qm_", LevelFilter::INFO),
+                )
                 .boxed(),
         )
     }
