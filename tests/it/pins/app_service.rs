@@ -1,4 +1,4 @@
-//! Walk-through of an AppService. The test plays the Deployment controller.
+//! Walk-through of an `AppService`. The test plays the Deployment controller.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;

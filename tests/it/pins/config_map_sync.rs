@@ -1,4 +1,4 @@
-//! Walk-through of a ConfigMapSync with a copy in another namespace.
+//! Walk-through of a `ConfigMapSync` with a copy in another namespace.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};

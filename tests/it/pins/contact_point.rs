@@ -1,4 +1,4 @@
-//! Walk-through of a ContactPoint of type Webhook.
+//! Walk-through of a `ContactPoint` of type Webhook.
 
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;

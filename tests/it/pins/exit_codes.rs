@@ -98,7 +98,7 @@ async fn exit_codes_are_as_pinned() {
     assert_pinned!("exit_codes", codes);
 }
 
-/// Runs commands on a namespace with a TrackedField.
+/// Runs commands on a namespace with a `TrackedField`.
 async fn run_with_objects(bed: &Bed, cluster: &Path, codes: &mut BTreeMap<String, i32>) {
     bed.track("it", "Deployment", "web", "replicas", "none")
         .await;

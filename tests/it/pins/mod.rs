@@ -55,20 +55,19 @@ const NO_POLLS: [&str; 5] = [
 async fn bed(name: &str) -> Bed {
     static RUNNING: Mutex<Weak<ControlPlane>> = Mutex::const_new(Weak::new());
     let mut running = RUNNING.lock().await;
-    let plane = match running.upgrade() {
-        Some(plane) => plane,
-        None => {
-            // Without the controller-manager, no namespace has the ServiceAccount that the plugin demands of Pods.
-            let flags = vec!["--disable-admission-plugins=ServiceAccount".into()];
-            let options = Options {
-                apiserver_flags: flags,
-                ..Options::apiserver_only()
-            };
-            let plane = Arc::new(ControlPlane::start(options).await.unwrap());
-            install(&plane).await;
-            *running = Arc::downgrade(&plane);
-            plane
-        }
+    let plane = if let Some(plane) = running.upgrade() {
+        plane
+    } else {
+        // Without the controller-manager, no namespace has the ServiceAccount that the plugin demands of Pods.
+        let flags = vec!["--disable-admission-plugins=ServiceAccount".into()];
+        let options = Options {
+            apiserver_flags: flags,
+            ..Options::apiserver_only()
+        };
+        let plane = Arc::new(ControlPlane::start(options).await.unwrap());
+        install(&plane).await;
+        *running = Arc::downgrade(&plane);
+        plane
     };
     drop(running);
     Bed::on(Plane::Own(plane), name).await
@@ -77,7 +76,8 @@ async fn bed(name: &str) -> Bed {
 /// Everything that happened between two calls of [`Walkthrough::record`].
 #[derive(Serialize)]
 struct Step {
-    step: &'static str,
+    #[serde(rename = "step")]
+    title: &'static str,
     /// Writes by object, in order. The operator may write several objects at once.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     writes: BTreeMap<String, Vec<String>>,
@@ -277,7 +277,7 @@ impl Walkthrough {
             (read, count)
         });
         let step = Step {
-            step,
+            title: step,
             writes,
             reads: reads.collect(),
             aws: aws(&mask),

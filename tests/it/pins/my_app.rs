@@ -1,4 +1,4 @@
-//! Walk-through of a MyApp. The test plays the kubelet.
+//! Walk-through of a `MyApp`. The test plays the kubelet.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;

@@ -1,4 +1,4 @@
-//! Walk-through of a MyIngress, with a listener for a while.
+//! Walk-through of a `MyIngress`, with a listener for a while.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

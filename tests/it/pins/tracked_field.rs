@@ -1,4 +1,4 @@
-//! Walk-through of a TrackedField that tracks a Deployment.
+//! Walk-through of a `TrackedField` that tracks a Deployment.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use qm_api::{ContactPoint, TrackedField};
@@ -26,7 +26,7 @@ async fn is_pending(walk: &Walkthrough, entries: usize) {
         .await;
 }
 
-fn spec(spec: Value) -> Value {
+fn spec(spec: &Value) -> Value {
     json!({ "spec": spec })
 }
 
@@ -70,7 +70,7 @@ async fn tracked_field_behaves_as_pinned() {
     walk.record("Deployment created again").await;
 
     walk.bed
-        .patch::<TrackedField>("it", spec(json!({ "field": "image" })))
+        .patch::<TrackedField>("it", spec(&json!({ "field": "image" })))
         .await;
     entries.push(("Created", Some("nginx:latest")));
     walk.bed.delivered("it", &entries).await;
@@ -80,7 +80,7 @@ async fn tracked_field_behaves_as_pinned() {
     walk.record("reconcile requested").await;
 
     walk.bed
-        .patch::<TrackedField>("it", spec(json!({ "suspend": true })))
+        .patch::<TrackedField>("it", spec(&json!({ "suspend": true })))
         .await;
     walk.bed.waiting("it", "Suspended").await;
     walk.events("it", "Suspended", 1).await;
@@ -90,7 +90,7 @@ async fn tracked_field_behaves_as_pinned() {
         .await;
 
     walk.bed
-        .patch::<TrackedField>("it", spec(json!({ "suspend": false })))
+        .patch::<TrackedField>("it", spec(&json!({ "suspend": false })))
         .await;
     entries.push(("Updated", Some("nginx:1.28")));
     walk.bed.delivered("it", &entries).await;

@@ -123,7 +123,9 @@ async fn rest(world: &mut World) {
         let steps = world.settle().await.steps;
         world.aws.health.values_mut().for_each(|health| {
             health.retain(|it| !it.is_draining());
-            health.iter_mut().for_each(|it| it.state = "healthy".into());
+            for target in health.iter_mut() {
+                target.state = "healthy".into();
+            }
         });
         if steps
             .iter()

@@ -462,10 +462,10 @@ async fn created_group_may_be_anothers() {
 /// While it is unknown where to lead, targets stay as long as the Service holds their node port.
 #[rstest]
 #[case::no_service(|world: &mut World| world.services.clear(), "ReadTargetHealth DeregisterTargets Emit:Updated", "ServiceNotFound", (0, 0))]
-#[case::port_released(|world: &mut World| port(world, json!({ "port": 81, "nodePort": 30_081 })), "ReadTargetHealth DeregisterTargets Emit:Updated",
+#[case::port_released(|world: &mut World| port(world, &json!({ "port": 81, "nodePort": 30_081 })), "ReadTargetHealth DeregisterTargets Emit:Updated",
     "ServicePortNotFound", (0, 0))]
-#[case::port_held(|world: &mut World| port(world, json!({ "port": 81, "nodePort": 30_080 })), "ReadTargetHealth", "ServicePortNotFound", (2, 2))]
-#[case::no_node_port(|world: &mut World| port(world, json!({ "port": 80 })), "ReadTargetHealth DeregisterTargets Emit:Updated", "NoNodePort", (0, 0))]
+#[case::port_held(|world: &mut World| port(world, &json!({ "port": 81, "nodePort": 30_080 })), "ReadTargetHealth", "ServicePortNotFound", (2, 2))]
+#[case::no_node_port(|world: &mut World| port(world, &json!({ "port": 80 })), "ReadTargetHealth DeregisterTargets Emit:Updated", "NoNodePort", (0, 0))]
 #[case::no_nodes(|world: &mut World| world.nodes = Ok(Vec::new()), "ReadTargetHealth", "NoNodes", (2, 2))]
 #[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnknown", (2, 2))]
 #[case::nothing_leads_there(|world: &mut World| { world.nodes = Ok(Vec::new()); world.aws.listeners.clear(); }, "", "NoNodes", (2, 2))]
@@ -490,7 +490,7 @@ async fn unroutable_listener(
     );
 }
 
-fn port(world: &mut World, port: Value) {
+fn port(world: &mut World, port: &Value) {
     world.services.insert(
         "shop",
         json!({ "metadata": { "name": "shop" }, "spec": { "ports": [port] } }),
