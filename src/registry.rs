@@ -1,4 +1,4 @@
-//! THE list of kinds: CRDs, rights, readiness, metrics and the documentation's tables derive from it.
+//! The list of kinds: CRDs, rights, readiness, metrics and the documentation's tables derive from it.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

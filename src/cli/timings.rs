@@ -10,7 +10,8 @@ use super::value::duration;
 /// Intervals, deadlines and limits. The defaults are the product's rules; the hidden flags exist so
 /// that a test need not wait for them.
 ///
-/// The values are written twice, as clap's defaults and in [`Default`]; a test holds them together.
+/// The values are written twice, as clap's defaults and in `Default` here or of the crate that they are for; a test holds
+/// them together.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Timings {
     /// How long a standing-by replica waits for a silent leader before it takes over
@@ -134,43 +135,44 @@ pub struct Timings {
 
 impl Default for Timings {
     fn default() -> Self {
+        let (runtime, aws) = (settings::Timings::default(), qm_aws::Timings::default());
         Self {
-            lease_duration: Duration::from_secs(9),
-            lease_renew_deadline: Duration::from_secs(6),
-            lease_retry_period: Duration::from_millis(500),
-            retry_min: Duration::from_secs(1),
-            retry_max: Duration::from_mins(5),
-            slow_min: Duration::from_secs(30),
-            slow_max: Duration::from_mins(10),
+            lease_duration: runtime.lease_duration,
+            lease_renew_deadline: runtime.lease_renew_deadline,
+            lease_retry_period: runtime.lease_retry_period,
+            retry_min: runtime.retry_min,
+            retry_max: runtime.retry_max,
+            slow_min: runtime.slow_min,
+            slow_max: runtime.slow_max,
             retry_after_max: Duration::from_hours(1),
             stopped_retry: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
             secret_reread: Duration::from_mins(5),
             policy_check_period: Duration::from_mins(5),
-            waiting_min: Duration::from_secs(1),
-            waiting_max: Duration::from_secs(30),
+            waiting_min: runtime.waiting_min,
+            waiting_max: runtime.waiting_max,
             delivery_max_age: Duration::from_hours(24),
-            reconcile_timeout: Duration::from_mins(1),
+            reconcile_timeout: runtime.reconcile_timeout,
             event_renewal: Duration::from_mins(30),
-            resync: Duration::from_mins(30),
-            drift_window: Duration::from_mins(10),
-            drift_backoff_min: Duration::from_secs(15),
-            drift_backoff_max: Duration::from_mins(5),
-            confirmation_period: Duration::from_millis(50),
+            resync: runtime.resync,
+            drift_window: runtime.drift_window,
+            drift_backoff_min: runtime.drift_backoff_min,
+            drift_backoff_max: runtime.drift_backoff_max,
+            confirmation_period: runtime.confirmation_period,
             scaling_inactive_grace_period: Duration::from_mins(5),
             aws_resync: Duration::from_mins(10),
-            aws_timeout: Duration::from_secs(20),
-            aws_read_period: Duration::from_millis(200),
-            aws_write_period: Duration::from_millis(500),
+            aws_timeout: aws.timeout,
+            aws_read_period: aws.read_period,
+            aws_write_period: aws.write_period,
             aws_shown_within: Duration::from_mins(1),
-            metrics_known_for: Duration::from_mins(1),
-            metrics_allowed_for: Duration::from_mins(5),
-            metrics_refused_for: Duration::from_secs(30),
-            metrics_connection: Duration::from_mins(1),
-            metrics_patience: Duration::from_secs(10),
-            drain: Duration::from_millis(500),
-            api_timeout: Duration::from_secs(30),
-            watch_timeout: Duration::from_mins(2),
+            metrics_known_for: runtime.metrics_known_for,
+            metrics_allowed_for: runtime.metrics_allowed_for,
+            metrics_refused_for: runtime.metrics_refused_for,
+            metrics_connection: runtime.metrics_connection,
+            metrics_patience: runtime.metrics_patience,
+            drain: runtime.drain,
+            api_timeout: runtime.api_timeout,
+            watch_timeout: runtime.watch_timeout,
         }
     }
 }

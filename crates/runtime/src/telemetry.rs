@@ -63,6 +63,9 @@ pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
+/// Prefixes of the targets of this program's own crates.
+const OWN_TARGETS: [&str; 2] = ["quartermaster", "qm_"];
+
 /// The most that each crate may log, whatever level is asked for.
 ///
 /// Only our own words are known to be free of secrets. At debug and trace level others print what passes through them:
@@ -74,9 +77,7 @@ pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
 fn caps() -> Targets {
     Targets::new()
         .with_default(LevelFilter::INFO)
-        .with_target("quartermaster", LevelFilter::TRACE)
-        // Prefix of the crates of this workspace.
-        .with_target("qm_", LevelFilter::TRACE)
+        .with_targets(OWN_TARGETS.map(|target| (target, LevelFilter::TRACE)))
         .with_target(traces::TARGET, LevelFilter::OFF)
         .with_target("kube_client::client", LevelFilter::ERROR)
         .with_target("kube_client::client::builder", LevelFilter::OFF)

@@ -27,8 +27,6 @@ use qm_runtime::written::Written;
 use qm_runtime::{Key, Scope, finalizer};
 use tokio::sync::OnceCell;
 
-use crate::cli::Config;
-
 use self::backends::Backends;
 use self::build::Desired;
 use self::execute::{Executor, MyIngressError};
@@ -36,6 +34,7 @@ use self::observe::{Observed, now};
 use self::report::{Report, report};
 use self::status::{FORBIDDEN, MyIngressReadiness, OUT_OF_SCOPE, PASSING, SPEC_INVALID, SUSPENDED};
 use self::tags::{OF_THE_CLUSTER, OwnershipTags};
+use crate::cli::Config;
 
 mod backends;
 pub mod build;

@@ -96,8 +96,7 @@ impl Traces {
             layer
                 .with_filter(
                     Targets::new()
-                        .with_target("quartermaster", LevelFilter::INFO)
-                        .with_target("qm_", LevelFilter::INFO),
+                        .with_targets(super::OWN_TARGETS.map(|target| (target, LevelFilter::INFO))),
                 )
                 .boxed(),
         )
