@@ -10,8 +10,10 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use kube::{Api, Client, ResourceExt};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 use qm_runtime::manager::Manager;
-use qm_runtime::metrics::Metrics;
 use serde::Serialize;
 use serde_json::Value;
 use tracing::{info, warn};
@@ -161,6 +163,33 @@ fn drop_defaults(value: &mut Value) {
     }
 }
 
+/// Metrics of the admission policies.
+#[derive(Clone, Debug, Default)]
+pub struct PolicyMetrics(Family<[(&'static str, String); 1], Gauge>);
+
+impl PolicyMetrics {
+    /// Creates metrics and registers them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "admission_policy_in_force",
+            "1 while an admission policy and its binding exist as this version ships them, otherwise 0; absent while that is \
+             unknown",
+            metrics.0.clone(),
+        );
+        metrics
+    }
+
+    /// Records whether a policy is in force; `None` while that is unknown.
+    pub fn set(&self, policy: &str, in_force: Option<bool>) {
+        let labels = [("policy", policy.to_owned())];
+        match in_force {
+            Some(in_force) => _ = self.0.get_or_create(&labels).set(in_force.into()),
+            None => _ = self.0.remove(&labels),
+        }
+    }
+}
+
 /// Adds the check to the manager.
 pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     if let Some(prefix) = config.policy_prefix.clone() {
@@ -171,7 +200,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             period: config.timings.policy_check_period,
             timeout: config.timings.api_timeout,
         };
-        let metrics = manager.metrics.clone();
+        let metrics = manager.metrics.register(PolicyMetrics::register);
         manager.spawn("the check of the admission policies", check.run(metrics));
     }
     Ok(())
@@ -193,13 +222,13 @@ struct Check {
 
 impl Check {
     /// Checks the policies at once and then every `period`: logs each state that is new, and shows it as a metric.
-    async fn run(self, metrics: Metrics) {
+    async fn run(self, metrics: PolicyMetrics) {
         let mut known = BTreeMap::new();
         loop {
             for shipped in shipped() {
                 let name = format!("{}-{}", self.prefix, shipped.name);
                 let state = self.read(&shipped, &name).await;
-                metrics.admission_policy(
+                metrics.set(
                     &shipped.name,
                     match &state {
                         PolicyState::InForce(_) => Some(true),

@@ -25,9 +25,6 @@ pub use value::Listen;
 use qm_notify::resolve::Dns;
 use qm_runtime::settings::{LogFormat, LogSettings, Settings};
 
-/// What `--version` and the user agent say.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
 /// Where the operator runs, unless it is said.
 pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
 /// Name of the `ClusterRole` that says what may be tracked, as installed.
@@ -417,6 +414,7 @@ impl RunArgs {
         }
         Ok(Config {
             runtime: Settings {
+                program: crate::PROGRAM,
                 leader_elect: self.leader_elect,
                 leader_election_id: self.leader_election_id,
                 pod_name: self.pod_name.filter(not_empty),
@@ -426,7 +424,7 @@ impl RunArgs {
                     .into_iter()
                     .filter(not_empty)
                     .collect(),
-                controllers: value::controllers(&self.controllers, kinds)?,
+                controllers: Some(value::controllers(&self.controllers, kinds)?),
                 metrics_certificate: self.metrics.certificate()?,
                 timings: self.timings.runtime(),
             },

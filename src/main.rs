@@ -8,7 +8,8 @@ use clap::CommandFactory as _;
 use qm_runtime::signals::Signals;
 use qm_runtime::tasks::Tasks;
 use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
-use quartermaster::cli::{Cli, Command, Config, VERSION};
+use quartermaster::PROGRAM;
+use quartermaster::cli::{Cli, Command, Config};
 use quartermaster::commands::paper::Paper;
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
@@ -52,9 +53,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
                 .max_blocking_threads(BLOCKING_THREADS)
                 .enable_all()
                 .build()?;
-            let traces = runtime.block_on(async { telemetry::init(&config.log) })?;
+            let traces = runtime.block_on(async { telemetry::init(&PROGRAM, &config.log) })?;
             let result = runtime.block_on(run(config));
-            traces.end();
+            traces.shutdown();
             // A name that is being resolved would hold up the exit.
             runtime.shutdown_background();
             Ok(match result {
@@ -77,7 +78,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Version => {
-            writeln!(out, "quartermaster {VERSION}")?;
+            writeln!(out, "{} {}", PROGRAM.name, PROGRAM.version)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Crds => {
@@ -96,7 +97,7 @@ fn install_tls() -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     let stop = stop_on_signal()?;
     let kubernetes = cluster::current().await?;
-    let metrics = metrics::Metrics::new();
+    let metrics = metrics::Metrics::new(&PROGRAM);
     let health = health::Health::new();
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
@@ -107,7 +108,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
             kubernetes.clone(),
             metrics.clone(),
         )
-        .await?;
+        .await
+        .context("--metrics-secure, --metrics-cert-path")?;
         tokio::spawn(tasks.guard("the server of /metrics", served(server)));
     }
     if !config.probes.is_empty() {

@@ -38,7 +38,10 @@ fn defaults() {
     assert_eq!(config.probes[0].port(), 8081);
     assert_eq!(config.runtime.operator_namespace, "quartermaster-system");
     assert!(config.runtime.watch_namespaces.is_empty());
-    assert_eq!(config.runtime.controllers, KINDS.iter().copied().collect());
+    assert_eq!(
+        config.runtime.controllers,
+        Some(KINDS.iter().copied().collect())
+    );
     assert_eq!(config.cluster_name, None);
     assert_eq!(
         config.notifications.telegram_api_url,
@@ -218,7 +221,7 @@ fn values_are_typed() {
 fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
     assert_eq!(
         run(&["--controllers", list]).unwrap().runtime.controllers,
-        on.iter().copied().collect()
+        Some(on.iter().copied().collect())
     );
 }
 

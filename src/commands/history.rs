@@ -7,7 +7,6 @@ use kube::{Api, Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
 use qm_api::tracked_field::{Action, Delivery, Entry};
-use qm_runtime::crds;
 use qm_runtime::telemetry::causes;
 use serde_json::json;
 
@@ -54,7 +53,7 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
             }
             let there = match api.list_metadata(&ListParams::default().limit(20)).await {
                 Err(error) if is(&error, 404) => {
-                    let install = args.cluster.command(crds::INSTALL);
+                    let install = args.cluster.command(crate::INSTALL_CRDS);
                     anyhow::bail!("the CRD of TrackedFields is not installed ({install})");
                 }
                 list => list.map_or_else(

@@ -78,7 +78,7 @@ async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
         }
     };
     let called = called(&config.cluster_url, kubeconfig.as_ref());
-    Ok((client::of_people(config)?, called))
+    Ok((client::for_command(config, &crate::PROGRAM)?, called))
 }
 
 /// A cluster's URL, and the context that leads to it.

@@ -284,12 +284,12 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         } else {
             out.line(format!(
                 "Not served: {name} {message} ({})",
-                cluster.command(crds::REPLACE)
+                cluster.command(crate::REPLACE_CRDS)
             ))?;
         }
     }
     if !absent.is_empty() {
-        let install = cluster.command(crds::INSTALL);
+        let install = cluster.command(crate::INSTALL_CRDS);
         out.line(format!("Not installed: {} ({install})", absent.join(", ")))?;
     }
     Ok(())

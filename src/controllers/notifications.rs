@@ -8,6 +8,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::{ContactPoint, TrackedField};
 use qm_notify::Transport;
 use qm_notify::client::{self, Sender};
+use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, Patience};
 use qm_runtime::Key;
 use qm_runtime::backoff::Policy;
@@ -31,6 +32,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();
+    let metrics = manager.metrics.register(DeliveryMetrics::register);
     let outbox = Outbox::new(
         Sender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         Patience {
@@ -41,7 +43,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             stopped: timings.stopped_retry,
             max_age: timings.delivery_max_age,
         },
-        manager.metrics.clone(),
+        metrics.clone(),
         fields.trigger.clone(),
         points.trigger.clone(),
         manager.draining.clone(),
@@ -102,7 +104,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         points_phase: points.phase.clone(),
         outbox,
         events: manager.events(tracked_field::NAME),
-        metrics: manager.metrics.clone(),
+        metrics,
         terms: Terms {
             renew_event: timings.event_renewal,
             resync: timings.resync,
@@ -134,7 +136,7 @@ fn follow_grants<T: Transport>(
     fields: &Watched<TrackedField>,
 ) -> Phase {
     let (known, phase) = Phase::until();
-    if !manager.settings.controllers.contains(tracked_field::NAME) {
+    if !manager.settings.runs(tracked_field::NAME) {
         // A sender that is gone ends the phase.
         return phase;
     }

@@ -323,8 +323,9 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
     }
     let metrics = operator.metrics().await;
     for outcome in ["delivered", "retried", "stopped", "rejected"] {
-        let line =
-            format!("quartermaster_notifications_total{{type=\"webhook\",outcome=\"{outcome}\"}}");
+        let line = format!(
+            "quartermaster_delivery_attempts_total{{type=\"webhook\",outcome=\"{outcome}\"}}"
+        );
         let count = metrics
             .lines()
             .find_map(|found| found.strip_prefix(&line)?.trim().parse::<f64>().ok());

@@ -111,7 +111,7 @@ async fn lost_queries_are_repeated_within_the_attempt() {
     bed.webhook("lost", &url("lost.test", &receiver)).await;
     bed.ready("lost").await;
     assert!(dns.lookups("lost.test") > 4);
-    let retried = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"}";
+    let retried = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"retried\"}";
     assert!(
         !operator.metrics().await.contains(retried),
         "the first attempt arrived"

@@ -644,7 +644,7 @@ async fn the_samples_give_what_each_place_asks_for() {
         .await;
     }
     // What is recorded is offered a moment later.
-    let all = format!("quartermaster_notifications_pending {}", 30 * places.len());
+    let all = format!("quartermaster_entries_pending {}", 30 * places.len());
     until("all wait", SOON, async || {
         Ok(operator
             .metrics()

@@ -109,7 +109,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     assert_eq!(lists(Verb::List, ""), usize::from(!streamed));
     assert_eq!(lists(Verb::Watch, "sendInitialEvents=true"), 1);
     let failures = format!(
-        "quartermaster_watch_restarts_total{{resource=\"widgets.{}\"}} 0",
+        "quartermaster_watch_failures_total{{resource=\"widgets.{}\"}} 0",
         widgets.group
     );
     let metrics = operator.metrics().await;
@@ -123,7 +123,7 @@ async fn reading_client(bed: &Bed) -> Client {
         .await
         .unwrap();
     config.proxy_url = None;
-    client::of_people(config).unwrap()
+    client::for_command(config, &quartermaster::PROGRAM).unwrap()
 }
 
 /// Has the object carry `managedFields` that no server made.

@@ -122,7 +122,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         waiting
     );
     bed.ready("slow").await;
-    let pending = format!("quartermaster_notifications_pending {}", FIELDS * CHANGES);
+    let pending = format!("quartermaster_entries_pending {}", FIELDS * CHANGES);
     let all_wait = async || {
         Ok(operator
             .metrics()
@@ -425,7 +425,7 @@ async fn what_a_deleted_one_had_not_delivered_is_dropped() {
     bed.delete::<TrackedField>("goes").await;
     let pending = async |wanted: &str| {
         until(format!("pending {wanted}"), SOON, async || {
-            let line = format!("quartermaster_notifications_pending {wanted}");
+            let line = format!("quartermaster_entries_pending {wanted}");
             Ok(operator
                 .metrics()
                 .await

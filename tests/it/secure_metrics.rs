@@ -124,7 +124,7 @@ fn binding(bed: &Bed, name: &str) -> String {
 fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
-        logs.contains("somebody may not read the metrics"),
+        logs.contains("denied a request for the metrics"),
         "the log is not as wordy as it is to be"
     );
     for token in tokens {
@@ -250,12 +250,12 @@ async fn the_apiserver_is_asked_now_and_then() {
         200
     );
     for token in ["another", "a third one"] {
-        answers(&operator, Some(token), 503, "the apiserver cannot be asked").await;
+        answers(&operator, Some(token), 503, "the apiserver does not answer").await;
     }
     assert_eq!(
         operator
             .logs()
-            .matches("the apiserver cannot be asked who may read the metrics")
+            .matches("reviews of clients that read the metrics fail")
             .count(),
         1
     );
@@ -341,7 +341,7 @@ async fn a_mounted_certificate_is_taken_up_anew() {
     }
     let told = operator
         .logs()
-        .matches("the certificate of /metrics was not replaced")
+        .matches("reading the certificate of /metrics failed")
         .count();
     assert!(
         told == 1
@@ -388,7 +388,7 @@ async fn without_the_mounted_certificate_it_does_not_start() {
     assert_eq!(ended.code(), Some(1));
     let said = child.log_text().unwrap();
     for words in [
-        "--metrics-cert-path: write a folder with tls.crt and tls.key (PEM)",
+        "--metrics-cert-path: certificate of /metrics: mount a folder with tls.crt and tls.key (PEM)",
         "tls.crt: No such file",
     ] {
         assert!(said.contains(words), "{said}");

@@ -78,9 +78,9 @@ async fn probes_metrics_and_logs() {
         "controller_runtime_active_workers",
         "controller_runtime_max_concurrent_reconciles",
         "rest_client_requests",
-        "quartermaster_notifications",
-        "quartermaster_notification_latency_seconds",
-        "quartermaster_notifications_pending",
+        "quartermaster_delivery_attempts",
+        "quartermaster_delivery_latency_seconds",
+        "quartermaster_entries_pending",
         "process_resident_memory_bytes",
     ] {
         assert!(
@@ -100,20 +100,17 @@ async fn probes_metrics_and_logs() {
             2.0,
         ),
         (
-            "quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"}",
+            "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"delivered\"}",
             2.0,
         ),
-        ("quartermaster_notification_latency_seconds_count", 1.0),
+        ("quartermaster_delivery_latency_seconds_count", 1.0),
     ] {
         assert!(
             series(&metrics, start).is_some_and(|value| value >= least),
             "{start}\n{metrics}"
         );
     }
-    assert_eq!(
-        series(&metrics, "quartermaster_notifications_pending"),
-        Some(0.0)
-    );
+    assert_eq!(series(&metrics, "quartermaster_entries_pending"), Some(0.0));
     let leads = "leader_election_master_status{name=\"quartermaster\"}";
     assert_eq!(
         series(&metrics, leads),

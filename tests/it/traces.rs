@@ -123,7 +123,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         })
         .await;
     assert!(
-        is(&sent, "quartermaster.messages", "1") && is(&sent, "name", "chat"),
+        is(&sent, "messaging.batch.message_count", "1") && is(&sent, "name", "chat"),
         "{sent:?}"
     );
     let pass = collector
@@ -176,7 +176,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         failed
             .events
             .iter()
-            .any(|event| event.name.starts_with("the pass failed")),
+            .any(|event| event.name.starts_with("reconcile failed")),
         "{failed:?}"
     );
 
@@ -244,7 +244,7 @@ async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
         Some(StatusCode::SERVICE_UNAVAILABLE)
     );
     assert!(
-        !operator.logs().contains("the collector takes"),
+        !operator.logs().contains("exporting spans"),
         "{}",
         operator.logs()
     );
@@ -272,7 +272,7 @@ async fn without_a_collector_all_goes_on() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     bed.until("first", "Ready", is_ready).await;
-    let lost = "the collector takes no traces: they are lost";
+    let lost = "exporting spans failed; spans are lost until the collector accepts them";
     says(lost).await;
     collector.0.always(Reply::status(StatusCode::UNAUTHORIZED));
     collector.0.accept().await.unwrap();
@@ -289,7 +289,7 @@ async fn without_a_collector_all_goes_on() {
     collector
         .span("what came later", pass_of("configmapsync", "second"))
         .await;
-    says("the collector takes traces again").await;
+    says("exporting spans succeeds again").await;
     let said = operator.logs();
     assert_eq!(said.matches(lost).count(), 1, "{said}");
     assert!(!said.contains("hunter2"), "{said}");

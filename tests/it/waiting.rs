@@ -461,7 +461,7 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     assert!(
         metrics
             .lines()
-            .any(|line| line == "quartermaster_entries_expired_total 1"),
+            .any(|line| line == "quartermaster_entries_failed_total{reason=\"expired\"} 1"),
         "{metrics}"
     );
     bed.waiting("it", "").await;

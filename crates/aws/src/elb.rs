@@ -14,9 +14,7 @@ use aws_sdk_elasticloadbalancingv2::types::{
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use qm_runtime::leader::Fence;
-use qm_runtime::metrics::Metrics;
 use qm_runtime::reconciler::Class;
-use qm_runtime::telemetry::traces;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -30,7 +28,7 @@ use super::listeners::{
     DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
 };
 use super::rate_limit::{self, AwsRateLimiter, Rate};
-use super::{Aws, DesiredLoadBalancer, LoadBalancer, Tags, proxy};
+use super::{Aws, AwsMetrics, DesiredLoadBalancer, LoadBalancer, Tags, proxy, traces};
 use crate::Timings;
 
 mod batcher;
@@ -49,7 +47,7 @@ pub struct Elb {
     tags: Batcher<Tags>,
     rate_limit: AwsRateLimiter,
     fence: Fence,
-    metrics: Metrics,
+    metrics: AwsMetrics,
     timeout: Duration,
 }
 
@@ -82,7 +80,7 @@ impl Clients {
 
 impl Elb {
     /// Each call is made only while `fence` is held.
-    pub fn new(fence: Fence, metrics: Metrics, timings: &Timings) -> Self {
+    pub fn new(fence: Fence, metrics: AwsMetrics, timings: &Timings) -> Self {
         let reads = Rate {
             burst: rate_limit::READ_BURST,
             period: timings.read_period,
@@ -178,12 +176,12 @@ impl Elb {
                 "this replica does not lead any more",
             ));
         }
-        let span = traces::aws(action.service(), action.name());
+        let span = traces::call(action.service(), action.name());
         let answer = call.instrument(span.clone()).await.map_err(AwsError::from);
         if let Err(error) = &answer {
-            traces::refused(&span, error.label());
+            traces::failed(&span, error.label());
         }
-        self.metrics.aws_request(
+        self.metrics.called(
             action.name(),
             answer.as_ref().map_or_else(AwsError::label, |_| "OK"),
         );
@@ -630,7 +628,7 @@ mod tests {
     /// A region is there, and AWS would be asked; nobody is.
     #[tokio::test]
     async fn nothing_is_asked_but_under_the_lease() {
-        let elb = Elb::new(Fence::shut(), Metrics::new(), &Timings::default());
+        let elb = Elb::new(Fence::shut(), AwsMetrics::default(), &Timings::default());
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
             .build();

@@ -9,13 +9,16 @@ pub use self::error::AwsError;
 use self::listeners::{
     DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
 };
+pub use self::metrics::AwsMetrics;
 
 pub mod action;
 pub mod elb;
 pub mod error;
 pub mod listeners;
+mod metrics;
 mod proxy;
 mod rate_limit;
+mod traces;
 
 /// A load balancer is called `NAME-alb` after its resource.
 pub const NAME_SUFFIX: &str = "-alb";

@@ -19,6 +19,7 @@ pub mod client;
 pub(crate) mod fixtures;
 pub mod history;
 pub mod message;
+pub mod metrics;
 pub mod pace;
 pub mod queue;
 pub mod resolve;

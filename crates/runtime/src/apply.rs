@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn a_write_without_an_answer_is_about_the_object_unless_the_apiserver_is_out() {
         let hangs = || {
-            kube::Error::Service(Box::new(client::Refused::Timeout(
+            kube::Error::Service(Box::new(client::RequestError::Timeout(
                 std::time::Duration::from_secs(30),
             )))
         };
@@ -420,7 +420,7 @@ mod tests {
                 .1
                 .starts_with("the apiserver did not answer within 30s")
         );
-        let not_leading = kube::Error::Service(Box::new(client::Refused::NotLeading));
+        let not_leading = kube::Error::Service(Box::new(client::RequestError::NotLeading));
         assert_eq!(rejection(&not_leading, false), None);
     }
 

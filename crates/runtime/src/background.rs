@@ -1,5 +1,5 @@
-//! Work that keeps a core busy, one job at a time, on a thread of the lowest priority: the async workers renew the lease and
-//! deliver messages meanwhile.
+//! CPU-bound work, one job at a time on a thread of the lowest priority, so that it does not delay the async workers, which
+//! renew the lease.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

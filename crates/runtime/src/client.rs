@@ -1,4 +1,4 @@
-//! The clients of the apiserver: one for everything, one that passes no fence, and one for what people run beside the operator.
+//! Clients of the apiserver: the main client, a client without the fence, and a client for commands.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -23,41 +23,40 @@ use super::metrics::Metrics;
 use super::nesting;
 use super::pages;
 use super::telemetry::{causes, traces};
-use crate::VERSION;
-use crate::settings::Timings;
+use crate::settings::{Program, Timings};
 
-/// How long one request of the client without a fence may take.
+/// Timeout of one request of the client without the fence.
 const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection of what people run may be silent: nothing there is a watch.
-const PEOPLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest silence on a connection of a command, which has no watch.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A watch that is quiet is ended by the server after its timeout; this much later the connection counts as dead.
+/// Time after the timeout of a watch, with which the server ends a quiet watch, until the connection counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
 
-/// Why a request was not answered, or not even sent.
+/// Reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    /// A write, while this replica does not hold the lease: it was not sent, or its answer was not waited for.
+pub enum RequestError {
+    /// The request is a write, and this replica does not hold the lease: the client did not send it or did not wait for the answer.
     #[error("given up: this replica does not hold the lease")]
     NotLeading,
     /// No answer began within the timeout.
     #[error("the apiserver did not answer within {0:?}")]
     Timeout(Duration),
-    /// It did not get as far as an answer.
+    /// The request failed before an answer.
     #[error("{url} could not be asked: {why}")]
     Unanswered {
-        /// The server's, without who asks.
+        /// URL of the server, without credentials.
         url: String,
-        /// The first cause, which says more than what came of it.
+        /// Innermost cause.
         why: String,
     },
 }
 
-/// True if `error` says that a write was given up because this replica does not hold the lease. One that was on its way
-/// when the lease went may have been done.
+/// Returns whether a write failed because this replica does not hold the lease. A write in flight when the lease was lost may
+/// have succeeded.
 pub fn is_not_leading(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
+    matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(RequestError::NotLeading)))
 }
 
 /// Returns the message of a request that the apiserver did not answer in time.
@@ -65,10 +64,10 @@ pub fn timed_out(error: &kube::Error) -> Option<String> {
     let kube::Error::Service(inner) = error else {
         return None;
     };
-    let refused = inner
+    let error = inner
         .downcast_ref()
-        .filter(|refused| matches!(refused, Refused::Timeout(_)))?;
-    Some(refused.to_string())
+        .filter(|error| matches!(error, RequestError::Timeout(_)))?;
+    Some(error.to_string())
 }
 
 /// Creates the main client; only requests that need no lease use another.
@@ -89,70 +88,71 @@ pub fn main(
     fence: Fence,
     availability: Availability,
     metrics: Metrics,
+    program: &Program,
     timings: &Timings,
 ) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
     let server = Server::of(&config.cluster_url);
-    let gate = Gate {
+    let gate = RequestGate {
         fence: Some(fence),
         availability: Some(availability),
         metrics,
         timeout: timings.api_timeout,
         server,
     };
-    Ok(pages::bounded(build(config, &gate)?))
+    Ok(pages::bounded(build(config, program, &gate)?))
 }
 
-/// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s
-/// for each request, and no fence.
+/// Creates the client for the lease itself and for reviews of clients that read the metrics, which standbys serve too: without
+/// the fence, and with a timeout of 5 s for each request.
 ///
 /// # Errors
 /// As [`main`].
-pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
+pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Result<Client> {
     let server = Server::of(&config.cluster_url);
-    let gate = Gate {
+    let gate = RequestGate {
         fence: None,
         availability: None,
         metrics,
         timeout: UNFENCED_TIMEOUT,
         server,
     };
-    build(silent_for(config, UNFENCED_TIMEOUT), &gate)
+    build(silent_for(config, UNFENCED_TIMEOUT), program, &gate)
 }
 
-/// The client of what people run: it does not retry either, so that a server which is busy for long is told of at once, and
-/// says which one could not be asked.
+/// Creates the client of a command. The client does not retry, so that a busy server is reported at once; errors name the
+/// server.
 ///
 /// # Errors
 /// As [`main`].
-pub fn of_people(config: Config) -> kube::Result<Client> {
+pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
     let Server { url, .. } = Server::of(&config.cluster_url);
     let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
         let mut first: &dyn Error = &*error;
         while let Some(cause) = first.source() {
             first = cause;
         }
-        Refused::Unanswered {
+        RequestError::Unanswered {
             url: url.clone(),
             why: first.to_string(),
         }
         .into()
     });
-    let builder = ClientBuilder::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))?;
+    let builder = ClientBuilder::try_from(common(silent_for(config, COMMAND_TIMEOUT), program)?)?;
     Ok(builder
         .with_layer(&nesting::layer())
         .with_layer(&unanswered)
         .build())
 }
 
-fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(ours(config))?
+fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<Client> {
+    Ok(ClientBuilder::try_from(common(config, program)?)?
         .with_layer(&nesting::layer())
         .with_layer(gate)
         .build())
 }
 
-/// Gives a connection up that is silent for so long.
+/// Closes a connection that is silent for `time`.
 fn silent_for(mut config: Config, time: Duration) -> Config {
     config.connect_timeout = Some(time);
     config.read_timeout = Some(time);
@@ -160,30 +160,28 @@ fn silent_for(mut config: Config, time: Duration) -> Config {
     config
 }
 
-/// What all of them have in common.
-fn ours(mut config: Config) -> Config {
+/// Applies the settings that all clients have in common.
+fn common(mut config: Config, program: &Program) -> kube::Result<Config> {
     config.default_retry = false;
-    // Or else a pooled connection's idle time counts as time that the server took to answer.
+    // Otherwise the idle time of a pooled connection counts as the server's time to answer.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
-    config.headers.push((
-        USER_AGENT,
-        HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION"))),
-    ));
-    config
+    let agent = HeaderValue::try_from(format!("{}/{}", program.name, program.version))
+        .map_err(|error| kube::Error::HttpError(error.into()))?;
+    config.headers.push((USER_AGENT, agent));
+    Ok(config)
 }
 
-/// True if lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
+/// Returns whether lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>). kube does not fall back by itself.
 ///
 /// # Errors
-/// When the apiserver cannot be asked.
+/// When the apiserver does not answer.
 pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
     let version = client.apiserver_version().await?;
     debug!(
         server = version.git_version,
-        client = VERSION,
-        "asked the apiserver for its version"
+        "read the version of the apiserver"
     );
     Ok(at_least_1_34(&version.major, &version.minor))
 }
@@ -215,9 +213,9 @@ fn stores(method: &Method, uri: &Uri) -> bool {
         && !(is_reviewed || is_event || is_dry_run)
 }
 
-/// What each request passes: the fence, the count, the timeout.
+/// Layer of each request: fence, metrics, timeout, span.
 #[derive(Clone)]
-struct Gate {
+struct RequestGate {
     fence: Option<Fence>,
     availability: Option<Availability>,
     metrics: Metrics,
@@ -225,23 +223,23 @@ struct Gate {
     server: Server,
 }
 
-impl<S> Layer<S> for Gate {
-    type Service = Gated<S>;
+impl<S> Layer<S> for RequestGate {
+    type Service = GatedService<S>;
 
-    fn layer(&self, inner: S) -> Gated<S> {
-        Gated {
+    fn layer(&self, inner: S) -> GatedService<S> {
+        GatedService {
             gate: self.clone(),
             inner,
         }
     }
 }
 
-struct Gated<S> {
-    gate: Gate,
+struct GatedService<S> {
+    gate: RequestGate,
     inner: S,
 }
 
-impl<S, B> Service<Request<Body>> for Gated<S>
+impl<S, B> Service<Request<Body>> for GatedService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -263,7 +261,7 @@ where
         let stores = stores(&method, request.uri());
         let fence = gate.fence.clone().filter(|_| writes);
         if fence.as_ref().is_some_and(|fence| !fence.held()) {
-            return Box::pin(async { Err(Refused::NotLeading.into()) });
+            return Box::pin(async { Err(RequestError::NotLeading.into()) });
         }
         let span = traces::request(&method, &path, &gate.server);
         let asked = span.clone();
@@ -273,12 +271,12 @@ where
             let mut answer = pin!(answer);
             // Getting a connection takes time, during which the lease may be lost: asked again at every step.
             let guarded = poll_fn(|context| match &fence {
-                Some(fence) if !fence.held() => Poll::Ready(Err(Refused::NotLeading.into())),
+                Some(fence) if !fence.held() => Poll::Ready(Err(RequestError::NotLeading.into())),
                 _ => answer.as_mut().poll(context),
             });
             let result = match timeout(gate.timeout, guarded).await {
                 Ok(result) => result,
-                Err(_) => Err(Refused::Timeout(gate.timeout).into()),
+                Err(_) => Err(RequestError::Timeout(gate.timeout).into()),
             };
             let code = result
                 .as_ref()
@@ -325,6 +323,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+    use crate::testing::PROGRAM;
 
     const OBJECT: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#;
 
@@ -359,8 +358,8 @@ mod tests {
         );
     }
 
-    fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
-        Gate {
+    fn gate(fence: &Fence, metrics: &Metrics) -> RequestGate {
+        RequestGate {
             fence: Some(fence.clone()),
             availability: None,
             metrics: metrics.clone(),
@@ -370,7 +369,7 @@ mod tests {
     }
 
     /// A client whose server counts what reaches it and answers each request with `OBJECT`.
-    fn client(gate: &Gate) -> (Client, Arc<AtomicUsize>) {
+    fn client(gate: &RequestGate) -> (Client, Arc<AtomicUsize>) {
         let reached = Arc::new(AtomicUsize::new(0));
         let count = reached.clone();
         let server = service_fn(
@@ -384,7 +383,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_the_lease_only_reads_pass() {
-        let (fence, metrics) = (Fence::shut(), Metrics::new());
+        let (fence, metrics) = (Fence::shut(), Metrics::new(&PROGRAM));
         let (client, reached) = client(&gate(&fence, &metrics));
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         let (post, patch, delete) = (
@@ -439,7 +438,10 @@ mod tests {
                 Ok::<_, BoxError>(Response::new(Body::empty()))
             }
         });
-        let client = Client::new(gate(&fence, &Metrics::new()).layer(server), "default");
+        let client = Client::new(
+            gate(&fence, &Metrics::new(&PROGRAM)).layer(server),
+            "default",
+        );
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         let error = api
             .create(&PostParams::default(), &ConfigMap::default())
@@ -451,7 +453,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_does_not_begin_is_given_up() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(&PROGRAM);
         let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
         let client = Client::new(gate(&Fence::open(), &metrics).layer(server), "default");
         let error = Api::<ConfigMap>::default_namespaced(client)
@@ -468,7 +470,7 @@ mod tests {
 
     #[tokio::test]
     async fn requests_are_counted_by_code_and_method() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(&PROGRAM);
         let (client, _) = client(&gate(&Fence::open(), &metrics));
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         api.get("x").await.unwrap();
@@ -491,9 +493,10 @@ mod tests {
             .unwrap()
             .local_addr()
             .unwrap();
-        let client = of_people(Config::new(
-            format!("http://me:hunter2@{shut}").parse().unwrap(),
-        ))
+        let client = for_command(
+            Config::new(format!("http://me:hunter2@{shut}").parse().unwrap()),
+            &PROGRAM,
+        )
         .unwrap();
         let kube::Error::Service(error) = Api::<ConfigMap>::default_namespaced(client)
             .get("x")
@@ -532,20 +535,22 @@ mod tests {
             config(),
             Fence::open(),
             Availability::default(),
-            Metrics::new(),
+            Metrics::new(&PROGRAM),
+            &PROGRAM,
             &Timings::default(),
         )
         .unwrap();
-        let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
-        for client in [main, unfenced, of_people(config()).unwrap()] {
+        let unfenced = super::unfenced(config(), &PROGRAM, Metrics::new(&PROGRAM)).unwrap();
+        let command = for_command(config(), &PROGRAM).unwrap();
+        for client in [main, unfenced, command] {
             Api::<ConfigMap>::default_namespaced(client)
                 .get("x")
                 .await
                 .unwrap_err();
         }
         server.abort();
-        let expected = format!("quartermaster/{VERSION}");
-        assert_eq!(*seen.lock().unwrap(), [&*expected; 3]);
+        let expected = "widget-operator/1.2.3";
+        assert_eq!(*seen.lock().unwrap(), [expected; 3]);
     }
 
     #[rstest]

@@ -1,4 +1,4 @@
-//! Whether the CRD of a kind is there, and ours.
+//! Presence of the CRD of each kind, with a compatible schema.
 
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -14,24 +14,21 @@ use tracing::warn;
 use super::metrics::{Metrics, Purpose};
 use super::watching::{self, Told};
 
-/// Installs this version's CRDs where there are none.
-pub const INSTALL: &str = "quartermaster crds | kubectl apply --server-side -f -";
-/// Has them take the place of those that are there.
-pub const REPLACE: &str = "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
-
-/// What is known of a CRD.
+/// State of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It is there, with our schema.
+    /// The CRD exists with a compatible schema.
     Present,
-    /// It is not, or is another one, in the words of `/readyz`.
+    /// The CRD does not exist or has another schema; with the message of `/readyz`.
     Absent(String),
 }
 
-/// What is known of the CRD of `kind`, as long as the returned future follows it; nothing before its watch has answered.
+/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD. Messages
+/// about another schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
+    replace: Option<&'static str>,
     watches: &watcher::Config,
     metrics: &Metrics,
 ) -> (
@@ -56,18 +53,18 @@ pub fn follow(
                     continue;
                 }
                 Told::Shown(Event::InitApply(crd)) => {
-                    listed = Some(judge(&name, &crd, &ours));
+                    listed = Some(judge(&name, &crd, &ours, replace));
                     continue;
                 }
                 Told::Shown(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
-                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, &ours),
+                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, &ours, replace),
                 Told::Shown(Event::Delete(_)) => missing(&name),
                 Told::Stands => continue,
                 Told::Failed(error) => {
                     warn!(
                         crd = name,
                         error = &error as &dyn std::error::Error,
-                        "the CRD's watch failed; it goes on"
+                        "watch of the CRD failed; will retry"
                     );
                     continue;
                 }
@@ -90,15 +87,17 @@ fn judge(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     ours: &SchemaVersion,
+    replace: Option<&str>,
 ) -> Presence {
-    match unlike(crd, ours) {
-        Some(what) => Presence::Absent(format!("CRD {name} {what} ({REPLACE})")),
-        None => Presence::Present,
-    }
+    let Some(what) = unlike(crd, ours) else {
+        return Presence::Present;
+    };
+    let hint = replace.map_or_else(String::new, |command| format!(" ({command})"));
+    Presence::Absent(format!("CRD {name} {what}{hint}"))
 }
 
-/// Why a program of the schema `ours` cannot work under this CRD, if it cannot. An older one prunes our fields without a word; so
-/// does one that is not ours. A newer one keeps them.
+/// Returns why a program with the schema `ours` cannot work with this CRD, if it cannot. An older or foreign schema silently
+/// prunes fields; a newer schema keeps them.
 pub fn unlike(
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     ours: &SchemaVersion,
@@ -142,23 +141,22 @@ mod tests {
         Some("has schema aa, not 2-aa: install this version's CRDs")
     )]
     #[case::of_another_program(None, Some("is not this program's: install its CRDs"))]
-    fn a_crd_is_ours_when_it_keeps_our_fields(
-        #[case] theirs: Option<&str>,
-        #[case] words: Option<&str>,
-    ) {
+    fn crd_must_keep_all_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =
             theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
         match (
-            judge("x.example.com", &crd, &"2-aa".parse().unwrap()),
+            judge(
+                "x.example.com",
+                &crd,
+                &"2-aa".parse().unwrap(),
+                Some("replace"),
+            ),
             words,
         ) {
             (Presence::Present, None) => {}
             (Presence::Absent(said), Some(words)) => {
-                assert!(
-                    said.starts_with(&format!("CRD x.example.com {words} (")),
-                    "{said}"
-                );
+                assert_eq!(said, format!("CRD x.example.com {words} (replace)"));
             }
             (presence, _) => panic!("{presence:?}"),
         }

@@ -14,7 +14,7 @@ pub async fn work(
     stop: CancellationToken,
     rest: impl Future<Output = ()>,
 ) {
-    // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
+    // Each controller runs in a task of its own, because the task that renews the lease polls this future.
     let mut running = JoinSet::new();
     for passes in passes {
         running.spawn(passes);
@@ -24,8 +24,8 @@ pub async fn work(
     rest.await;
 }
 
-/// Gives what is under way a moment to come to rest: first what is in the air, while passes still write down what a
-/// receiver took; then the passes themselves, of which no other begins.
+/// Drains within the time `drain`: first the work of the controllers outside reconciles, whose results running reconciles still
+/// record, then the running reconciles; no other begins.
 pub async fn rest(
     draining: CancellationToken,
     landings: Vec<BoxFuture<'static, ()>>,

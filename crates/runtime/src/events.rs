@@ -178,7 +178,7 @@ mod tests {
         });
         let (events, write) = Events::new(
             Client::new(server, "default"),
-            "quartermaster",
+            "example",
             &"qm-0".repeat(50),
         );
         publish(&events);
@@ -196,14 +196,14 @@ mod tests {
         let publish = |events: &Events| {
             events.warning(
                 regarding("web"),
-                "Notify",
-                "DeliveryFailed",
+                "Reconcile",
+                "WriteFailed",
                 "1: too old".into(),
             );
             events.warning(
                 regarding("web"),
-                "Notify",
-                "DeliveryFailed",
+                "Reconcile",
+                "WriteFailed",
                 "2: too old".into(),
             );
             events.normal(
@@ -228,7 +228,7 @@ mod tests {
                 )
             );
             assert_eq!(event.metadata.generate_name.as_deref(), Some("web-"));
-            assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
+            assert_eq!(event.reporting_controller.as_deref(), Some("example"));
             assert!(event.event_time.is_some() && event.regarding == Some(regarding("web")));
         }
         let types: Vec<_> = written
@@ -260,8 +260,8 @@ mod tests {
         let publish = |events: &Events| {
             events.warning(
                 regarding(&long),
-                "Notify",
-                "DeliveryFailed",
+                "Reconcile",
+                "WriteFailed",
                 format!("a{}", "\u{e4}".repeat(1000)),
             );
         };

@@ -135,7 +135,7 @@ where
                     warn!(
                         kind = self.name,
                         error = &error as &dyn std::error::Error,
-                        "the watch failed; it goes on"
+                        "watch failed; will retry"
                     );
                     if let Some(refusal) =
                         watching::refusal(&error).filter(|status| status.code == 403)
@@ -195,7 +195,7 @@ mod tests {
     use kube::ResourceExt;
 
     use super::*;
-    use crate::testing::Widget;
+    use crate::testing::{PROGRAM, Widget};
     use crate::watching::tests::{Asked, api, object};
 
     type Presences = watch::Sender<Option<Presence>>;
@@ -210,7 +210,7 @@ mod tests {
             name: "configmap",
             apis,
             watches: watcher::Config::default(),
-            metrics: Metrics::new(),
+            metrics: Metrics::new(&PROGRAM),
             health: Health::new(),
             watchdog: Health::new().watchdog("cache", Duration::from_mins(1)),
             phase: say,

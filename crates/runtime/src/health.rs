@@ -239,32 +239,29 @@ mod tests {
             health.ready(),
             (false, "[-]start not yet\nnot ready\n".into())
         );
-        health.set("trackedfield", State::Syncing);
-        health.set("contactpoint", State::Synced);
-        health.set(
-            "myapp",
-            State::Absent("no CRD myapps.demo.rtfm.co.ua".into()),
-        );
-        let body = "[+]contactpoint synced\n[+]myapp absent: no CRD myapps.demo.rtfm.co.ua\n\
-            [-]trackedfield not synced\nnot ready\n";
+        health.set("widget", State::Syncing);
+        health.set("gadget", State::Synced);
+        health.set("thing", State::Absent("no CRD things.example.com".into()));
+        let body = "[+]gadget synced\n[+]thing absent: no CRD things.example.com\n\
+            [-]widget not synced\nnot ready\n";
         assert_eq!(health.ready(), (false, body.into()));
-        health.set("trackedfield", State::Synced);
+        health.set("widget", State::Synced);
         let (ready, body) = health.ready();
         assert!(ready, "{body}");
         assert!(
-            body.ends_with("\nready\n") && body.contains("[+]myapp absent"),
+            body.ends_with("\nready\n") && body.contains("[+]thing absent"),
             "{body}"
         );
-        health.set("myapp", State::Syncing);
+        health.set("thing", State::Syncing);
         assert!(!health.ready().0, "a CRD that arrives later is waited for");
         let refused = [
             (Some("a".to_owned()), "no".to_owned()),
             (Some("b".to_owned()), "no right".to_owned()),
         ];
-        health.set("myapp", State::Partly(refused.into()));
+        health.set("thing", State::Partly(refused.into()));
         let (ready, body) = health.ready();
         assert!(
-            !ready && body.contains("[-]myapp not synced in a: no; in b: no right\n"),
+            !ready && body.contains("[-]thing not synced in a: no; in b: no right\n"),
             "{body}"
         );
     }
@@ -273,20 +270,20 @@ mod tests {
     async fn only_a_step_that_takes_too_long_is_stuck() {
         let health = Health::new();
         assert_eq!(health.live(), (true, "live\n".into()));
-        let beat = health.watchdog("trackedfield", Duration::from_mins(1));
+        let beat = health.watchdog("widget", Duration::from_mins(1));
         let advance = tokio::time::advance;
         advance(Duration::from_hours(1)).await;
         assert_eq!(
             health.live(),
-            (true, "[+]trackedfield waiting for work\nlive\n".into())
+            (true, "[+]widget waiting for work\nlive\n".into())
         );
 
         let old = beat.busy();
         advance(Duration::from_secs(50)).await;
         let new = beat.busy();
-        assert_eq!(health.live(), (true, "[+]trackedfield busy\nlive\n".into()));
+        assert_eq!(health.live(), (true, "[+]widget busy\nlive\n".into()));
         advance(Duration::from_secs(11)).await;
-        let body = "[-]trackedfield stuck in one step for 61.0s; 60s are allowed\nnot live\n";
+        let body = "[-]widget stuck in one step for 61.0s; 60s are allowed\nnot live\n";
         assert_eq!(health.live(), (false, body.into()));
         drop(old);
         assert!(health.live().0, "the step that is left is 11 s old");
@@ -310,10 +307,10 @@ mod tests {
         assert_eq!(get("/livez").await, (200, "live\n".into()));
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/readyz").await.0, 503);
-        health.set("contactpoint", State::Synced);
+        health.set("gadget", State::Synced);
         assert_eq!(
             get("/readyz").await,
-            (200, "[+]contactpoint synced\nready\n".into())
+            (200, "[+]gadget synced\nready\n".into())
         );
         assert_eq!(get("/other").await.0, 404);
         server.abort();

@@ -38,12 +38,12 @@ pub use fence::Fence;
 /// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
 const RELEASE: Duration = Duration::from_secs(1);
 
-/// A name that no other candidate has: the Pod's (or the host's), and a random part.
-pub fn identity(pod: Option<&str>) -> String {
+/// Returns a name that no other candidate has: that of the Pod, the host or the program, and a random part.
+pub fn identity(pod: Option<&str>, program: &str) -> String {
     let host = pod
         .map(str::to_owned)
         .or_else(|| env::var("HOSTNAME").ok())
-        .unwrap_or_else(|| "quartermaster".into());
+        .unwrap_or_else(|| program.into());
     format!("{host}_{}", Uuid::new_v4())
 }
 

@@ -1,5 +1,5 @@
-//! What surrounds the controllers of an operator and kube does not give: watches and caches, children and their drift, leader
-//! election, the write fence, metrics, probes, logs.
+//! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence, metrics,
+//! probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
 
 #![warn(missing_docs)]
 
@@ -50,23 +50,20 @@ pub mod watch_hub;
 pub mod watching;
 pub mod written;
 
-/// Version in the user agent, the metrics and the traces.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Threads for blocking work, mainly lookups of the names of the apiserver, Telegram and AWS.
+/// Threads for blocking work, mainly DNS lookups.
 pub const BLOCKING_THREADS: usize = 16;
 
-/// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.
+/// Namespace and name of an object. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// Its namespace.
+    /// Namespace of the object.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// Name of the object.
     pub name: Arc<str>,
 }
 
 impl Key {
-    /// The key of `name` in `namespace`.
+    /// Creates the key of `name` in `namespace`.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -74,7 +71,7 @@ impl Key {
         }
     }
 
-    /// The key of a namespaced object.
+    /// Returns the key of a namespaced object.
     pub fn of(object: &impl ResourceExt) -> Self {
         Self::new(
             object.meta().namespace.as_deref().unwrap_or_default(),
@@ -95,17 +92,17 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What part of the cluster this operator serves.
+/// Part of the cluster that the operator serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All of it.
+    /// Whole cluster.
     Cluster,
-    /// These namespaces.
+    /// Some namespaces.
     Namespaces(Vec<String>),
 }
 
 impl Scope {
-    /// These namespaces; none of them means everything.
+    /// Creates the scope of these namespaces; none means the whole cluster.
     pub fn of(namespaces: &BTreeSet<String>) -> Self {
         if namespaces.is_empty() {
             Self::Cluster
@@ -114,7 +111,7 @@ impl Scope {
         }
     }
 
-    /// Whether an object of `namespace` is served. The empty namespace is that of cluster-scoped objects.
+    /// Returns whether the operator serves objects in `namespace`, which is empty for cluster-scoped objects.
     pub fn covers(&self, namespace: &str) -> bool {
         match self {
             Self::Cluster => true,
@@ -122,7 +119,7 @@ impl Scope {
         }
     }
 
-    /// One place for each watch that serves this scope; `None` is the whole cluster.
+    /// Returns the places to watch: namespaces, or `None` for the whole cluster.
     pub fn shards(&self) -> Vec<Option<String>> {
         match self {
             Self::Cluster => vec![None],
@@ -130,7 +127,7 @@ impl Scope {
         }
     }
 
-    /// Those places, as a kind that lives in namespaces is asked for there.
+    /// Returns the places to watch with their APIs of a namespaced kind.
     pub fn places<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
         &self,
         client: &Client,
@@ -146,7 +143,7 @@ impl Scope {
     }
 }
 
-/// The first 64 bits of a SHA-256, in hexadecimal.
+/// Returns the first 64 bits of a SHA-256, in hexadecimal.
 pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -154,13 +151,13 @@ pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// Whether `one` is a later version of an object than `other`. The versions of one object in one cluster are numbers
-/// that grow (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+/// Returns whether `one` is a later resourceVersion of an object than `other`. Resource versions of one object are increasing
+/// numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
 pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
     version(one) > version(other)
 }
 
-/// A resourceVersion as a number; 0 where there is none.
+/// Returns a resourceVersion as a number; 0 without one.
 pub fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -39,9 +39,6 @@ use crate::settings::{Settings, Timings};
 /// How many passes of one controller run at once.
 const CONCURRENCY: u16 = 16;
 
-/// Source of all Events.
-const REPORTER: &str = "quartermaster";
-
 /// What the controllers are built with, and where they are handed in.
 pub struct Manager {
     /// Settings of the runtime.
@@ -146,6 +143,7 @@ pub async fn run(
         fence.clone(),
         availability.clone(),
         metrics.clone(),
+        &settings.program,
         &settings.timings,
     )?;
     let watches = how_to_watch(&settings.timings);
@@ -155,7 +153,7 @@ pub async fn run(
     };
     let mut manager = Manager {
         scope: Scope::of(&settings.watch_namespaces),
-        identity: leader::identity(settings.pod_name.as_deref()),
+        identity: leader::identity(settings.pod_name.as_deref(), settings.program.name),
         draining: CancellationToken::new(),
         running: JoinSet::new(),
         tasks: tasks.clone(),
@@ -237,7 +235,11 @@ impl Manager {
 
     /// What the Events of a controller go through.
     pub fn events(&mut self, controller: &str) -> Events {
-        let (events, write) = Events::new(self.client.clone(), REPORTER, &self.identity);
+        let (events, write) = Events::new(
+            self.client.clone(),
+            self.settings.program.name,
+            &self.identity,
+        );
         self.spawn(format!("the writer of {controller}'s Events"), write);
         events
     }
@@ -270,11 +272,12 @@ impl Manager {
                 .is_served()
                 .then(|| tally(objects.state().iter().map(|object| object.readiness())))
         });
-        if self.settings.controllers.contains(name) {
+        if self.settings.runs(name) {
             self.health.set(name, State::Syncing);
             self.feed(kind, cache, say, asked, on);
         } else {
-            let off = State::Absent("switched off by --controllers".into());
+            let by = self.settings.program.hints.select_controllers;
+            let off = State::Absent(format!("switched off by {by}"));
             self.health.set(name, off.clone());
             say.send_replace(off);
         }
@@ -382,8 +385,13 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) =
-            crds::follow(self.client.clone(), kind, &self.watches, &self.metrics);
+        let (presence, follow) = crds::follow(
+            self.client.clone(),
+            kind,
+            self.settings.program.hints.replace_crds,
+            &self.watches,
+            &self.metrics,
+        );
         self.spawn(
             format!("the watch of the CRD of {}s", kind.controller),
             follow,
@@ -455,7 +463,7 @@ impl Manager {
             work.await;
             return Ok(());
         }
-        let lease = client::unfenced(kubernetes, metrics)?;
+        let lease = client::unfenced(kubernetes, &settings.program, metrics)?;
         let place = (&*settings.operator_namespace, &*settings.leader_election_id);
         let watchdog = health.watchdog("lease", longest_step(&settings.timings));
         let election = Election::new(lease, place, identity, &settings.timings, watchdog);
@@ -463,7 +471,7 @@ impl Manager {
         drop(running);
         match outcome {
             Outcome::Finished(()) | Outcome::Stopped => Ok(()),
-            Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),
+            Outcome::Lost => anyhow::bail!("lost the lease; the process must restart"),
         }
     }
 }

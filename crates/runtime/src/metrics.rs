@@ -1,15 +1,14 @@
-//! Metrics; [`serving`] shows them.
+//! Metrics of the runtime, and the registry of all metrics of the process; [`serving`] serves it.
 //!
 //! What controller-runtime also measures has its names, so that its dashboards work
-//! (<https://book.kubebuilder.io/reference/metrics-reference>); what is ours begins with `quartermaster_`.
-//! Names of objects are never labels. kube keeps the queue and tells nothing of it: `reconciler` accounts for it.
+//! (<https://book.kubebuilder.io/reference/metrics-reference>). Other names begin with the name of the program. Names of
+//! objects are never labels.
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -21,9 +20,8 @@ use prometheus_client::registry::Registry;
 
 use self::resources::Tally;
 use super::leader::Fence;
-use crate::VERSION;
+use crate::settings::Program;
 
-mod pending;
 mod process;
 mod queues;
 pub mod resources;
@@ -33,21 +31,16 @@ mod watches;
 
 pub use queues::QueueState;
 pub use serving::{plain, serve, server};
-pub use watches::{Purpose, Watch};
+pub use watches::{Purpose, WatchGuard};
 
 type Label = (&'static str, Cow<'static, str>);
 type Counters<const N: usize> = Family<[Label; N], Counter>;
 type Gauges<const N: usize> = Family<[Label; N], Gauge>;
 type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogram>;
 
-/// From a pass that finds nothing to do to one that runs into its timeout.
+/// Buckets from a reconcile that finds nothing to do to one that runs into its timeout.
 const RECONCILE_BUCKETS: [f64; 13] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-];
-/// Buckets from immediate delivery to the age from which an entry may expire.
-const LATENCY_BUCKETS: [f64; 16] = [
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0,
-    86400.0,
 ];
 
 /// controller-runtime's buckets: 10 ns to 1,000 s.
@@ -57,10 +50,11 @@ const QUEUE_BUCKETS: [f64; 12] = [
 
 /// All metrics of the process. Cheap to clone.
 #[derive(Clone)]
-pub struct Metrics(Arc<Inner>);
+pub struct Metrics(Arc<MetricsInner>);
 
-struct Inner {
-    registry: Registry,
+struct MetricsInner {
+    program: Program,
+    registry: Mutex<Registry>,
     reconciles: Counters<2>,
     reconcile_errors: Counters<1>,
     reconcile_panics: Counters<1>,
@@ -69,40 +63,30 @@ struct Inner {
     reconcile_active: Gauges<1>,
     queue_adds: Counters<2>,
     queue_seconds: Histograms<2>,
-    queues: queues::Queues,
+    queues: queues::QueueCollector,
     api_requests: Counters<3>,
-    aws_requests: Counters<2>,
-    leadership: Arc<OnceLock<(String, Fence)>>,
-    notifications: Counters<2>,
-    notification_latency: Histogram,
-    notifications_pending: Gauge,
-    entries_merged: Counter,
-    entries_expired: Counter,
-    entries_rejected: Counter,
+    leadership: Leadership,
     drift_corrections: Counters<1>,
-    status_writes_rejected: Counters<1>,
-    oldest: pending::Oldest,
-    watch_restarts: Counters<1>,
-    admission_policies: Gauges<1>,
-    watches: watches::Watches,
-    resources: resources::Resources,
+    watch_failures: Counters<1>,
+    watches: watches::WatchRegistry,
+    resources: resources::ResourceCollector,
 }
 
-/// How a pass ended: controller-runtime's words.
+/// Result of a reconcile, in controller-runtime's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reconciled {
-    /// Nothing left to do.
+pub enum ReconcileResult {
+    /// Nothing is left to do.
     Success,
-    /// Comes again after a time of its own choice.
+    /// The next reconcile comes after a time that this one chose.
     RequeueAfter,
-    /// Comes again after a backoff, without being an error: a conflict.
+    /// The next reconcile comes after a backoff, although this one did not fail: it met a conflict.
     Requeue,
-    /// Failed.
+    /// The reconcile failed.
     Error,
 }
 
-impl Reconciled {
-    /// All of them.
+impl ReconcileResult {
+    /// All results.
     pub const ALL: [Self; 4] = [
         Self::Success,
         Self::RequeueAfter,
@@ -120,27 +104,6 @@ impl Reconciled {
     }
 }
 
-/// The kind of a receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // each is what its name says
-pub enum Receiver {
-    Telegram,
-    Webhook,
-}
-
-/// What became of one request to a receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notified {
-    /// The receiver took the request.
-    Delivered,
-    /// It will be sent again.
-    Retried,
-    /// The receiver takes nothing until somebody mends something.
-    Stopped,
-    /// The receiver does not take this request.
-    Rejected,
-}
-
 fn label<const N: usize>(pairs: [(&'static str, &'static str); N]) -> [Label; N] {
     pairs.map(|(name, value)| (name, Cow::Borrowed(value)))
 }
@@ -153,59 +116,87 @@ fn reconcile_histogram() -> Histogram {
     Histogram::new(RECONCILE_BUCKETS)
 }
 
-impl Inner {
-    fn register_controllers(&self, r: &mut Registry) {
-        r.register(
+impl MetricsInner {
+    // The registry appends the full stop to each help text, and `_total` to the names of counters.
+    fn register_controllers(&self, registry: &mut Registry) {
+        registry.register(
             "controller_runtime_reconcile",
-            "Passes by outcome",
+            "Reconciles by result",
             self.reconciles.clone(),
         );
-        r.register(
+        registry.register(
             "controller_runtime_reconcile_errors",
-            "Passes that failed",
+            "Reconciles that failed",
             self.reconcile_errors.clone(),
         );
-        r.register(
+        registry.register(
             "controller_runtime_reconcile_panics",
-            "Passes that panicked",
+            "Reconciles that panicked",
             self.reconcile_panics.clone(),
         );
-        r.register(
+        registry.register(
             "controller_runtime_reconcile_time_seconds",
-            "Length of a pass",
+            "Duration of a reconcile",
             self.reconcile_seconds.clone(),
         );
-        r.register(
+        registry.register(
             "controller_runtime_max_concurrent_reconciles",
-            "Passes that may run at the same time",
+            "Reconciles that may run at the same time",
             self.reconcile_limit.clone(),
         );
-        r.register(
+        registry.register(
             "controller_runtime_active_workers",
-            "Passes that run now",
+            "Reconciles that run now",
             self.reconcile_active.clone(),
         );
-        r.register(
+        registry.register(
             "workqueue_adds",
             "Additions to a controller's queue",
             self.queue_adds.clone(),
         );
-        r.register(
+        registry.register(
             "workqueue_queue_duration_seconds",
             "How long an object waits in a controller's queue before its reconcile begins",
             self.queue_seconds.clone(),
         );
-        r.register_collector(Box::new(self.queues.clone()));
+        registry.register_collector(Box::new(self.queues.clone()));
+        registry.register(
+            "rest_client_requests",
+            "Requests to the apiserver by status code, or <error> when there was no answer",
+            self.api_requests.clone(),
+        );
+        registry.register_collector(Box::new(self.leadership.clone()));
+        registry.register_collector(Box::new(process::Process));
+    }
+
+    /// Registers the metrics whose names begin with the program's.
+    fn register_own(&self, registry: &mut Registry) {
+        registry.register(
+            "drift_corrections",
+            "Corrections of objects that another client changed or deleted",
+            self.drift_corrections.clone(),
+        );
+        registry.register_collector(Box::new(self.resources.clone()));
+        registry.register_collector(Box::new(self.watches.clone()));
+        registry.register(
+            "watch_failures",
+            "Watches that failed: no answer, a denial, or a list that must be repeated",
+            self.watch_failures.clone(),
+        );
+        let build = Gauges::<1>::default();
+        build
+            .get_or_create(&label([("version", self.program.version)]))
+            .set(1);
+        registry.register("build_info", "Version that runs; always 1", build);
     }
 }
 
 impl Metrics {
-    /// Every metric, at zero.
-    #[allow(clippy::too_many_lines)] // one registration a metric
-    pub fn new() -> Self {
-        let mut registry = Registry::default();
-        let leadership = Arc::new(OnceLock::new());
-        let inner = Inner {
+    /// Creates the metrics of the runtime, at zero.
+    pub fn new(program: &Program) -> Self {
+        let metrics = Self(Arc::new(MetricsInner {
+            program: *program,
+            registry: Mutex::default(),
             reconciles: Counters::default(),
             reconcile_errors: Counters::default(),
             reconcile_panics: Counters::default(),
@@ -214,106 +205,33 @@ impl Metrics {
             reconcile_active: Gauges::default(),
             queue_adds: Counters::default(),
             queue_seconds: Family::new_with_constructor(queue_histogram),
-            queues: queues::Queues::default(),
+            queues: queues::QueueCollector::default(),
             api_requests: Counters::default(),
-            aws_requests: Counters::default(),
-            leadership: leadership.clone(),
-            notifications: Counters::default(),
-            notification_latency: Histogram::new(LATENCY_BUCKETS),
-            notifications_pending: Gauge::default(),
-            entries_merged: Counter::default(),
-            entries_expired: Counter::default(),
-            entries_rejected: Counter::default(),
+            leadership: Leadership::default(),
             drift_corrections: Counters::default(),
-            status_writes_rejected: Counters::default(),
-            oldest: pending::Oldest::default(),
-            watch_restarts: Counters::default(),
-            admission_policies: Gauges::default(),
-            watches: watches::Watches::default(),
-            resources: resources::Resources::default(),
-            registry: Registry::default(),
-        };
-        // The registry appends the full stop to each text, and `_total` to the names of counters.
-        let r = &mut registry;
-        inner.register_controllers(r);
-        r.register(
-            "rest_client_requests",
-            "Requests to the apiserver by status code, or <error> when there was no answer",
-            inner.api_requests.clone(),
-        );
-        r.register(
-            "quartermaster_aws_requests",
-            "Calls of AWS by their outcome: OK, AWS' own error code, or the condition's reason where it gave none",
-            inner.aws_requests.clone(),
-        );
-        r.register_collector(Box::new(Leadership(leadership)));
-        r.register(
-            "quartermaster_notifications",
-            "Requests to receivers by outcome",
-            inner.notifications.clone(),
-        );
-        r.register(
-            "quartermaster_notification_latency_seconds",
-            "From the change being seen to the receiver having taken its message",
-            inner.notification_latency.clone(),
-        );
-        r.register(
-            "quartermaster_notifications_pending",
-            "Entries that wait to be delivered",
-            inner.notifications_pending.clone(),
-        );
-        r.register(
-            "quartermaster_entries_merged",
-            "Changes that were merged into a neighbour because the outbox was full",
-            inner.entries_merged.clone(),
-        );
-        r.register(
-            "quartermaster_entries_expired",
-            "Changes that failed because an attempt to deliver them failed when they were too old",
-            inner.entries_expired.clone(),
-        );
-        r.register(
-            "quartermaster_entries_rejected",
-            "Changes that failed because their receiver refused them and accepted others",
-            inner.entries_rejected.clone(),
-        );
-        r.register(
-            "quartermaster_drift_corrections",
-            "Corrections of objects that somebody else changed",
-            inner.drift_corrections.clone(),
-        );
-        r.register(
-            "quartermaster_status_writes_rejected",
-            "Status writes of TrackedFields that the apiserver refused because of the object, by status code; after five of one \
-             TrackedField its ContactPoint goes on without it",
-            inner.status_writes_rejected.clone(),
-        );
-        r.register_collector(Box::new(inner.oldest.clone()));
-        r.register_collector(Box::new(inner.resources.clone()));
-        r.register_collector(Box::new(inner.watches.clone()));
-        r.register(
-            "quartermaster_watch_restarts",
-            "Watches that failed: no answer, a refusal, or a list that is to be done again",
-            inner.watch_restarts.clone(),
-        );
-        r.register(
-            "quartermaster_admission_policy_in_force",
-            "1 while an admission policy and its binding exist as this version ships them, otherwise 0; absent while that is not \
-             known",
-            inner.admission_policies.clone(),
-        );
-        let build = Gauges::<1>::default();
-        build.get_or_create(&label([("version", VERSION)])).set(1);
-        r.register(
-            "quartermaster_build_info",
-            "The version that runs; always 1",
-            build,
-        );
-        r.register_collector(Box::new(process::Process));
-        Self(Arc::new(Inner { registry, ..inner }))
+            watch_failures: Counters::default(),
+            watches: watches::WatchRegistry::default(),
+            resources: resources::ResourceCollector::default(),
+        }));
+        metrics.0.register_controllers(&mut metrics.registry());
+        metrics.register(|registry| metrics.0.register_own(registry));
+        metrics
     }
 
-    /// The metrics of one controller, which appear at zero from now on. `limit` passes may run at the same time.
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.0
+            .registry
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers metrics of the program or of a controller. Their names get the name of the program as their prefix.
+    pub fn register<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
+        let prefix = self.0.program.name.replace('-', "_");
+        register(self.registry().sub_registry_with_prefix(prefix))
+    }
+
+    /// Returns the metrics of one controller, at zero. `limit` reconciles may run at the same time.
     pub fn controller(&self, name: &'static str, limit: usize) -> ControllerMetrics {
         let m = &self.0;
         let controller = label([("controller", name)]);
@@ -321,7 +239,7 @@ impl Metrics {
             .get_or_create(&controller)
             .set(i64::try_from(limit).unwrap_or(i64::MAX));
         ControllerMetrics {
-            results: Reconciled::ALL.map(|result| {
+            results: ReconcileResult::ALL.map(|result| {
                 m.reconciles
                     .get_or_create_owned(&label([("controller", name), ("result", result.label())]))
             }),
@@ -338,7 +256,7 @@ impl Metrics {
         }
     }
 
-    /// `state` reports the queue of a controller.
+    /// Sets the function that returns the state of a controller's queue. Each scrape calls it.
     pub fn show_queue(
         &self,
         controller: &'static str,
@@ -347,7 +265,7 @@ impl Metrics {
         self.0.queues.show(controller, Box::new(state));
     }
 
-    /// One request to the apiserver was answered with `code`, or not answered.
+    /// Counts one request to the apiserver; `None` means no answer.
     pub fn api_request(&self, host: &str, method: &str, code: Option<u16>) {
         let code = code.map_or(Cow::Borrowed("<error>"), |code| code.to_string().into());
         let labels = [
@@ -358,70 +276,11 @@ impl Metrics {
         self.0.api_requests.get_or_create(&labels).inc();
     }
 
-    /// One call of AWS was answered with that code; `OK` where it was done.
-    pub fn aws_request(&self, action: &'static str, code: &'static str) {
-        self.0
-            .aws_requests
-            .get_or_create(&label([("action", action), ("code", code)]))
-            .inc();
-    }
-
-    /// From now on `leader_election_master_status` says whether `fence`, that of the Lease `name`, is held. Without leader
-    /// election it always is.
-    pub fn show_leadership(&self, name: &str, fence: Fence) {
-        // A second call would speak of the same lease.
-        let _ = self.0.leadership.set((name.into(), fence));
-    }
-
-    /// Counts what became of one request to a receiver.
-    pub fn notified(&self, receiver: Receiver, outcome: Notified) {
-        let receiver = match receiver {
-            Receiver::Telegram => "telegram",
-            Receiver::Webhook => "webhook",
-        };
-        let outcome = match outcome {
-            Notified::Delivered => "delivered",
-            Notified::Retried => "retried",
-            Notified::Stopped => "stopped",
-            Notified::Rejected => "rejected",
-        };
-        self.0
-            .notifications
-            .get_or_create(&label([("type", receiver), ("outcome", outcome)]))
-            .inc();
-    }
-
-    /// One entry was taken by its receiver this long after the change was seen.
-    pub fn notification_latency(&self, latency: Duration) {
-        self.0.notification_latency.observe(latency.as_secs_f64());
-    }
-
-    /// That many more (or, negative, fewer) entries wait to be delivered.
-    pub fn pending_changed(&self, by: i64) {
-        self.0.notifications_pending.inc_by(by);
-    }
-
-    /// That many changes were merged into a neighbour.
-    pub fn entries_merged(&self, count: u64) {
-        self.0.entries_merged.inc_by(count);
-    }
-
-    /// Counts a status write of one `TrackedField` that the apiserver refused with this status code.
-    pub fn status_write_rejected(&self, code: u16) {
-        self.0
-            .status_writes_rejected
-            .get_or_create(&[("code", code.to_string().into())])
-            .inc();
-    }
-
-    /// Counts expired entries, which were too old when a failed attempt began.
-    pub fn entries_expired(&self, count: u64) {
-        self.0.entries_expired.inc_by(count);
-    }
-
-    /// Counts failed entries, which their receiver refused while it accepted others.
-    pub fn entries_rejected(&self, count: u64) {
-        self.0.entries_rejected.inc_by(count);
+    /// Sets the Lease and its fence, which `leader_election_master_status` reports. Without leader election the fence is
+    /// always open.
+    pub fn show_leadership(&self, lease: &str, fence: Fence) {
+        // A process has one lease.
+        let _ = self.0.leadership.0.set((lease.into(), fence));
     }
 
     /// Returns the counter of drift corrections by one controller, which appears at zero from now on.
@@ -431,31 +290,7 @@ impl Metrics {
             .get_or_create_owned(&label([("controller", controller)]))
     }
 
-    /// Records whether an admission policy is in force; none while that is not known.
-    pub fn admission_policy(&self, policy: &str, in_force: Option<bool>) {
-        let labels = [("policy", policy.to_owned().into())];
-        match in_force {
-            Some(in_force) => {
-                self.0
-                    .admission_policies
-                    .get_or_create(&labels)
-                    .set(in_force.into());
-            }
-            None => {
-                self.0.admission_policies.remove(&labels);
-            }
-        }
-    }
-
-    /// `since` says from when on the oldest change waits that may be delivered, if one does.
-    pub fn show_oldest_pending(
-        &self,
-        since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static,
-    ) {
-        self.0.oldest.show(Box::new(since));
-    }
-
-    /// `count` counts the objects of a controller; none while that is not known.
+    /// Sets the function that counts the objects of a controller; `None` while their number is unknown. Each scrape calls it.
     pub fn show_resources(
         &self,
         controller: &'static str,
@@ -464,32 +299,26 @@ impl Metrics {
         self.0.resources.show(controller, Box::new(count));
     }
 
-    /// A watch of `resource` (with its group, as `deployments.apps`), counted until the answer is dropped.
-    pub fn watch(&self, resource: &str, purpose: Purpose) -> Watch {
-        let restarts = self
+    /// Counts a watch of `resource` (with its group: `deployments.apps`) until the guard is dropped.
+    pub fn watch(&self, resource: &str, purpose: Purpose) -> WatchGuard {
+        let failures = self
             .0
-            .watch_restarts
+            .watch_failures
             .get_or_create_owned(&[("resource", resource.to_owned().into())]);
-        self.0.watches.add(resource, purpose, restarts)
+        self.0.watches.add(resource, purpose, failures)
     }
 
-    /// All metrics as text: `OpenMetrics` 1.0, which is also read as Prometheus' own format.
+    /// Returns all metrics as `OpenMetrics` 1.0.
     pub fn encode(&self) -> String {
         let mut text = String::new();
-        match text::encode(&mut text, &self.0.registry) {
+        match text::encode(&mut text, &self.registry()) {
             Ok(()) => text,
             Err(fmt::Error) => String::new(),
         }
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// The metrics of one controller. Cheap to clone.
+/// Metrics of one controller. Cheap to clone.
 #[derive(Clone)]
 pub struct ControllerMetrics {
     results: [Counter; 4],
@@ -502,41 +331,41 @@ pub struct ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// A pass runs until the answer is dropped.
-    #[must_use = "the pass counts as running until this is dropped"]
+    /// Counts a reconcile as running until the guard is dropped.
+    #[must_use = "the reconcile counts as running until the guard is dropped"]
     pub fn started(&self) -> Active {
         self.active.inc();
         Active(self.active.clone())
     }
 
-    /// An object was added to the queue.
+    /// Counts an addition to the queue.
     pub fn added(&self) {
         self.added.inc();
     }
 
-    /// An object waited this long in the queue.
+    /// Records the time that an object waited in the queue.
     pub fn queued(&self, waited: Duration) {
         self.queued.observe(waited.as_secs_f64());
     }
 
-    /// A pass ended.
-    pub fn reconciled(&self, result: Reconciled, took: Duration) {
+    /// Records result and duration of a reconcile.
+    pub fn reconciled(&self, result: ReconcileResult, took: Duration) {
         if let Some(counter) = self.results.get(result as usize) {
             counter.inc();
         }
-        if result == Reconciled::Error {
+        if result == ReconcileResult::Error {
             self.errors.inc();
         }
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// A pass panicked (besides ending in an error).
+    /// Counts a panic, besides the error in which the reconcile ends.
     pub fn panicked(&self) {
         self.panics.inc();
     }
 }
 
-/// A pass that runs.
+/// Guard of a running reconcile.
 #[derive(Debug)]
 pub struct Active(Gauge);
 
@@ -546,8 +375,8 @@ impl Drop for Active {
     }
 }
 
-/// Asked at each scrape, so that a lease which ran out shows at once.
-#[derive(Debug)]
+/// Lease and its fence. Each scrape asks the fence, so that a lease that ran out shows at once.
+#[derive(Clone, Debug, Default)]
 struct Leadership(Arc<OnceLock<(String, Fence)>>);
 
 impl Collector for Leadership {

@@ -1,5 +1,5 @@
-//! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
-//! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
+//! Trait of a controller, and the queue around its reconciles: a timeout, a guard against panics, backoff after failures, a
+//! limit on concurrent reconciles, a log line and metrics.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -25,17 +25,17 @@ use super::Key;
 use super::availability::{self, Availability};
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
-use super::metrics::{ControllerMetrics, Metrics, QueueState, Reconciled};
+use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
 use super::{client, tasks, telemetry};
 
-/// What is done for one kind.
+/// Controller of one kind.
 pub trait Reconciler: Send + Sync + 'static {
-    /// The kind.
+    /// Kind of the objects.
     type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
-    /// What can go wrong in a pass.
+    /// Error of a reconcile.
     type Error: Failure;
 
-    /// One pass over one object. Never two at once for the same object; may be dropped at any await.
+    /// Reconciles one object. The runtime never runs two reconciles of one object at once, and may drop the future at any await.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
@@ -44,47 +44,48 @@ pub trait Reconciler: Send + Sync + 'static {
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
 
-    /// How often each object is looked at without a reason, where that is `usual`.
+    /// Returns the interval of reconciles that nothing triggers; `usual` is the one of the settings.
     fn resync(&self, usual: Duration) -> Duration {
         usual
     }
 
-    /// The object of this key is gone: what is kept for it may go. Said again whenever something wakes it, because a pass
-    /// that was under way when it went may have left something behind.
+    /// Forgets a deleted object. The runtime calls this again whenever something triggers the object, because a reconcile in flight
+    /// at the deletion may have left something behind.
     fn gone(&self, key: &Key);
 }
 
-/// How a pass ended that did not fail.
+/// Result of a successful reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing to do until something changes. It is looked at again after the resync all the same: a watch may have failed to
-    /// say something.
+    /// Nothing is left to do until something changes. The next reconcile comes after the resync period at the latest, in case a
+    /// watch missed something.
     Done,
-    /// Something is not there yet that no watch tells of: asked for again, with growing delays.
+    /// The object waits for something that no watch shows. The next reconcile comes after a growing delay.
     Waiting,
-    /// Something falls due by the clock.
+    /// The next reconcile comes after this delay.
     RequeueAfter(Duration),
     /// A request outside the reconcile is in flight. Its answer wakes the next reconcile, at the latest after this
     /// delay. The request may still fail, so the backoff is not reset.
     Unfinished(Duration),
 }
 
-/// An error of a pass, sorted.
+/// Error of a reconcile, with a class.
 pub trait Failure: std::error::Error + Send + Sync + 'static {
-    /// What is to be done about it.
+    /// Returns the class of the error.
     fn class(&self) -> Class;
 }
 
-/// What is to be done about a failed pass.
+/// Class of an error: decides the delay of the next reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Nothing, until somebody changes the object; it is looked at again after the resync.
+    /// The next reconcile comes after a change of the object or the resync period.
     Terminal,
-    /// Try again, with growing delays.
+    /// The next reconcile comes after a growing delay.
     Transient,
-    /// Try again, with longer delays: somebody has to do something first that no watch tells of.
+    /// The next reconcile comes after a longer, growing delay: somebody has to fix something that no watch shows.
     Slow,
-    /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
+    /// The reconcile met a conflict (the object changed or was replaced, or the lease was lost), which is no error. The next
+    /// reconcile comes after a growing delay.
     Conflict,
 }
 
@@ -98,7 +99,7 @@ impl Failure for kube::Error {
     }
 }
 
-/// 422 on the UID: a write that is pinned to an object met another one of its name.
+/// Returns whether a write that is pinned to a UID met another object of the same name (422).
 pub fn is_replaced(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422
@@ -141,25 +142,25 @@ const RETURNS: Policy = Policy {
 /// Generation and `requested-at` of an object: with another one the delays begin anew.
 type Requested = (Option<i64>, Option<String>);
 
-/// How passes are run.
+/// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many passes of one controller run at once.
+    /// Most concurrent reconciles.
     pub concurrency: u16,
-    /// How long one pass may take.
+    /// Timeout of one reconcile.
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: Policy,
-    /// Delays after failures that somebody has to mend elsewhere.
+    /// Delays after failures that somebody has to fix elsewhere.
     pub slow: Policy,
-    /// Delays while something is waited for.
+    /// Delays while an object waits.
     pub waiting: Policy,
-    /// How often each object is looked at without a reason.
+    /// Interval of reconciles that nothing triggers.
     pub resync: Duration,
 }
 
-/// Wakes the passes of one controller. Before [`Trigger::open`] nobody listens and nothing is kept: what is there by
-/// then is passed over once anyway.
+/// Trigger of the reconciles of one controller. Before [`Trigger::open`] triggers have no effect, because every object is
+/// reconciled once after it.
 pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
 
 impl<K: Resource> Clone for Trigger<K> {
@@ -175,7 +176,7 @@ impl<K: Resource> Default for Trigger<K> {
 }
 
 impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
-    /// Has a pass run over the object of this key, if it exists.
+    /// Triggers a reconcile of the object of this key, if it exists.
     pub fn wake(&self, key: &Key) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             // The receiver is gone only while the process ends.
@@ -183,7 +184,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
         }
     }
 
-    /// What is woken from now on.
+    /// Returns the keys that are triggered from now on.
     pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
@@ -379,7 +380,7 @@ impl<R: Reconciler> Runner<R> {
         self.reconciler.lead();
     }
 
-    /// Passes over every object of the store, then over each that is woken, until it is dropped.
+    /// Reconciles every object of the store, then each triggered object, until the future is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
         // The writer is gone only while the process ends.
@@ -390,18 +391,18 @@ impl<R: Reconciler> Runner<R> {
             self.woken(ObjectRef::from_obj(object.as_ref()));
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
-        let mut passes = FuturesUnordered::new();
+        let mut reconciles = FuturesUnordered::new();
         let limit = usize::from(self.limits.concurrency).max(1);
         loop {
-            while passes.len() < limit
+            while reconciles.len() < limit
                 && let Some(next) = self.next()
             {
                 match store.get(&next) {
-                    Some(object) => passes.push(self.pass(object).boxed()),
+                    Some(object) => reconciles.push(self.reconcile(object).boxed()),
                     None => self.gone(&next),
                 }
             }
-            let due = if passes.len() < limit {
+            let due = if reconciles.len() < limit {
                 self.next_due()
             } else {
                 None
@@ -412,7 +413,7 @@ impl<R: Reconciler> Runner<R> {
                     // The sender is gone only while the process ends.
                     None => return,
                 },
-                Some(()) = passes.next() => {}
+                Some(()) = reconciles.next() => {}
                 () = until(due) => {}
                 () = &mut retries => return,
             }
@@ -514,7 +515,7 @@ impl<R: Reconciler> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Whether somebody asked for a pass since the last one, or for something else.
+    /// Returns whether the spec changed or somebody requested a reconcile since the last one.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let asked = (
             object.meta().generation,
@@ -525,7 +526,7 @@ impl<R: Reconciler> Runner<R> {
         item.requested.replace(asked.clone()) != Some(asked)
     }
 
-    async fn pass(&self, object: Arc<R::Object>) {
+    async fn reconcile(&self, object: Arc<R::Object>) {
         let _running = self.running.token();
         if self.running.is_closed() {
             return;
@@ -555,7 +556,7 @@ impl<R: Reconciler> Runner<R> {
             self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        let span = telemetry::pass(
+        let span = telemetry::reconcile(
             self.name,
             &R::Object::group(&()),
             &R::Object::kind(&()),
@@ -571,8 +572,8 @@ impl<R: Reconciler> Runner<R> {
         self.transient().remove(key);
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
-        let pass = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
-        let ended = timeout(self.limits.timeout, pass).await;
+        let reconcile = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
+        let ended = timeout(self.limits.timeout, reconcile).await;
         if self.availability.returned() != returns {
             // Any failure would be due to an outage that is over.
             self.failed.reset(key);
@@ -581,25 +582,28 @@ impl<R: Reconciler> Runner<R> {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
-                error!(panic = tasks::words(&*panic), "the pass panicked");
+                error!(
+                    panic = tasks::words(&*panic),
+                    "reconcile panicked; will retry"
+                );
                 self.metrics.panicked();
-                (Reconciled::Error, self.failed.next_delay(key))
+                (ReconcileResult::Error, self.failed.next_delay(key))
             }
             Err(_) => {
-                warn!(limit = ?self.limits.timeout, "the pass took too long and was dropped");
+                warn!(timeout = ?self.limits.timeout, "reconcile timed out; will retry");
                 self.transient().insert(key.clone(), None);
-                (Reconciled::Error, self.failed.next_delay(key))
+                (ReconcileResult::Error, self.failed.next_delay(key))
             }
         };
-        if result == Reconciled::Error {
+        if result == ReconcileResult::Error {
             telemetry::traces::failed();
         }
         self.metrics.reconciled(result, began.elapsed());
         delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Duration) {
-        debug!(?outcome, "pass done");
+    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (ReconcileResult, Duration) {
+        debug!(?outcome, "reconciled");
         if !matches!(outcome, Outcome::Unfinished(_)) {
             self.failed.reset(key);
             self.slow.reset(key);
@@ -608,15 +612,15 @@ impl<R: Reconciler> Runner<R> {
             }
         }
         match outcome {
-            Outcome::Done => (Reconciled::Success, self.resync()),
-            Outcome::Waiting => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
+            Outcome::Done => (ReconcileResult::Success, self.resync()),
+            Outcome::Waiting => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
             Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
-                (Reconciled::RequeueAfter, delay)
+                (ReconcileResult::RequeueAfter, delay)
             }
         }
     }
 
-    /// Not all of them at once.
+    /// Returns the resync period with jitter, so that not all objects come at once.
     fn resync(&self) -> Duration {
         self.reconciler
             .resync(self.limits.resync)
@@ -654,7 +658,7 @@ impl<R: Reconciler> Runner<R> {
         key: &ObjectRef<R::Object>,
         failure: &R::Error,
         paused: Option<Instant>,
-    ) -> (Reconciled, Duration) {
+    ) -> (ReconcileResult, Duration) {
         let error = failure as &dyn std::error::Error;
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
@@ -673,9 +677,9 @@ impl<R: Reconciler> Runner<R> {
             Class::Terminal => {
                 warn!(
                     error,
-                    "the pass failed; it is tried again when the object changes"
+                    "reconcile failed; will retry when the object changes"
                 );
-                (Reconciled::Error, self.resync())
+                (ReconcileResult::Error, self.resync())
             }
             class @ (Class::Transient | Class::Slow) => {
                 let backoffs = if class == Class::Slow {
@@ -684,12 +688,15 @@ impl<R: Reconciler> Runner<R> {
                     &self.failed
                 };
                 let delay = backoffs.next_delay(key).max(left);
-                warn!(error, ?delay, "the pass failed; it is tried again");
-                (Reconciled::Error, delay)
+                warn!(error, ?delay, "reconcile failed; will retry");
+                (ReconcileResult::Error, delay)
             }
             Class::Conflict => {
-                debug!(error, "something came in between; the pass is done again");
-                (Reconciled::Requeue, self.failed.next_delay(key).max(left))
+                debug!(error, "conflict; requeued");
+                (
+                    ReconcileResult::Requeue,
+                    self.failed.next_delay(key).max(left),
+                )
             }
         }
     }
@@ -705,9 +712,9 @@ mod tests {
 
     use super::*;
     use crate::cache::Cache;
-    use crate::client::Refused;
+    use crate::client::RequestError;
     use crate::health::Health;
-    use crate::testing::Widget;
+    use crate::testing::{PROGRAM, Widget};
 
     #[tokio::test(start_paused = true)]
     async fn queue_counts_what_is_due_and_what_runs() {
@@ -748,9 +755,12 @@ mod tests {
     #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
     #[case::invalid(api(422, "spec.field"), Class::Transient)]
     #[case::in_trouble(api(500, ""), Class::Transient)]
-    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
+    #[case::held_back(
+        kube::Error::Service(Box::new(RequestError::NotLeading)),
+        Class::Conflict
+    )]
     #[case::unanswered(
-        kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))),
+        kube::Error::Service(Box::new(RequestError::Timeout(Duration::ZERO))),
         Class::Transient
     )]
     fn classes(#[case] error: kube::Error, #[case] class: Class) {
@@ -823,7 +833,7 @@ mod tests {
         let (limits, cache) = (limits(2), filled(OBJECTS));
         let (health, metrics) = (
             Health::new().watchdog("busy", limits.resync),
-            Metrics::new(),
+            Metrics::new(&PROGRAM),
         );
         let tracker = TaskTracker::new();
         let runner = Runner::new(
@@ -856,7 +866,7 @@ mod tests {
 
     /// An unfinished reconcile's request may fail each time it is answered.
     #[test]
-    fn delays_go_on_growing_over_an_unfinished_pass() {
+    fn unfinished_reconcile_does_not_reset_the_delays() {
         let policy = Policy {
             min: Duration::from_secs(1),
             max: Duration::from_hours(1),
@@ -874,7 +884,7 @@ mod tests {
             "idle",
             Arc::new(Failing::default()),
             limits,
-            &Metrics::new(),
+            &Metrics::new(&PROGRAM),
             Availability::default(),
             watchdog,
             TaskTracker::new(),
@@ -934,7 +944,7 @@ mod tests {
         availability: &Availability,
     ) -> (Arc<Failing>, Trigger<Widget>) {
         let cache = filled(objects);
-        let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+        let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
         let limits = limits(16);
         let reconciler = Arc::new(Failing {
             status: Mutex::new(Some(status)),
@@ -1102,7 +1112,7 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+            let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
             let policy = Policy {
                 min: Duration::from_secs(1),
                 max: hour,

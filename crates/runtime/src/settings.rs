@@ -7,9 +7,53 @@ use std::time::Duration;
 /// A candidate retries to acquire the lease after the retry period times a random number from 1 to this, as client-go does.
 pub const LEASE_JITTER: f64 = 2.2;
 
+/// Program that uses the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Name of the program: prefix of its metrics (with `_` for `-`), product in the user agent, reporting controller of
+    /// Events, service name of traces.
+    pub name: &'static str,
+    /// Version of the program, in the user agent, the metrics and the traces.
+    pub version: &'static str,
+    /// Prefixes of the log targets of the program's own crates. The log limits all other crates to `info`, because their
+    /// messages at lower levels may contain secrets; the traces contain spans of the program's own crates only.
+    pub log_targets: &'static [&'static str],
+    /// Hints in messages.
+    pub hints: Hints,
+}
+
+/// Hints for the administrator, which messages contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hints {
+    /// Command that replaces the CRDs by those of this version.
+    pub replace_crds: Option<&'static str>,
+    /// Flag or setting that selects the controllers.
+    pub select_controllers: &'static str,
+    /// `ClusterRole` that grants reading the metrics.
+    pub metrics_reader_role: Option<&'static str>,
+}
+
+impl Program {
+    /// Creates a program without log targets and hints.
+    pub const fn new(name: &'static str, version: &'static str) -> Self {
+        Self {
+            name,
+            version,
+            log_targets: &[],
+            hints: Hints {
+                replace_crds: None,
+                select_controllers: "the settings",
+                metrics_reader_role: None,
+            },
+        }
+    }
+}
+
 /// Settings of [`run`](crate::manager::run).
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Program that uses the runtime.
+    pub program: Program,
     /// Act only while holding the lease.
     pub leader_elect: bool,
     /// Name of the Lease.
@@ -20,12 +64,36 @@ pub struct Settings {
     pub operator_namespace: String,
     /// Namespaces to watch; empty: all.
     pub watch_namespaces: BTreeSet<String>,
-    /// Names of the controllers to run.
-    pub controllers: BTreeSet<&'static str>,
+    /// Names of the controllers to run; `None`: all.
+    pub controllers: Option<BTreeSet<&'static str>>,
     /// Certificate of the secure metrics endpoint; none: it serves plain HTTP without authentication.
     pub metrics_certificate: Option<MetricsCertificate>,
     /// Intervals, deadlines and limits.
     pub timings: Timings,
+}
+
+impl Settings {
+    /// Creates the settings of one replica that serves the whole cluster without leader election.
+    pub fn new(program: Program) -> Self {
+        Self {
+            program,
+            leader_elect: false,
+            leader_election_id: program.name.into(),
+            pod_name: None,
+            operator_namespace: "default".into(),
+            watch_namespaces: BTreeSet::new(),
+            controllers: None,
+            metrics_certificate: None,
+            timings: Timings::default(),
+        }
+    }
+
+    /// Returns whether the controller of this name runs.
+    pub fn runs(&self, controller: &str) -> bool {
+        self.controllers
+            .as_ref()
+            .is_none_or(|controllers| controllers.contains(controller))
+    }
 }
 
 /// Origin of the certificate of the secure metrics endpoint.

@@ -1,7 +1,7 @@
-//! Logs: for people on a terminal, one flat JSON object a line otherwise, on standard error; and [`traces`].
+//! Logs on standard error, as text on a terminal and as one flat JSON object a line otherwise; and [`traces`].
 //!
 //! The keys are controller-runtime's (controller, controllerGroup, controllerKind, namespace, name, reconcileID), so that
-//! queries written for other operators find ours. They are fields of the span that [`pass`] opens.
+//! queries for other operators work. The keys are fields of the span [`reconcile`].
 
 use std::borrow::Cow;
 use std::env;
@@ -27,18 +27,18 @@ use tracing_subscriber::{Layer, Registry, fmt as log};
 use uuid::Uuid;
 
 use super::Key;
-use crate::settings::{LogFormat, LogSettings};
+use crate::settings::{LogFormat, LogSettings, Program};
 
 mod collector;
 pub mod traces;
 
 use traces::Traces;
 
-/// Sets up the log of this process, and its traces. Must be called within the runtime that is to send these.
+/// Sets up the log and the traces of this process. The current tokio runtime sends the traces.
 ///
 /// # Errors
-/// When the level does not parse, or a log was set up before.
-pub fn init(settings: &LogSettings) -> anyhow::Result<Traces> {
+/// When the level does not parse, or the process has a log already.
+pub fn init(program: &Program, settings: &LogSettings) -> anyhow::Result<Traces> {
     let terminal = io::stderr().is_terminal();
     let colour = colours(terminal, env::var_os("NO_COLOR").as_deref());
     let json = match settings.format {
@@ -46,13 +46,24 @@ pub fn init(settings: &LogSettings) -> anyhow::Result<Traces> {
         LogFormat::Human => false,
         LogFormat::Json => true,
     };
-    let (traces, problem) = match Traces::of_environment() {
+    let (traces, problem) = match Traces::from_env(program) {
         Ok(traces) => (traces, None),
         Err(error) => (Traces::none(), Some(error)),
     };
-    subscriber(&settings.level, json, colour, io::stderr, traces.layer())?.try_init()?;
+    subscriber(
+        program,
+        &settings.level,
+        json,
+        colour,
+        io::stderr,
+        traces.layer(),
+    )?
+    .try_init()?;
     if let Some(error) = problem {
-        tracing::warn!(error = causes(error.as_ref()), "no traces are sent");
+        tracing::warn!(
+            error = causes(error.as_ref()),
+            "setting up traces failed; sending none"
+        );
     }
     Ok(traces)
 }
@@ -63,21 +74,24 @@ pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
-/// Prefixes of the targets of this program's own crates.
-const OWN_TARGETS: [&str; 2] = ["quartermaster", "qm_"];
+/// Returns the prefixes of the log targets of the program's crates and the runtime.
+fn own_targets(program: &Program) -> impl Iterator<Item = &'static str> {
+    let runtime = env!("CARGO_CRATE_NAME");
+    program.log_targets.iter().copied().chain([runtime])
+}
 
-/// The most that each crate may log, whatever level is asked for.
+/// Returns the highest level of each crate, whatever the settings say.
 ///
-/// Only our own words are known to be free of secrets. At debug and trace level others print what passes through them:
-/// reqwest and hyper-util hosts and bytes. They are held at info, except for those that were read:
-/// - `kube_client::client` logs, at *warn*, the whole answer that it could not parse, which may be a Secret.
-/// - `kube_client::client::builder` logs each failed request as an error, expected ones too. The error comes back to
-///   who asked, and [`super::client`] logs each request at debug.
-/// - `kube_runtime` says again what we say better ourselves, and its spans repeat the fields of ours.
-fn caps() -> Targets {
+/// Only messages of the program's own crates are known to be free of secrets. Others print the data that passes through them
+/// at debug and trace level, such as hosts and bytes in reqwest and hyper-util. They are limited to info, except for:
+/// - `kube_client::client`, which logs a whole answer that it cannot parse at *warn*; the answer may be a Secret.
+/// - `kube_client::client::builder`, which logs each failed request as an error, expected ones too. The caller gets the
+///   error, and [`super::client`] logs each request at debug.
+/// - `kube_runtime`, which repeats messages of the runtime, and whose spans repeat fields.
+fn caps(program: &Program) -> Targets {
     Targets::new()
         .with_default(LevelFilter::INFO)
-        .with_targets(OWN_TARGETS.map(|target| (target, LevelFilter::TRACE)))
+        .with_targets(own_targets(program).map(|target| (target, LevelFilter::TRACE)))
         .with_target(traces::TARGET, LevelFilter::OFF)
         .with_target("kube_client::client", LevelFilter::ERROR)
         .with_target("kube_client::client::builder", LevelFilter::OFF)
@@ -85,6 +99,7 @@ fn caps() -> Targets {
 }
 
 fn subscriber<W>(
+    program: &Program,
     level: &str,
     json: bool,
     colour: bool,
@@ -107,16 +122,16 @@ where
         layer.with_target(false).compact().boxed()
     };
     let layer = layer
-        .with_filter(level.parse::<Targets>()?.and(caps()))
+        .with_filter(level.parse::<Targets>()?.and(caps(program)))
         .boxed();
     Ok(Registry::default().with([layer].into_iter().chain(traces).collect::<Vec<_>>()))
 }
 
-/// The span of one pass over one object: every line within carries its fields.
-pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &str) -> Span {
-    tracing::info_span!(
-        target: "quartermaster",
-        "pass",
+/// Creates the span of one reconcile. Every log line within has its fields, whatever the log level is: a span of a lower level
+/// than `error` would be off while the level of the runtime's target is.
+pub fn reconcile(controller: &str, group: &str, kind: &str, namespace: &str, name: &str) -> Span {
+    tracing::error_span!(
+        "reconcile",
         controller,
         controllerGroup = group,
         controllerKind = kind,
@@ -128,8 +143,7 @@ pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &s
 
 /// Creates the span of requests for one object outside its reconciles.
 pub fn ask(controller: &str, group: &str, kind: &str, key: &Key) -> Span {
-    tracing::info_span!(
-        target: "quartermaster",
+    tracing::error_span!(
         "ask",
         controller,
         controllerGroup = group,
@@ -139,22 +153,22 @@ pub fn ask(controller: &str, group: &str, kind: &str, key: &Key) -> Span {
     )
 }
 
-/// An error with its causes, on one line. Many errors repeat their cause in their own words: each is said once.
+/// Returns an error with its causes on one line. An error often contains its cause; each appears once.
 pub fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut words = error.to_string();
+    let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        let said = cause.to_string();
-        if !words.contains(&said) {
-            words = format!("{words}: {said}");
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
         }
         next = cause.source();
     }
-    words
+    text
 }
 
-/// One flat JSON object a line: `ts`, `level`, `logger`, `msg`, then the spans' fields from the outermost in, then the
-/// event's. Of two fields with one name the inner one stands.
+/// Format with one flat JSON object a line: `ts`, `level`, `logger`, `msg`, the fields of the spans from the outermost to the
+/// innermost, the fields of the event. A later field replaces an earlier one of the same name.
 struct Flat;
 
 impl<S, N> FormatEvent<S, N> for Flat
@@ -182,7 +196,7 @@ where
             other => other.map(|value| value.to_string()),
         };
         let message = text("message").unwrap_or_default();
-        // Lines that come from crates with the older `log` facade carry their origin as fields.
+        // Lines of crates with the older `log` facade have their origin in fields.
         let logger =
             text("log.target").map_or_else(|| Cow::Borrowed(event.metadata().target()), Cow::Owned);
         for key in ["log.module_path", "log.file", "log.line"] {
@@ -223,7 +237,7 @@ fn write_line(
     map.end()
 }
 
-/// Takes an event's fields as JSON values.
+/// Visitor that collects the fields of an event as JSON values.
 struct Fields<'a>(&'a mut Map<String, Value>);
 
 impl Fields<'_> {

@@ -1,4 +1,4 @@
-//! A kind for unit tests.
+//! Kind and program for unit tests.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,12 @@ use qm_core::readiness::{Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::settings::Program;
+
+pub(crate) const PROGRAM: Program = Program {
+    log_targets: &["qm_notify"],
+    ..Program::new("widget-operator", "1.2.3")
+};
 pub(crate) const FINALIZER: &str = "example.com/widget";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
 

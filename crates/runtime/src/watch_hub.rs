@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 
 use super::Scope;
 use super::health::Watchdog;
-use super::metrics::{Metrics, Purpose, Watch};
+use super::metrics::{Metrics, Purpose, WatchGuard};
 use super::raw_object::RawObject;
 use super::tasks::Tasks;
 use super::watching::{self, Told};
@@ -239,7 +239,7 @@ impl<W, K, C> ResourceWatch<W, K, C>
 where
     W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K: 'static,
-    C: Fn() -> Watch + Send,
+    C: Fn() -> WatchGuard + Send,
 {
     /// Watches until dropped, and relists for each further `generation`.
     pub async fn run(self, mut generation: watch::Receiver<u64>) {
@@ -287,7 +287,7 @@ where
                 warn!(
                     resource = resource.plural,
                     error = cause,
-                    "the watch failed; it goes on"
+                    "watch failed; will retry"
                 );
                 observer.failing(resource, shard, &error);
             }

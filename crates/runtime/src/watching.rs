@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::info;
 
 use super::backoff::{Policy, Series};
-use super::metrics::Watch;
+use super::metrics::WatchGuard;
 
 /// How often a watch that failed is tried again: a right that is granted should show at once.
 const RETRY: Policy = Policy {
@@ -40,7 +40,11 @@ pub enum Told<K> {
 }
 
 /// Watches for ever, and has `counted` say how it is.
-pub fn watch<K>(api: Api<K>, config: Config, counted: Watch) -> impl Stream<Item = Told<K>> + Send
+pub fn watch<K>(
+    api: Api<K>,
+    config: Config,
+    counted: WatchGuard,
+) -> impl Stream<Item = Told<K>> + Send
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -71,7 +75,7 @@ where
 struct Watching<K> {
     api: Api<K>,
     config: Config,
-    counted: Watch,
+    counted: WatchGuard,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     failures: Series,
     /// It failed: what is done before the next try.

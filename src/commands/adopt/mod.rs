@@ -14,7 +14,6 @@ use qm_aws::elb::Elb;
 use qm_aws::{Aws as _, Tags};
 use qm_core::REQUESTED_AT;
 use qm_runtime::leader::Fence;
-use qm_runtime::metrics::Metrics;
 use qm_runtime::ownership::{ADOPT_BY, Owner};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -106,7 +105,11 @@ pub async fn run(
         namespace: args.scope.namespace(),
         named: &args.resources,
         // No lease is needed: what is done is what its owner may do by hand.
-        aws: Elb::new(Fence::open(), Metrics::new(), &qm_aws::Timings::default()),
+        aws: Elb::new(
+            Fence::open(),
+            qm_aws::AwsMetrics::default(),
+            &qm_aws::Timings::default(),
+        ),
         client,
     };
     let mut found = adopt.look().await?;

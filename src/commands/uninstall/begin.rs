@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use jiff::Timestamp;
 use qm_core::SCHEMA;
-use qm_runtime::crds;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::target::Target;
@@ -141,7 +140,7 @@ impl Uninstall<'_> {
                  deleted. Install this program's CRDs over it, and run this again: {}",
                 target.kind.crd_name(),
                 target.title(),
-                self.cluster().command(crds::REPLACE)
+                self.cluster().command(crate::REPLACE_CRDS)
             );
         }
         targets.retain(|target| !is_foreign(target));

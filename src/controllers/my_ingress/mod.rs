@@ -15,6 +15,7 @@ use kube::{Api, Resource, ResourceExt};
 use qm_api::MyIngress;
 use qm_api::my_ingress::{FINALIZER, GROUP, ListenerStatus};
 use qm_aws::Aws;
+use qm_aws::AwsMetrics;
 use qm_aws::elb::Elb;
 use qm_core::conditions::{self, READY};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -97,7 +98,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             scope: manager.scope.clone(),
             aws: Elb::new(
                 manager.fence.clone(),
-                manager.metrics.clone(),
+                manager.metrics.register(AwsMetrics::register),
                 &timings.aws(),
             ),
             ingresses: Owners::new(manager.client.clone(), store.clone()),

@@ -22,13 +22,13 @@ use qm_api::tracked_field::{GROUP, History, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::REQUESTED_AT;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Circumstances, Offer, Outbox};
 use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
 use qm_runtime::cache::strip;
 use qm_runtime::events::Events;
 use qm_runtime::manager::Phase;
-use qm_runtime::metrics::Metrics;
 use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, apply};
@@ -139,8 +139,8 @@ pub struct TrackedFields<T> {
     pub outbox: Arc<Outbox<T>>,
     /// Where Events go.
     pub events: Events,
-    /// What is counted.
-    pub metrics: Metrics,
+    /// Metrics of the entries.
+    pub metrics: DeliveryMetrics,
     /// How long things last.
     pub terms: Terms,
     /// What the cluster is called in messages.

@@ -342,7 +342,7 @@ mod tests {
         let config = watcher::Config::default();
         let watchdog = Health::new().watchdog("targets", Duration::from_mins(1));
         let observer = Arc::clone(&tracker) as _;
-        let (scope, metrics) = (Scope::of(&[].into()), Metrics::new());
+        let (scope, metrics) = (Scope::of(&[].into()), Metrics::new(&crate::PROGRAM));
         let hub = WatchHub::new(
             client.clone(),
             scope.clone(),

@@ -11,6 +11,7 @@ use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_notify::Transport;
 use qm_notify::history::Changes;
+use qm_notify::metrics::EntryFailure;
 use qm_runtime::{Key, apply};
 use tracing::debug;
 
@@ -43,9 +44,11 @@ impl<T: Transport> TrackedFields<T> {
             self.events
                 .warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
-        self.metrics.entries_expired(changes.expired as u64);
+        let rejected = changes.failed.len().saturating_sub(changes.expired);
         self.metrics
-            .entries_rejected(changes.failed.len().saturating_sub(changes.expired) as u64);
+            .entries_failed(EntryFailure::Expired, changes.expired as u64);
+        self.metrics
+            .entries_failed(EntryFailure::Rejected, rejected as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
             // Once, for as long as something joined waits.

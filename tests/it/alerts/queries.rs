@@ -1,4 +1,4 @@
-//! What alerts and dashboard ask for is what `/metrics` serves: metrics, their labels, and what these may say.
+//! Alerts and dashboard query only metrics, labels and label values that `/metrics` serves.
 
 use quartermaster::controllers::{config_map_sync, my_ingress};
 use quartermaster::registry::KINDS;
@@ -26,8 +26,7 @@ fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
         }
     }
     assert!(
-        served.len() > 30
-            && served.contains_key("quartermaster_notification_latency_seconds_bucket"),
+        served.len() > 30 && served.contains_key("quartermaster_delivery_latency_seconds_bucket"),
         "{served:?}"
     );
     served
@@ -169,7 +168,7 @@ fn faults(expression: &str) -> Vec<String> {
                     .iter()
                     .map(|kind| kind.controller.to_owned())
                     .collect(),
-                "reason" => reasons(controller),
+                "reason" if name == "quartermaster_resources" => reasons(controller),
                 _ => labels[label].clone(),
             };
             if !["=", "!="].contains(&&**operator) || !values.contains(value) {
@@ -213,8 +212,8 @@ fn every_panel_asks_for_what_is_served() {
 fn what_is_not_served_is_found() {
     for (expression, words) in [
         (
-            "rate(quartermaster_notification_total{job=\"x\"}[5m])",
-            "there is no metric \"quartermaster_notification_total\"",
+            "rate(quartermaster_delivery_attempt_total{job=\"x\"}[5m])",
+            "there is no metric \"quartermaster_delivery_attempt_total\"",
         ),
         (
             "quartermaster_resources{job=\"x\", kind=\"myapp\"}",
@@ -227,6 +226,10 @@ fn what_is_not_served_is_found() {
         (
             "quartermaster_resources{job=\"x\", controller=\"myingress\", reason=\"Gone\"}",
             "reason is never \"Gone\"",
+        ),
+        (
+            "quartermaster_entries_failed_total{job=\"x\", reason=\"Conflict\"}",
+            "reason is never \"Conflict\"",
         ),
         (
             "quartermaster_watches{job=\"x\", state=\"stale\"}",

@@ -84,9 +84,9 @@ async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_
     says(&standby, &rest).await;
 }
 
-const REJECTED: &str = "quartermaster_entries_rejected_total";
-const OLDEST: &str = "quartermaster_notifications_oldest_pending_timestamp_seconds";
-const PENDING: &str = "quartermaster_notifications_pending";
+const REJECTED: &str = "quartermaster_entries_failed_total{reason=\"rejected\"}";
+const OLDEST: &str = "quartermaster_entries_oldest_pending_timestamp_seconds";
+const PENDING: &str = "quartermaster_entries_pending";
 
 #[tokio::test]
 async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
@@ -132,7 +132,7 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     assert_eq!(
         value(
             &operator.metrics().await,
-            "quartermaster_entries_expired_total"
+            "quartermaster_entries_failed_total{reason=\"expired\"}"
         ),
         Some(0.0)
     );
@@ -164,18 +164,18 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         json!({ "spec": { "target": target, "field": "{.spec.suspend}" } }),
     )
     .await;
-    let (standing, failing) = (
-        watches("statefulsets.apps", "standing"),
+    let (healthy, failing) = (
+        watches("statefulsets.apps", "healthy"),
         watches("statefulsets.apps", "failing"),
     );
-    let refused = watches("cronjobs.batch", "refused");
+    let denied = watches("cronjobs.batch", "denied");
     // Nobody is woken for what the operator may not read: the TrackedField says so.
     says(
         &operator,
         &[
-            (&standing, Some(1.0)),
+            (&healthy, Some(1.0)),
             (&failing, Some(0.0)),
-            (&refused, Some(1.0)),
+            (&denied, Some(1.0)),
         ],
     )
     .await;
@@ -200,7 +200,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         Fault::status(StatusCode::SERVICE_UNAVAILABLE),
     );
     proxy.end_watches(&statefulsets, Ending::MidEvent);
-    says(&operator, &[(&standing, Some(0.0)), (&failing, Some(1.0))]).await;
+    says(&operator, &[(&healthy, Some(0.0)), (&failing, Some(1.0))]).await;
     fault.take_back();
     bed.create::<k8s_openapi::api::apps::v1::StatefulSet>(
         "web",
@@ -208,7 +208,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
             "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [{ "name": "web", "image": "web" }] } } } }),
     )
     .await;
-    says(&operator, &[(&standing, Some(1.0)), (&failing, Some(0.0))]).await;
+    says(&operator, &[(&healthy, Some(1.0)), (&failing, Some(0.0))]).await;
     bed.delete::<TrackedField>("web").await;
-    says(&operator, &[(&standing, None), (&failing, None)]).await;
+    says(&operator, &[(&healthy, None), (&failing, None)]).await;
 }

@@ -115,7 +115,7 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     assert!(
         metrics
             .lines()
-            .any(|line| line == "quartermaster_entries_expired_total 1"),
+            .any(|line| line == "quartermaster_entries_failed_total{reason=\"expired\"} 1"),
         "{metrics}"
     );
     receiver.behave();
@@ -139,7 +139,8 @@ async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
     // The first attempt is the test message's.
     until("several attempts", SOON, async || {
         let metrics = operator.metrics().await;
-        let stopped = "quartermaster_notifications_total{type=\"webhook\",outcome=\"stopped\"} ";
+        let stopped =
+            "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"stopped\"} ";
         let count = metrics
             .lines()
             .find_map(|line| line.strip_prefix(stopped)?.parse::<u64>().ok());

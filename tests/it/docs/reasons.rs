@@ -273,7 +273,7 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
-    let named = reasons_in(&page("runbooks/QuartermasterBalancerNotReady.md"));
+    let named = reasons_in(&page("runbooks/QuartermasterLoadBalancerNotReady.md"));
     // The alert leaves these two out. An object without a status has the third.
     let (silent, unobserved) = ([READY, my_ingress::status::SUSPENDED], UNSEEN);
     let mut expected: BTreeSet<_> = of_my_ingress()

@@ -203,7 +203,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     })
     .await
     .unwrap();
-    let metric = "quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"} ";
+    let metric = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"delivered\"} ";
     let sent = 2 + told(&receiver).len() + told(&other).len();
     until("its outcome is known", SOON, async || {
         let metrics = operator.metrics().await;

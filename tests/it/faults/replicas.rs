@@ -278,7 +278,7 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
     }
     until("each was put off", SOON, async || {
         let metrics = leader.metrics().await;
-        let line = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"} ";
+        let line = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"retried\"} ";
         let put_off = metrics
             .lines()
             .find_map(|it| it.strip_prefix(line))

@@ -17,7 +17,7 @@ const ENVIRONMENT: [&str; 5] = [
     "leader_election_master_status",
     "quartermaster_admission_policy_in_force",
     "quartermaster_build_info",
-    "quartermaster_watch_restarts",
+    "quartermaster_watch_failures",
     "quartermaster_watches",
 ];
 

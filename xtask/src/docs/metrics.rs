@@ -1,31 +1,37 @@
-//! The metrics, as `/metrics` shows them.
+//! Page of the metrics, from the text that `/metrics` serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use qm_aws::AwsMetrics;
 use qm_core::readiness::Readiness;
+use qm_notify::metrics::{DeliveryMetrics, DeliveryResult, Receiver};
 use qm_runtime::leader::Fence;
 use qm_runtime::metrics::resources::tally;
-use qm_runtime::metrics::{Metrics, Notified, Purpose, QueueState, Receiver, Reconciled};
+use qm_runtime::metrics::{Metrics, Purpose, QueueState, ReconcileResult};
+use quartermaster::PROGRAM;
+use quartermaster::admission_policies::PolicyMetrics;
 
 use super::{cell, code};
 
 const BEGIN: &str = "\
 # Metrics
 
-As `/metrics` says them, in the text format of Prometheus. No label names an object. What a label may say stands behind it where that is
-a few words of ours. What goes together, and who may read them: [Operating](../operating.md#metrics).
+Metrics that `/metrics` serves in the text format of Prometheus. No label names an object. Behind a label are its values, if the operator has
+a fixed set of them. [Operating](../operating.md#metrics) explains some of the metrics, and who may read them.
 
-| metric, type, labels | what |
+| metric, type, labels | meaning |
 | --- | --- |
 ";
 
-/// Labels that say one of a few words; [`every_metric`] has them all.
-const FEW_WORDS: [&str; 5] = ["outcome", "ready", "result", "state", "type"];
+/// Labels with a fixed set of values; [`every_metric`] has all of them.
+const FIXED: [&str; 5] = ["outcome", "ready", "result", "state", "type"];
+/// Placeholder for a reason of the condition `Ready`. Other values of the label `reason` are fixed.
+const REASON: &str = "Reason";
 
-/// A metric that is shown.
+/// Metric of a text.
 #[derive(Default)]
 struct Shown {
     kind: String,
@@ -53,7 +59,7 @@ pub fn page() -> String {
 }
 
 fn cell_of(label: &str, values: &BTreeSet<String>) -> String {
-    if FEW_WORDS.contains(&label) {
+    if FIXED.contains(&label) || (label == "reason" && !values.contains(REASON)) {
         let values: Vec<_> = values.iter().map(|value| code(value)).collect();
         format!("{} ({})", code(label), values.join(", "))
     } else {
@@ -61,7 +67,7 @@ fn cell_of(label: &str, values: &BTreeSet<String>) -> String {
     }
 }
 
-/// What this text shows, by name. Samples stand below what is said of them.
+/// Returns the metrics of a text by name. Samples follow the lines that describe them.
 fn shown(text: &str) -> BTreeMap<String, Shown> {
     let (mut all, mut of) = (BTreeMap::<String, Shown>::new(), String::new());
     for line in text.lines() {
@@ -93,7 +99,7 @@ fn shown(text: &str) -> BTreeMap<String, Shown> {
             }
         }
     }
-    // The sample of a counter has another name than the counter.
+    // The samples of a counter have another name than the counter.
     let total = |name: String, it: &Shown| {
         if it.kind == "counter" {
             format!("{name}_total")
@@ -106,11 +112,11 @@ fn shown(text: &str) -> BTreeMap<String, Shown> {
         .collect()
 }
 
-/// Every metric with some value, so that each one and its labels are written.
+/// Returns every metric with some value, so that the text has each one and its labels.
 pub fn every_metric() -> String {
-    let metrics = Metrics::new();
+    let metrics = Metrics::new(&PROGRAM);
     let controller = metrics.controller("a", 1);
-    for result in Reconciled::ALL {
+    for result in ReconcileResult::ALL {
         controller.reconciled(result, Duration::ZERO);
     }
     controller.queued(Duration::ZERO);
@@ -120,26 +126,25 @@ pub fn every_metric() -> String {
     });
     metrics.api_request("host", "GET", None);
     metrics.show_leadership("a", Fence::open());
-    for outcome in [
-        Notified::Delivered,
-        Notified::Retried,
-        Notified::Stopped,
-        Notified::Rejected,
-    ] {
-        metrics.notified(Receiver::Telegram, outcome);
-        metrics.notified(Receiver::Webhook, outcome);
-    }
-    metrics.notification_latency(Duration::ZERO);
-    metrics.admission_policy("a", Some(true));
-    metrics.status_write_rejected(403);
     let _watch = metrics.watch("deployments", Purpose::Own);
-    metrics.aws_request("DescribeTags", "OK");
     metrics.drift_corrections("a");
     let ready = [Readiness::True, Readiness::False, Readiness::Unknown];
     metrics.show_resources("a", move || {
-        Some(tally(ready.into_iter().map(|ready| (ready, "Reason"))))
+        Some(tally(ready.into_iter().map(|ready| (ready, REASON))))
     });
-    metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
+    let deliveries = metrics.register(DeliveryMetrics::register);
+    for receiver in Receiver::ALL {
+        for result in DeliveryResult::ALL {
+            deliveries.attempted(receiver, result);
+        }
+    }
+    deliveries.delivered_after(Duration::ZERO);
+    deliveries.status_write_rejected(403);
+    deliveries.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
+    let aws = metrics.register(AwsMetrics::register);
+    aws.called("DescribeTags", "OK");
+    let policies = metrics.register(PolicyMetrics::register);
+    policies.set("a", Some(true));
     metrics.encode()
 }
 
@@ -150,13 +155,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_has_a_row_with_what_its_labels_may_say() {
+    fn metric_has_a_row_with_the_values_of_its_labels() {
         let page = page();
         for row in [
             "| `controller_runtime_reconcile_total`<br>counter by `controller`, `result` (`error`, `requeue`, `requeue_after`, \
-             `success`) | Passes by outcome. |",
-            "| `quartermaster_notification_latency_seconds`<br>histogram | From the change being seen to the receiver having \
-             taken its message. |",
+             `success`) | Reconciles by result. |",
+            "| `quartermaster_delivery_latency_seconds`<br>histogram | Time from a change to the receiver's acceptance of its \
+             message. |",
+            "| `quartermaster_entries_failed_total`<br>counter by `reason` (`expired`, `rejected`) | Entries that failed: they \
+             expired, or their receiver rejected them and accepted others. |",
             "| `process_threads`<br>gauge | Threads. |",
         ] {
             assert!(
@@ -167,14 +174,13 @@ mod tests {
         assert!(page.contains("or &lt;error> when"), "{page}");
     }
 
-    /// What is not shown until something happens is in `every_metric` all the same.
     #[test]
-    fn all_that_is_registered_is_shown() {
+    fn every_metric_has_a_value() {
         let shown = shown(&every_metric());
         for (name, it) in &shown {
             assert!(!it.help.is_empty() && !it.kind.is_empty(), "{name}");
         }
-        for name in super::shown(&Metrics::new().encode()).into_keys() {
+        for name in super::shown(&Metrics::new(&PROGRAM).encode()).into_keys() {
             assert!(shown.contains_key(&name), "{name}");
         }
     }

@@ -313,7 +313,7 @@ impl Offer {
             object: Arc::clone(object),
             ids,
             since,
-            origin: traces::here(),
+            origin: traces::current(),
         })
     }
 }

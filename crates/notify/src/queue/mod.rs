@@ -17,13 +17,13 @@ pub use self::line::Offer;
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_runtime::backoff::Policy;
-use qm_runtime::metrics::Metrics;
 use qm_runtime::reconciler::Trigger;
 use qm_runtime::{Key, short_digest};
 
 use self::lines::Lines;
 use super::{Endpoint, Transport};
 use crate::history::{Now, Outcome};
+use crate::metrics::DeliveryMetrics;
 
 mod answers;
 mod flights;
@@ -122,7 +122,7 @@ pub struct Outbox<T> {
     transport: T,
     lines: Mutex<Lines>,
     patience: Patience,
-    metrics: Metrics,
+    metrics: DeliveryMetrics,
     fields: Trigger<TrackedField>,
     points: Trigger<ContactPoint>,
     draining: CancellationToken,
@@ -137,7 +137,7 @@ impl<T: Transport> Outbox<T> {
     pub fn new(
         transport: T,
         patience: Patience,
-        metrics: Metrics,
+        metrics: DeliveryMetrics,
         fields: Trigger<TrackedField>,
         points: Trigger<ContactPoint>,
         draining: CancellationToken,

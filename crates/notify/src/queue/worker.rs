@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use jiff::Timestamp;
 use qm_runtime::Key;
-use qm_runtime::metrics::{Notified, Receiver};
 use qm_runtime::tasks;
 use qm_runtime::telemetry::traces;
 use tokio::sync::Notify;
+use tracing::field::Empty;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
 use super::Outbox;
 use super::answers::Concerned;
 use super::lines::{Next, Request};
-use crate::{Content, Endpoint, Failure, SendError, Sent, Transport};
+use crate::metrics::{DeliveryResult, Receiver};
+use crate::{Content, Failure, SendError, Sent, Transport};
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
@@ -78,14 +79,24 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     // Only now: what came while the pace made us wait goes along.
     let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
-    let span = info_span!("send", namespace = &*point.namespace, name = &*point.name);
-    traces::beneath(&span, request.origins());
+    let span = info_span!(
+        "send",
+        namespace = &*point.namespace,
+        name = &*point.name,
+        "messaging.batch.message_count" = Empty,
+        "otel.status_code" = Empty,
+    );
+    traces::set_origins(&span, request.origins());
     let answer = tokio::select! {
         answer = ask(outbox, point, &request).instrument(span.clone()) => answer,
         () = outbox.ended.cancelled() => return std::future::pending().await,
     };
     report(outbox, point, &request, &answer);
-    traces::sent(&span, request.ids().count().max(1), answer.is_ok());
+    let messages = i64::try_from(request.ids().count().max(1)).unwrap_or(i64::MAX);
+    span.record("messaging.batch.message_count", messages);
+    if answer.is_err() {
+        span.record("otel.status_code", "ERROR");
+    }
     drop(span);
     let Concerned {
         fields,
@@ -134,18 +145,17 @@ fn report<T: Transport>(
     request: &Request,
     answer: &Result<Sent, SendError>,
 ) {
-    let kind = match request.endpoint {
-        Endpoint::Telegram(_) => Receiver::Telegram,
-        Endpoint::Webhook(_) => Receiver::Webhook,
-    };
+    let receiver = Receiver::of(&request.endpoint);
     let (namespace, name) = (&*point.namespace, &*point.name);
     match answer {
         Ok(sent) => {
             debug!(namespace, name, entries = sent.taken, "sent");
-            outbox.metrics.notified(kind, Notified::Delivered);
+            outbox
+                .metrics
+                .attempted(receiver, DeliveryResult::Delivered);
             let now = Timestamp::now();
             for age in request.ids().take(sent.taken).filter_map(|id| age(id, now)) {
-                outbox.metrics.notification_latency(age);
+                outbox.metrics.delivered_after(age);
             }
         }
         Err(SendError {
@@ -157,7 +167,7 @@ fn report<T: Transport>(
                 namespace,
                 name, message, after, "the request failed; will retry"
             );
-            outbox.metrics.notified(kind, Notified::Retried);
+            outbox.metrics.attempted(receiver, DeliveryResult::Retried);
         }
         Err(SendError {
             failure: Failure::Unsent { message },
@@ -167,7 +177,7 @@ fn report<T: Transport>(
                 namespace,
                 name, message, "the request was not sent; will retry"
             );
-            outbox.metrics.notified(kind, Notified::Retried);
+            outbox.metrics.attempted(receiver, DeliveryResult::Retried);
         }
         Err(SendError {
             failure: Failure::Refused { reason, message },
@@ -183,12 +193,12 @@ fn report<T: Transport>(
                 "the receiver refused the request"
             );
             let rejected = reason.suggests_message();
-            outbox.metrics.notified(
-                kind,
+            outbox.metrics.attempted(
+                receiver,
                 if rejected {
-                    Notified::Rejected
+                    DeliveryResult::Rejected
                 } else {
-                    Notified::Stopped
+                    DeliveryResult::Stopped
                 },
             );
         }
@@ -215,12 +225,12 @@ mod tests {
     use qm_api::contact_point::ChatId;
     use qm_runtime::Key;
     use qm_runtime::backoff::Policy;
-    use qm_runtime::metrics::Metrics;
     use qm_runtime::reconciler::Trigger;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 
     use super::super::{Outbox, Patience, Stage, TestMessage};
+    use crate::metrics::DeliveryMetrics;
     use crate::telegram::Chat;
     use crate::{Content, Endpoint, SendError, Sent, Transport};
 
@@ -265,7 +275,7 @@ mod tests {
         let outbox = Outbox::new(
             Hanging(tell),
             patience,
-            Metrics::new(),
+            DeliveryMetrics::new(),
             fields,
             points,
             draining,

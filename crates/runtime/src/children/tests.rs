@@ -32,7 +32,7 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
         client,
-        manager: "quartermaster/test",
+        manager: "example/test",
         report: |_| (),
         quirks: Quirks {
             lost: |sent, there| sent.data != there.data,

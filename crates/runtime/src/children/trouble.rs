@@ -132,7 +132,7 @@ mod tests {
             .class()
         };
         let unknown = "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \
-                       APIVersion kosmos.io/v1 Kind AppService: no matches for kind \"AppService\" in version \"kosmos.io/v1\"";
+                       APIVersion example.com/v1 Kind Widget: no matches for kind \"Widget\" in version \"example.com/v1\"";
         assert_eq!(of(unknown), Class::Transient);
         assert_eq!(
             of("services \"web\" is forbidden: cannot create resource"),

@@ -5,7 +5,7 @@ use rstest::rstest;
 
 use super::*;
 
-const US: &str = "quartermaster/test";
+const US: &str = "example/test";
 
 fn entry(manager: &str, set: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {

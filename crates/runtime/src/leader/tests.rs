@@ -12,7 +12,7 @@ use tower::{BoxError, service_fn};
 use super::*;
 use crate::health::Health;
 
-const LEASE: &str = "quartermaster";
+const LEASE: &str = "lease";
 
 /// An apiserver that knows one Lease: versions, conflicts, and faults on demand.
 #[derive(Clone, Default)]
@@ -502,7 +502,7 @@ async fn a_candidate_that_stops_after_an_attempt_without_an_answer_gives_back_wh
 
 #[test]
 fn nobody_shares_an_identity() {
-    let (one, two) = (identity(Some("qm-0")), identity(Some("qm-0")));
+    let (one, two) = (identity(Some("qm-0"), "x"), identity(Some("qm-0"), "x"));
     assert!(one.starts_with("qm-0_") && one != two);
-    assert!(identity(None).len() > 37);
+    assert!(identity(None, "x").len() > 37);
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-const US: &str = "quartermaster/test";
+const US: &str = "example/test";
 
 fn entry(manager: &str, operation: &str, subresource: &str, fields: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {
@@ -97,7 +97,7 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
             "kube-controller-manager Update",
             "kubectl-scale Update",
             "flux Apply",
-            "quartermaster/test Apply"
+            "example/test Apply"
         ]
     );
     assert_eq!(

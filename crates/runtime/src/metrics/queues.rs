@@ -21,11 +21,11 @@ pub struct QueueState {
 
 type Ask = Box<dyn Fn() -> QueueState + Send + Sync>;
 
-/// Queues of the controllers.
+/// Queues by controller.
 #[derive(Clone, Default)]
-pub(super) struct Queues(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
+pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
 
-impl Queues {
+impl QueueCollector {
     pub(super) fn show(&self, controller: &'static str, ask: Ask) {
         self.0
             .lock()
@@ -34,13 +34,13 @@ impl Queues {
     }
 }
 
-impl fmt::Debug for Queues {
+impl fmt::Debug for QueueCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Queues")
+        f.write_str("QueueCollector")
     }
 }
 
-impl Collector for Queues {
+impl Collector for QueueCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let states: Vec<_> = queues

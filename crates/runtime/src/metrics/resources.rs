@@ -1,4 +1,4 @@
-//! How many objects of each kind stand how: counted from the caches at each scrape, so that nothing is kept for it.
+//! Objects of each kind by readiness, counted from the caches at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,23 +10,23 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use qm_core::readiness::ReadinessSummary;
 
-/// How many reasons of one controller have a number of their own. Some are not ours (a kubelet's, for one).
+/// Reasons of one controller that have a sample each. Some reasons come from outside, such as a kubelet.
 const REASONS: usize = 64;
-/// Longer than any reason that there is.
+/// Longest reason, in bytes.
 const LONGEST: usize = 64;
-/// What stands for all other reasons.
+/// Label value for all other reasons.
 const OTHER: &str = "Other";
 
-/// How many objects there are of each standing.
+/// Number of objects by status and reason of the condition `Ready`.
 pub type Tally = BTreeMap<(&'static str, String), i64>;
 
 type Count = Box<dyn Fn() -> Option<Tally> + Send + Sync>;
 
-/// What counts the objects of each controller.
+/// Functions that count the objects of each controller.
 #[derive(Clone, Default)]
-pub(super) struct Resources(Arc<Mutex<BTreeMap<&'static str, Count>>>);
+pub(super) struct ResourceCollector(Arc<Mutex<BTreeMap<&'static str, Count>>>);
 
-impl Resources {
+impl ResourceCollector {
     pub(super) fn show(&self, controller: &'static str, count: Count) {
         self.0
             .lock()
@@ -35,18 +35,17 @@ impl Resources {
     }
 }
 
-impl fmt::Debug for Resources {
+impl fmt::Debug for ResourceCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Resources")
+        f.write_str("ResourceCollector")
     }
 }
 
-impl Collector for Resources {
+impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = "Objects by what their condition Ready says, and why; absent while a kind is not served.";
-        let mut family =
-            encoder.encode_descriptor("quartermaster_resources", help, None, MetricType::Gauge)?;
+        let help = "Objects by status and reason of their condition Ready; absent while a kind is not served.";
+        let mut family = encoder.encode_descriptor("resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
             for ((ready, reason), number) in count().unwrap_or_default() {
                 let labels = [
@@ -61,11 +60,11 @@ impl Collector for Resources {
     }
 }
 
-/// How many there are of each standing. However many different words stand there, the numbers stay bounded.
-pub fn tally<'a>(stands: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally {
+/// Counts objects by readiness. The number of samples is bounded, whatever the reasons are.
+pub fn tally<'a>(readiness: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally {
     let mut all = BTreeMap::<ReadinessSummary<'a>, i64>::new();
-    for stand in stands {
-        *all.entry(stand).or_default() += 1;
+    for readiness in readiness {
+        *all.entry(readiness).or_default() += 1;
     }
     let mut all: Vec<_> = all.into_iter().collect();
     all.sort_by_key(|(_, number)| -number);
@@ -83,7 +82,7 @@ pub fn tally<'a>(stands: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally {
     tally
 }
 
-/// As the API wants a condition's reason to be.
+/// Returns whether the API accepts `text` as the reason of a condition.
 fn is_a_reason(text: &str) -> bool {
     text.len() <= LONGEST
         && text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -97,8 +96,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_standing_is_counted() {
-        let stands = [
+    fn tally_counts_each_readiness() {
+        let readiness = [
             (Readiness::True, "Ready"),
             (Readiness::False, "Conflict"),
             (Readiness::True, "Ready"),
@@ -107,12 +106,12 @@ mod tests {
             (("True", "Ready".to_owned()), 2),
             (("False", "Conflict".to_owned()), 1),
         ];
-        assert_eq!(tally(stands.into_iter()), expected.into());
+        assert_eq!(tally(readiness.into_iter()), expected.into());
         assert_eq!(tally([].into_iter()), Tally::new());
     }
 
     #[test]
-    fn words_that_anybody_wrote_make_no_more_numbers_than_there_may_be() {
+    fn tally_bounds_the_number_of_samples() {
         let words: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
         let often = (0..3).map(|_| (Readiness::False, "TargetNotFound"));
         let counted = tally(

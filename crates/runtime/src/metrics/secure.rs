@@ -1,8 +1,9 @@
-//! `/metrics` over TLS, to those who may read it: as controller-runtime's `filters.WithAuthenticationAndAuthorization` does
+//! `/metrics` over TLS with authentication and authorization, as controller-runtime's
+//! `filters.WithAuthenticationAndAuthorization` does
 //! (<https://pkg.go.dev/sigs.k8s.io/controller-runtime/pkg/metrics/filters>).
 //!
-//! Who has not said yet who he is can do little: connections are bounded in number and time, and none holds up another.
-//! HTTP/2, with which one connection makes requests without end, is off there by default too.
+//! Connections are bounded in number and time, because anybody can open one, and none blocks another. HTTP/2, which lets one
+//! connection send any number of requests, is off, as in controller-runtime's default.
 
 use std::io;
 use std::pin::pin;
@@ -23,43 +24,43 @@ use tracing::debug;
 
 use crate::settings::Timings;
 
-mod callers;
+mod auth;
+mod cache;
 mod certificate;
-mod remembered;
 
-pub use callers::Callers;
-pub(crate) use callers::PATH;
+pub use auth::MetricsAuth;
+pub(crate) use auth::PATH;
 pub use certificate::Certificate;
 
-/// Connections at once. A further one waits until one of them ends.
+/// Most connections at once. A further connection waits until one ends.
 const CONNECTIONS: usize = 64;
-/// The longest head of a request. Tokens have one or two KiB.
+/// Longest head of a request, in bytes. Tokens have one or two KiB.
 const HEAD: usize = 64 * 1024;
 
-/// Serves `routes` for ever, to those whom `callers` let in.
+/// Serves `routes` to clients that `auth` accepts.
 ///
 /// # Errors
-/// None: a listener that breaks is asked again.
+/// None: the server retries a listener that fails.
 pub async fn serve(
     mut listener: TcpListener,
     routes: Router,
     certificate: Certificate,
-    callers: Callers,
+    auth: MetricsAuth,
     timings: Timings,
 ) -> io::Result<()> {
-    let routes = routes.route_layer(from_fn_with_state(Arc::new(callers), callers::let_in));
-    let (certificate, places) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
-    let (life, patience) = (timings.metrics_connection, timings.metrics_patience);
+    let routes = routes.route_layer(from_fn_with_state(Arc::new(auth), auth::require));
+    let (certificate, slots) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
+    let (max_age, io_timeout) = (timings.metrics_connection, timings.metrics_patience);
     loop {
-        let place = Arc::clone(&places)
+        let slot = Arc::clone(&slots)
             .acquire_owned()
             .await
             .map_err(io::Error::other)?;
         let (stream, _) = Listener::accept(&mut listener).await;
         let (certificate, routes) = (Arc::clone(&certificate), routes.clone());
         tokio::spawn(async move {
-            connection(stream, &certificate, routes, life, patience).await;
-            drop(place);
+            connection(stream, &certificate, routes, max_age, io_timeout).await;
+            drop(slot);
         });
     }
 }
@@ -68,38 +69,38 @@ async fn connection(
     stream: TcpStream,
     certificate: &Certificate,
     routes: Router,
-    life: Duration,
-    patience: Duration,
+    max_age: Duration,
+    io_timeout: Duration,
 ) {
-    // Or else each answer waits for the client's acknowledgement of what came before it, some 40 ms.
+    // Otherwise each answer waits some 40 ms for the client's acknowledgement of the previous packet.
     let _ = stream.set_nodelay(true);
     let handshake = async {
         TlsAcceptor::from(certificate.current().await)
             .accept(stream)
             .await
     };
-    let stream = match timeout(patience, handshake).await {
+    let stream = match timeout(io_timeout, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             return debug!(
                 error = &error as &dyn std::error::Error,
-                "no TLS handshake for /metrics"
+                "TLS handshake for /metrics failed"
             );
         }
-        Err(_) => return debug!("no TLS handshake for /metrics within {patience:?}"),
+        Err(_) => return debug!(timeout = ?io_timeout, "TLS handshake for /metrics timed out"),
     };
     let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
     server
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(patience)
+        .header_read_timeout(io_timeout)
         .max_buf_size(HEAD);
     let mut connection =
         pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
-    if timeout(life, connection.as_mut()).await.is_err() {
+    if timeout(max_age, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
-        // Whoever does not end by then is cut off.
-        let _ = timeout(patience, connection).await;
+        // A client that does not close the connection by then is cut off.
+        let _ = timeout(io_timeout, connection).await;
     }
 }
 

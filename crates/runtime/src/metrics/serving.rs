@@ -1,4 +1,4 @@
-//! The server of `/metrics`: over plain HTTP to everybody, or [`secure`].
+//! Server of `/metrics`: plain HTTP without authentication, or [`secure`].
 
 use std::collections::HashSet;
 use std::io;
@@ -14,14 +14,14 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use tokio::net::TcpListener;
 
 use super::Metrics;
-use super::secure::{self, Callers, Certificate, PATH};
+use super::secure::{self, Certificate, MetricsAuth, PATH};
 use crate::client;
 use crate::settings::Settings;
 
-/// The server of `/metrics`, as the flags have it. It ends only when the listener breaks.
+/// Creates the server of `/metrics`, which ends only when the listener fails.
 ///
 /// # Errors
-/// There is no certificate where one is to be, or no client can be made for `kubernetes`.
+/// When the certificate cannot be read or generated, or `kubernetes` gives no client.
 pub async fn server(
     listener: TcpListener,
     settings: &Settings,
@@ -31,25 +31,26 @@ pub async fn server(
     let Some(certificate) = &settings.metrics_certificate else {
         return Ok(serve(listener, metrics).boxed());
     };
-    let certificate = Certificate::open(certificate).await?;
-    let callers = Callers::new(
-        client::unfenced(kubernetes, metrics.clone())?,
+    let certificate = Certificate::open(certificate, settings.program.name).await?;
+    let auth = MetricsAuth::new(
+        client::unfenced(kubernetes, &settings.program, metrics.clone())?,
+        settings.program.hints.metrics_reader_role,
         &settings.timings,
     );
     Ok(secure::serve(
         listener,
         routes(metrics),
         certificate,
-        callers,
+        auth,
         settings.timings.clone(),
     )
     .boxed())
 }
 
-/// Serves `/metrics` for ever, to everybody.
+/// Serves `/metrics` without authentication.
 ///
 /// # Errors
-/// When the listener breaks.
+/// When the listener fails.
 pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
     axum::serve(listener, routes(metrics)).await
 }
@@ -79,7 +80,7 @@ async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl Into
     }
 }
 
-/// `OpenMetrics` in the older format, in which a counter is declared by the name that its samples have.
+/// Converts `OpenMetrics` to the older format of Prometheus, which declares a counter by the name of its samples.
 pub fn plain(text: &str) -> String {
     let counters: HashSet<&str> = text
         .lines()

@@ -6,8 +6,9 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::testing::PROGRAM;
 
-/// The samples' names and labels, without buckets and values.
+/// Returns names and labels of the samples, without buckets and values.
 fn names(text: &str) -> BTreeSet<String> {
     let samples = text
         .lines()
@@ -17,39 +18,37 @@ fn names(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Dashboards, alerts and docs rest on these names: whoever changes one changes those.
+/// Dashboards and alerts of every program that uses the runtime rest on these names.
 #[test]
-fn the_names() {
-    let metrics = Metrics::new();
-    let controller = metrics.controller("trackedfield", 8);
-    controller.reconciled(Reconciled::Success, Duration::from_millis(3));
-    metrics.show_queue("trackedfield", || QueueState {
+fn metrics_have_these_names() {
+    let metrics = Metrics::new(&PROGRAM);
+    let controller = metrics.controller("widget", 8);
+    controller.reconciled(ReconcileResult::Success, Duration::from_millis(3));
+    metrics.show_queue("widget", || QueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
-    metrics.show_leadership("quartermaster", Fence::shut());
-    metrics.notified(Receiver::Telegram, Notified::Delivered);
-    metrics.status_write_rejected(403);
+    metrics.show_leadership("lease", Fence::shut());
+    metrics.drift_corrections("widget");
     let _watch = metrics.watch("deployments.apps", Purpose::Target);
-    metrics.show_resources("trackedfield", || {
+    metrics.show_resources("widget", || {
         Some([(("True", "Ready".to_owned()), 3)].into())
     });
-    metrics.show_resources("myapp", || None);
-    metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
+    metrics.show_resources("gadget", || None);
     let text = metrics.encode();
     let expected = "\
-controller_runtime_active_workers{controller=\"trackedfield\"}
-controller_runtime_max_concurrent_reconciles{controller=\"trackedfield\"}
-controller_runtime_reconcile_errors_total{controller=\"trackedfield\"}
-controller_runtime_reconcile_panics_total{controller=\"trackedfield\"}
-controller_runtime_reconcile_time_seconds_count{controller=\"trackedfield\"}
-controller_runtime_reconcile_time_seconds_sum{controller=\"trackedfield\"}
-controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"error\"}
-controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue\"}
-controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue_after\"}
-controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"success\"}
-leader_election_master_status{name=\"quartermaster\"}
+controller_runtime_active_workers{controller=\"widget\"}
+controller_runtime_max_concurrent_reconciles{controller=\"widget\"}
+controller_runtime_reconcile_errors_total{controller=\"widget\"}
+controller_runtime_reconcile_panics_total{controller=\"widget\"}
+controller_runtime_reconcile_time_seconds_count{controller=\"widget\"}
+controller_runtime_reconcile_time_seconds_sum{controller=\"widget\"}
+controller_runtime_reconcile_total{controller=\"widget\",result=\"error\"}
+controller_runtime_reconcile_total{controller=\"widget\",result=\"requeue\"}
+controller_runtime_reconcile_total{controller=\"widget\",result=\"requeue_after\"}
+controller_runtime_reconcile_total{controller=\"widget\",result=\"success\"}
+leader_election_master_status{name=\"lease\"}
 process_cpu_seconds_total
 process_max_fds
 process_open_fds
@@ -57,28 +56,19 @@ process_resident_memory_bytes
 process_start_time_seconds
 process_threads
 process_virtual_memory_bytes
-quartermaster_build_info{version=\"VERSION\"}
-quartermaster_entries_expired_total
-quartermaster_entries_merged_total
-quartermaster_entries_rejected_total
-quartermaster_notification_latency_seconds_count
-quartermaster_notification_latency_seconds_sum
-quartermaster_notifications_oldest_pending_timestamp_seconds
-quartermaster_notifications_pending
-quartermaster_notifications_total{type=\"telegram\",outcome=\"delivered\"}
-quartermaster_resources{controller=\"trackedfield\",ready=\"True\",reason=\"Ready\"}
-quartermaster_status_writes_rejected_total{code=\"403\"}
-quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
-quartermaster_watches{resource=\"deployments.apps\",state=\"failing\"}
-quartermaster_watches{resource=\"deployments.apps\",state=\"refused\"}
-quartermaster_watches{resource=\"deployments.apps\",state=\"standing\"}
 rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}
-workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_queue_duration_seconds_count{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_queue_duration_seconds_sum{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_unfinished_work_seconds{name=\"trackedfield\",controller=\"trackedfield\"}";
-    let expected = expected.replace("VERSION", VERSION);
+widget_operator_build_info{version=\"1.2.3\"}
+widget_operator_drift_corrections_total{controller=\"widget\"}
+widget_operator_resources{controller=\"widget\",ready=\"True\",reason=\"Ready\"}
+widget_operator_watch_failures_total{resource=\"deployments.apps\"}
+widget_operator_watches{resource=\"deployments.apps\",state=\"denied\"}
+widget_operator_watches{resource=\"deployments.apps\",state=\"failing\"}
+widget_operator_watches{resource=\"deployments.apps\",state=\"healthy\"}
+workqueue_adds_total{name=\"widget\",controller=\"widget\"}
+workqueue_depth{name=\"widget\",controller=\"widget\"}
+workqueue_queue_duration_seconds_count{name=\"widget\",controller=\"widget\"}
+workqueue_queue_duration_seconds_sum{name=\"widget\",controller=\"widget\"}
+workqueue_unfinished_work_seconds{name=\"widget\",controller=\"widget\"}";
     let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
     assert_eq!(names(&text), expected, "{text}");
     assert!(text.ends_with("# EOF\n"));
@@ -88,23 +78,23 @@ workqueue_unfinished_work_seconds{name=\"trackedfield\",controller=\"trackedfiel
 }
 
 #[test]
-fn values() {
-    let metrics = Metrics::new();
+fn metrics_have_their_values() {
+    let metrics = Metrics::new(&PROGRAM);
     let has = |line: &str| {
         let text = metrics.encode();
         assert!(text.lines().any(|l| l == line), "no {line} in\n{text}");
     };
-    let controller = metrics.controller("trackedfield", 8);
-    has("controller_runtime_max_concurrent_reconciles{controller=\"trackedfield\"} 8");
+    let controller = metrics.controller("widget", 8);
+    has("controller_runtime_max_concurrent_reconciles{controller=\"widget\"} 8");
     let (first, second) = (controller.started(), controller.started());
-    has("controller_runtime_active_workers{controller=\"trackedfield\"} 2");
+    has("controller_runtime_active_workers{controller=\"widget\"} 2");
     drop(first);
-    has("controller_runtime_active_workers{controller=\"trackedfield\"} 1");
+    has("controller_runtime_active_workers{controller=\"widget\"} 1");
     drop(second);
-    for result in Reconciled::ALL {
+    for result in ReconcileResult::ALL {
         controller.reconciled(result, Duration::from_millis(30));
     }
-    controller.reconciled(Reconciled::Error, Duration::from_secs(3));
+    controller.reconciled(ReconcileResult::Error, Duration::from_secs(3));
     for (result, count) in [
         ("success", 1),
         ("requeue", 1),
@@ -112,17 +102,15 @@ fn values() {
         ("error", 2),
     ] {
         has(&format!(
-            "controller_runtime_reconcile_total{{controller=\"trackedfield\",result=\"{result}\"}} {count}"
+            "controller_runtime_reconcile_total{{controller=\"widget\",result=\"{result}\"}} {count}"
         ));
     }
-    has("controller_runtime_reconcile_errors_total{controller=\"trackedfield\"} 2");
-    has(
-        "controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4",
-    );
+    has("controller_runtime_reconcile_errors_total{controller=\"widget\"} 2");
+    has("controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"widget\"} 4");
     controller.panicked();
-    has("controller_runtime_reconcile_panics_total{controller=\"trackedfield\"} 1");
-    let queue = "name=\"trackedfield\",controller=\"trackedfield\"";
-    metrics.show_queue("trackedfield", || QueueState {
+    has("controller_runtime_reconcile_panics_total{controller=\"widget\"} 1");
+    let queue = "name=\"widget\",controller=\"widget\"";
+    metrics.show_queue("widget", || QueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });
@@ -134,51 +122,58 @@ fn values() {
     has(&format!(
         "workqueue_queue_duration_seconds_bucket{{le=\"0.01\",{queue}}} 1"
     ));
-    metrics.pending_changed(3);
-    metrics.pending_changed(-2);
-    has("quartermaster_notifications_pending 1");
-    metrics.entries_merged(7);
-    has("quartermaster_entries_merged_total 7");
-    metrics.entries_rejected(2);
-    has("quartermaster_entries_rejected_total 2");
     let _watches = ["pods", "pods"].map(|resource| metrics.watch(resource, Purpose::Own));
-    has("quartermaster_watches{resource=\"pods\",state=\"standing\"} 2");
-    has("quartermaster_watches{resource=\"pods\",state=\"failing\"} 0");
-    metrics.notification_latency(Duration::from_millis(20));
-    has("quartermaster_notification_latency_seconds_bucket{le=\"0.025\"} 1");
+    has("widget_operator_watches{resource=\"pods\",state=\"healthy\"} 2");
+    has("widget_operator_watches{resource=\"pods\",state=\"failing\"} 0");
     let fence = Fence::open();
-    metrics.show_leadership("quartermaster", fence.clone());
-    has("leader_election_master_status{name=\"quartermaster\"} 1");
+    metrics.show_leadership("lease", fence.clone());
+    has("leader_election_master_status{name=\"lease\"} 1");
     fence.close();
-    has("leader_election_master_status{name=\"quartermaster\"} 0");
+    has("leader_election_master_status{name=\"lease\"} 0");
+}
+
+/// A collector of a program, which knows nothing of the prefix.
+#[derive(Debug)]
+struct Answer;
+
+impl Collector for Answer {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let value = ConstGauge::new(42);
+        value.encode(encoder.encode_descriptor("answer", "The answer.", None, MetricType::Gauge)?)
+    }
 }
 
 #[test]
-fn how_long_messages_wait_is_told_while_one_does() {
-    let metrics = Metrics::new();
-    let since = Arc::new(std::sync::Mutex::new(None));
-    let told = Arc::clone(&since);
-    metrics.show_oldest_pending(move || *told.lock().unwrap());
-    let name = "quartermaster_notifications_oldest_pending_timestamp_seconds";
-    assert!(!metrics.encode().contains(name));
-    *since.lock().unwrap() = Some(Timestamp::from_second(12).unwrap());
-    assert!(
-        metrics.encode().contains(&format!("\n{name} 12\n")),
-        "{}",
-        metrics.encode()
-    );
+fn registered_metrics_have_the_prefix_of_the_program() {
+    let metrics = Metrics::new(&PROGRAM);
+    let calls = metrics.register(|registry| {
+        let calls = Family::<[(&'static str, &'static str); 1], Counter>::default();
+        registry.register("calls", "Calls", calls.clone());
+        registry.register_collector(Box::new(Answer));
+        calls
+    });
+    calls.get_or_create(&[("code", "OK")]).inc();
+    let text = metrics.encode();
+    for line in [
+        "widget_operator_calls_total{code=\"OK\"} 1",
+        "widget_operator_answer 42",
+    ] {
+        assert!(text.lines().any(|it| it == line), "no {line} in\n{text}");
+    }
 }
 
 #[test]
-fn without_leader_election_there_is_no_status_of_it() {
-    assert!(!Metrics::new().encode().contains("leader_election"));
+fn leadership_is_absent_before_it_is_shown() {
+    assert!(!Metrics::new(&PROGRAM).encode().contains("leader_election"));
 }
 
 #[tokio::test]
-async fn the_server_speaks_both_formats() {
+async fn server_speaks_both_formats() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/metrics", listener.local_addr().unwrap());
-    let server = tokio::spawn(serve(listener, Metrics::new()));
+    let metrics = Metrics::new(&PROGRAM);
+    metrics.controller("widget", 1);
+    let server = tokio::spawn(serve(listener, metrics));
     let client = reqwest::Client::new();
     for (accept, expected) in [
         (
@@ -201,11 +196,11 @@ async fn the_server_speaks_both_formats() {
                 .starts_with(expected)
         );
         let text = response.text().await.unwrap();
-        assert!(text.contains("quartermaster_build_info{version="));
-        // Where counters are declared by the name of their samples, and nothing marks the end.
+        assert!(text.contains("widget_operator_build_info{version="));
+        // The older format declares counters by the name of their samples and has no end mark.
         let older = expected.starts_with("text/plain");
         assert_eq!(
-            text.contains("# TYPE quartermaster_entries_expired_total counter\n"),
+            text.contains("# TYPE controller_runtime_reconcile_panics_total counter\n"),
             older,
             "{text}"
         );

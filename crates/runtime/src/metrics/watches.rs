@@ -1,4 +1,4 @@
-//! Whether each watch goes on.
+//! Health of each watch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,121 +12,120 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::time::Instant;
 
-/// What a resource is watched for.
+/// Purpose of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The operator cannot do without.
+    /// The operator needs the watch.
     Own,
-    /// Somebody's `TrackedField` names it, which waits, and says so, when the apiserver refuses.
+    /// A user's object names the resource, and reports itself that the apiserver denies it.
     Target,
 }
 
-/// How a watch is.
+/// Health of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
-    /// Nothing is known against it.
-    Standing,
-    /// It failed, and since then has neither shown anything nor lasted.
+enum WatchHealth {
+    /// The watch has not failed lately.
+    Healthy,
+    /// The watch failed, and since then has neither shown anything nor lasted.
     Failing,
-    /// As it failed, because what a `TrackedField` names may not be read or is not served.
-    Refused,
+    /// The watch failed because the operator may not read what a user's object names, or the apiserver does not serve it.
+    Denied,
 }
 
-impl State {
-    const ALL: [Self; 3] = [Self::Standing, Self::Failing, Self::Refused];
+impl WatchHealth {
+    const ALL: [Self; 3] = [Self::Healthy, Self::Failing, Self::Denied];
 
     fn label(self) -> &'static str {
         match self {
-            Self::Standing => "standing",
+            Self::Healthy => "healthy",
             Self::Failing => "failing",
-            Self::Refused => "refused",
+            Self::Denied => "denied",
         }
     }
 }
 
-/// All watches there are.
+/// All watches.
 #[derive(Clone, Default)]
-pub(super) struct Watches(Arc<Mutex<All>>);
+pub(super) struct WatchRegistry(Arc<Mutex<RegistryState>>);
 
 #[derive(Default)]
-struct All {
-    /// How many there ever were.
+struct RegistryState {
+    /// Number of watches so far.
     begun: u64,
-    known: HashMap<u64, Known>,
+    records: HashMap<u64, WatchRecord>,
 }
 
-struct Known {
+struct WatchRecord {
     resource: Arc<str>,
     purpose: Purpose,
-    /// When it failed last, if it has shown nothing since, and whether the apiserver refused.
+    /// Time of the last failure, if the watch has shown nothing since, and whether the apiserver denied the watch.
     failed: Option<(Instant, bool)>,
-    /// A watch that hangs in silence has failed again by then.
+    /// Time after a failure within which a stalled watch fails again.
     lasts: Duration,
 }
 
-impl Known {
-    fn state(&self, now: Instant) -> State {
+impl WatchRecord {
+    fn health(&self, now: Instant) -> WatchHealth {
         match self.failed {
-            Some((at, refused)) if now.saturating_duration_since(at) < self.lasts => {
-                if refused && self.purpose == Purpose::Target {
-                    State::Refused
+            Some((at, denied)) if now.saturating_duration_since(at) < self.lasts => {
+                if denied && self.purpose == Purpose::Target {
+                    WatchHealth::Denied
                 } else {
-                    State::Failing
+                    WatchHealth::Failing
                 }
             }
-            _ => State::Standing,
+            _ => WatchHealth::Healthy,
         }
     }
 }
 
-impl Watches {
-    fn all(&self) -> MutexGuard<'_, All> {
+impl WatchRegistry {
+    fn state(&self) -> MutexGuard<'_, RegistryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add(&self, resource: &str, purpose: Purpose, restarts: Counter) -> Watch {
-        let mut all = self.all();
-        all.begun += 1;
-        let id = all.begun;
-        all.known.insert(
+    pub(super) fn add(&self, resource: &str, purpose: Purpose, failures: Counter) -> WatchGuard {
+        let mut state = self.state();
+        state.begun += 1;
+        let id = state.begun;
+        state.records.insert(
             id,
-            Known {
+            WatchRecord {
                 resource: resource.into(),
                 purpose,
                 failed: None,
                 lasts: Duration::ZERO,
             },
         );
-        Watch {
+        WatchGuard {
             id,
-            ailing: false,
-            restarts,
-            all: self.clone(),
+            failing: false,
+            failures,
+            registry: self.clone(),
         }
     }
 }
 
-impl fmt::Debug for Watches {
+impl fmt::Debug for WatchRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watches")
+        f.write_str("WatchRegistry")
     }
 }
 
-impl Collector for Watches {
+impl Collector for WatchRegistry {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = Instant::now();
-        let mut counts = BTreeMap::<Arc<str>, BTreeMap<State, i64>>::new();
-        for known in self.all().known.values() {
-            let counts = counts.entry(Arc::clone(&known.resource)).or_default();
-            *counts.entry(known.state(now)).or_default() += 1;
+        let mut counts = BTreeMap::<Arc<str>, BTreeMap<WatchHealth, i64>>::new();
+        for record in self.state().records.values() {
+            let counts = counts.entry(Arc::clone(&record.resource)).or_default();
+            *counts.entry(record.health(now)).or_default() += 1;
         }
-        let help = "Watches by how they are.";
-        let mut family =
-            encoder.encode_descriptor("quartermaster_watches", help, None, MetricType::Gauge)?;
+        let help = "Watches by health.";
+        let mut family = encoder.encode_descriptor("watches", help, None, MetricType::Gauge)?;
         for (resource, counts) in counts {
-            for state in State::ALL {
-                let number = counts.get(&state).copied().unwrap_or_default();
-                let labels = [("resource", &*resource), ("state", state.label())];
+            for health in WatchHealth::ALL {
+                let number = counts.get(&health).copied().unwrap_or_default();
+                let labels = [("resource", &*resource), ("state", health.label())];
                 ConstGauge::new(number).encode(family.encode_family(&labels)?)?;
             }
         }
@@ -134,40 +133,40 @@ impl Collector for Watches {
     }
 }
 
-/// A watch: counted until this is dropped.
+/// Guard of a watch, which counts until the guard is dropped.
 #[derive(Debug)]
-pub struct Watch {
+pub struct WatchGuard {
     id: u64,
-    /// It failed, and has shown nothing since.
-    ailing: bool,
-    restarts: Counter,
-    all: Watches,
+    /// The watch failed and has shown nothing since.
+    failing: bool,
+    failures: Counter,
+    registry: WatchRegistry,
 }
 
-impl Watch {
-    /// It failed, because the apiserver `refused` or for another reason. Where it does not fail again for as long as it
-    /// `lasts` in silence, it stands.
-    pub fn failed(&mut self, refused: bool, lasts: Duration) {
-        self.restarts.inc();
-        self.ailing = true;
-        if let Some(known) = self.all.all().known.get_mut(&self.id) {
-            (known.failed, known.lasts) = (Some((Instant::now(), refused)), lasts);
+impl WatchGuard {
+    /// Records a failure; `denied` if the apiserver denied the watch. The watch is healthy again if no other failure follows
+    /// within `lasts`.
+    pub fn failed(&mut self, denied: bool, lasts: Duration) {
+        self.failures.inc();
+        self.failing = true;
+        if let Some(record) = self.registry.state().records.get_mut(&self.id) {
+            (record.failed, record.lasts) = (Some((Instant::now(), denied)), lasts);
         }
     }
 
-    /// It showed something.
+    /// Records that the watch showed something.
     pub fn shown(&mut self) {
-        if std::mem::take(&mut self.ailing)
-            && let Some(known) = self.all.all().known.get_mut(&self.id)
+        if std::mem::take(&mut self.failing)
+            && let Some(record) = self.registry.state().records.get_mut(&self.id)
         {
-            known.failed = None;
+            record.failed = None;
         }
     }
 }
 
-impl Drop for Watch {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.all.all().known.remove(&self.id);
+        self.registry.state().records.remove(&self.id);
     }
 }
 
@@ -177,32 +176,38 @@ mod tests {
 
     use super::*;
 
-    fn states(watches: &Watches) -> Vec<State> {
+    fn states(watches: &WatchRegistry) -> Vec<WatchHealth> {
         let mut all: Vec<_> = watches
-            .all()
-            .known
+            .state()
+            .records
             .values()
-            .map(|known| known.state(Instant::now()))
+            .map(|record| record.health(Instant::now()))
             .collect();
         all.sort_unstable();
         all
     }
 
-    /// As a proxy has it that lets requests in and passes nothing on: the read timeout ends each of them.
+    /// Behind a proxy that accepts requests and forwards nothing, the read timeout ends each watch.
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_hangs_again_and_again_is_failing_all_the_time() {
-        let (watches, lasts) = (Watches::default(), Duration::from_secs(165));
+    async fn stalled_watch_is_failing_throughout() {
+        let (watches, lasts) = (WatchRegistry::default(), Duration::from_secs(165));
         let mut hangs = watches.add("pods", Purpose::Own, Counter::default());
         let _other = watches.add("pods", Purpose::Own, Counter::default());
-        assert_eq!(states(&watches), [State::Standing, State::Standing]);
+        assert_eq!(
+            states(&watches),
+            [WatchHealth::Healthy, WatchHealth::Healthy]
+        );
         for _ in 0..10 {
             hangs.failed(false, lasts);
             for _ in 0..136 {
-                assert_eq!(states(&watches), [State::Standing, State::Failing]);
+                assert_eq!(
+                    states(&watches),
+                    [WatchHealth::Healthy, WatchHealth::Failing]
+                );
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
         }
         drop(hangs);
-        assert_eq!(states(&watches), [State::Standing]);
+        assert_eq!(states(&watches), [WatchHealth::Healthy]);
     }
 }

@@ -1,4 +1,4 @@
-//! How spans get to the collector, and what is said when they do not.
+//! Export of spans to the collector.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,42 +16,42 @@ use tokio::runtime::Handle;
 
 use super::causes;
 
-/// What the collector may take to answer: the specification's own default.
+/// Timeout of an answer of the collector: the default of the specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Says once that no spans are taken any more, and once that they are again.
+/// Exporter that logs the first failure and the first success after it.
 #[derive(Debug)]
 pub struct Collector {
-    /// It tries again for a while by itself.
+    /// Exporter of the SDK, which retries for a while.
     exporter: opentelemetry_otlp::SpanExporter,
-    problem: Problem,
+    problem: ExportError,
     failing: AtomicBool,
 }
 
-/// What was wrong with the last request, if anything was.
-type Problem = Arc<Mutex<Option<String>>>;
+/// Problem of the last request.
+type ExportError = Arc<Mutex<Option<String>>>;
 
 impl Collector {
-    /// That of the environment. Must be called within the runtime that is to send.
+    /// Creates the exporter that the environment describes. The current tokio runtime sends the spans.
     ///
     /// # Errors
-    /// What it says cannot be done.
-    pub fn of_environment() -> anyhow::Result<Self> {
+    /// When the settings in the environment are invalid.
+    pub fn from_env() -> anyhow::Result<Self> {
         let client = reqwest::Client::builder()
             .timeout(TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .build()?;
-        let problem = Problem::default();
+        let problem = ExportError::default();
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_http_client(Sender {
+            .with_http_client(ExportClient {
                 client,
                 runtime: Handle::current(),
                 problem: Arc::clone(&problem),
             })
             .with_protocol(Protocol::HttpBinary)
             .build()
-            .context("the endpoint for traces")?;
+            .context("endpoint for traces")?;
         Ok(Self {
             exporter,
             problem,
@@ -72,9 +72,12 @@ impl SpanExporter for Collector {
                     .unwrap_or_else(PoisonError::into_inner)
                     .take();
                 let error = problem.unwrap_or_else(|| error.to_string());
-                tracing::warn!(error, "the collector takes no traces: they are lost");
+                tracing::warn!(
+                    error,
+                    "exporting spans failed; spans are lost until the collector accepts them"
+                );
             }
-            Ok(()) if failed => tracing::info!("the collector takes traces again"),
+            Ok(()) if failed => tracing::info!("exporting spans succeeds again"),
             _ => {}
         }
         result
@@ -93,15 +96,15 @@ impl SpanExporter for Collector {
     }
 }
 
-/// Sends in our runtime what the exporter's own thread, which has none, waits for.
+/// HTTP client that works in the tokio runtime; the thread of the SDK has none.
 #[derive(Debug)]
-struct Sender {
+struct ExportClient {
     client: reqwest::Client,
     runtime: Handle,
-    problem: Problem,
+    problem: ExportError,
 }
 
-impl Sender {
+impl ExportClient {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let client = self.client.clone();
         let request = request.try_into()?;
@@ -109,19 +112,19 @@ impl Sender {
             let (head, body) = Response::from(client.execute(request).await?).into_parts();
             Ok::<_, reqwest::Error>(Response::from_parts(head, body.collect().await?.to_bytes()))
         });
-        // The endpoint may hold a password.
+        // The URL of the endpoint may contain a password.
         Ok(answer.await?.map_err(reqwest::Error::without_url)?)
     }
 }
 
 #[async_trait::async_trait]
-impl HttpClient for Sender {
+impl HttpClient for ExportClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let answer = self.send(request).await;
-        // The exporter's own error does not say why there was no answer.
+        // The error of the SDK does not say why the request failed.
         *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = match &answer {
             Ok(answer) if answer.status().is_success() => None,
-            Ok(answer) => Some(format!("it answers {}", answer.status())),
+            Ok(answer) => Some(format!("the collector answers {}", answer.status())),
             Err(error) => Some(causes(error.as_ref())),
         };
         answer

@@ -9,8 +9,9 @@ use tracing::{debug, error, info, info_span, trace, warn};
 
 use super::*;
 use crate::cluster::Server;
+use crate::testing::PROGRAM;
 
-/// Keeps what is logged.
+/// Writer that keeps the log.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
@@ -49,7 +50,7 @@ impl<'a> MakeWriter<'a> for Kept {
 fn logged(level: &str, json: bool, work: impl FnOnce()) -> Kept {
     let kept = Kept::default();
     tracing::subscriber::with_default(
-        subscriber(level, json, false, kept.clone(), None).unwrap(),
+        subscriber(&PROGRAM, level, json, false, kept.clone(), None).unwrap(),
         work,
     );
     kept
@@ -58,14 +59,7 @@ fn logged(level: &str, json: bool, work: impl FnOnce()) -> Kept {
 #[test]
 fn json_is_flat_with_the_keys_of_controller_runtime() {
     let kept = logged("info", true, || {
-        let _pass = pass(
-            "trackedfield",
-            "tg.azamaton.ru",
-            "TrackedField",
-            "shop",
-            "web",
-        )
-        .entered();
+        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
         let _step = info_span!("step", name = "inner", attempt = 2).entered();
         let error = io::Error::other("no \"luck\"\n");
         warn!(
@@ -88,7 +82,7 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
     );
     let expected = serde_json::json!({
         "level": "warn", "logger": "qm_runtime::telemetry::tests", "msg": "it failed",
-        "controller": "trackedfield", "controllerGroup": "tg.azamaton.ru", "controllerKind": "TrackedField",
+        "controller": "widget", "controllerGroup": "example.com", "controllerKind": "Widget",
         "namespace": "shop", "name": "inner", "attempt": 2, "error": "no \"luck\"\n", "count": 3, "well": false,
     });
     assert_eq!(line, expected);
@@ -96,17 +90,22 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
     assert_eq!(kept.text().lines().count(), 1);
 }
 
+/// The log level of the runtime's target does not matter.
 #[test]
-fn people_read_plain_lines() {
+fn lines_have_the_fields_of_their_reconcile_at_any_level() {
+    for level in ["error", "error,qm_notify=info"] {
+        let kept = logged(level, true, || {
+            let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
+            error!(target: "qm_notify", "failed");
+        });
+        assert_eq!(kept.lines()[0]["name"], "web", "{level}: {}", kept.text());
+    }
+}
+
+#[test]
+fn terminal_gets_text() {
     let kept = logged("info", false, || {
-        let _pass = pass(
-            "trackedfield",
-            "tg.azamaton.ru",
-            "TrackedField",
-            "shop",
-            "web",
-        )
-        .entered();
+        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
         info!("told");
     });
     let text = kept.text();
@@ -118,7 +117,7 @@ fn people_read_plain_lines() {
 }
 
 #[test]
-fn each_cause_is_said_once() {
+fn each_cause_appears_once() {
     #[derive(Debug, thiserror::Error)]
     enum Layered {
         #[error("no answer: {0}")]
@@ -138,7 +137,7 @@ fn each_cause_is_said_once() {
 }
 
 #[test]
-fn levels_and_directives() {
+fn levels_and_directives_limit_the_log() {
     let words = || {
         debug!("ours");
         debug!(target: "qm_notify", "notify");
@@ -159,7 +158,7 @@ fn levels_and_directives() {
 }
 
 #[test]
-fn no_level_lets_others_say_what_passes_through_them() {
+fn no_level_lets_other_crates_log_data() {
     for level in [
         "trace",
         "hyper=trace,reqwest::connect=trace,h2=trace,kube_client=trace,qm_=trace",
@@ -179,16 +178,9 @@ fn no_level_lets_others_say_what_passes_through_them() {
 }
 
 #[test]
-fn what_is_for_traces_alone_is_in_no_line() {
+fn spans_for_traces_are_in_no_line() {
     let kept = logged("trace", true, || {
-        let _pass = pass(
-            "trackedfield",
-            "tg.azamaton.ru",
-            "TrackedField",
-            "shop",
-            "web",
-        )
-        .entered();
+        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
         let _request =
             traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
         info!("asked");
@@ -204,15 +196,14 @@ fn what_is_for_traces_alone_is_in_no_line() {
     );
 }
 
-/// Through the real crates: a token in a URL and in a header, over a real socket, and a Secret whose answer is cut
-/// short, which kube would log whole.
+/// Sends a token in a URL and in a header through the real crates, and reads a truncated Secret, which kube would log.
 #[tokio::test]
 async fn no_token_is_logged_at_trace_level() {
     use axum::Router;
     use k8s_openapi::api::core::v1::Secret;
 
     let kept = Kept::default();
-    let subscriber = subscriber("trace", true, false, kept.clone(), None).unwrap();
+    let subscriber = subscriber(&PROGRAM, "trace", true, false, kept.clone(), None).unwrap();
     let work = async {
         let cut =
             r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"token":"sesame"#;

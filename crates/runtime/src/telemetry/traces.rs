@@ -1,10 +1,10 @@
-//! Traces, sent by OTLP over HTTP where the environment names an endpoint
+//! Traces by OTLP over HTTP, if the environment names an endpoint
 //! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
-//! Each reconcile has a span, which log lines carry. Each request to the apiserver or to AWS, and each message that the
-//! reconcile offered, has a span beneath it. Requests about a target run outside reconciles and have a span of their
-//! own above them. Log lines from `info` up are events of their span. Requests and calls are named by the semantic
-//! conventions (<https://opentelemetry.io/docs/specs/semconv/>), reconciles as in the log.
+//! Each reconcile has a span, whose fields are those of its log lines; each request to the apiserver has a span below it.
+//! Requests outside reconciles have a span of their own above them. Log lines from `info` up are events of their span.
+//! Requests have the names of the semantic conventions (<https://opentelemetry.io/docs/specs/semconv/>), reconciles those of
+//! the log.
 
 use std::env;
 use std::time::Duration;
@@ -22,70 +22,83 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
 use super::collector::Collector;
+use super::own_targets;
 use crate::cluster::Server;
+use crate::settings::Program;
 
-/// Of the spans that are for traces alone: no line of the log carries their fields.
-pub const TARGET: &str = "quartermaster::trace";
-/// What the spans that wait may take to be sent when the process ends.
-const END: Duration = Duration::from_secs(1);
-/// Any of these names the endpoint.
+/// Target of spans for traces only: no log line has their fields.
+pub const TARGET: &str = "qm_runtime::trace";
+/// Timeout of the last export when the process ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Variables that name the endpoint.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
 ];
-/// Any of these names the protocol.
+/// Variables that name the protocol.
 const PROTOCOLS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     "OTEL_EXPORTER_OTLP_PROTOCOL",
 ];
 
-/// What sends the spans, if anything does.
+/// Exporter of the spans, if the environment asks for one.
 #[must_use]
-pub struct Traces(Option<SdkTracerProvider>);
+pub struct Traces {
+    provider: Option<SdkTracerProvider>,
+    program: &'static str,
+    targets: Vec<&'static str>,
+}
 
 impl Traces {
-    /// That of the environment. Must be called within the runtime that is to send.
+    /// Creates the exporter that the environment asks for. The current tokio runtime sends the spans.
     ///
     /// # Errors
-    /// What it says cannot be done; the words say what to write instead.
-    pub fn of_environment() -> anyhow::Result<Self> {
-        if !wanted(|name| env::var(name).ok()) {
-            return Ok(Self(None));
+    /// When the settings in the environment are unsupported or invalid.
+    pub fn from_env(program: &Program) -> anyhow::Result<Self> {
+        if !is_enabled(|name| env::var(name).ok()) {
+            return Ok(Self::none());
         }
         if let Some(protocol) =
-            given(&PROTOCOLS, |name| env::var(name).ok()).filter(|it| it != "http/protobuf")
+            first_set(&PROTOCOLS, |name| env::var(name).ok()).filter(|it| it != "http/protobuf")
         {
             anyhow::bail!(
                 "OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: write http/protobuf, and the collector's port for it (4318)"
             );
         }
-        let exporter = Collector::of_environment()?;
+        let exporter = Collector::from_env()?;
         let mut resource = Resource::builder();
         let named = env::var_os("OTEL_SERVICE_NAME").is_some()
             || env::var("OTEL_RESOURCE_ATTRIBUTES")
                 .is_ok_and(|attributes| attributes.contains("service.name="));
         if !named {
-            resource = resource.with_service_name("quartermaster");
+            resource = resource.with_service_name(program.name);
         }
         let resource = resource
-            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .with_attribute(KeyValue::new("service.version", program.version))
             .build();
-        Ok(Self(Some(
-            SdkTracerProvider::builder()
-                .with_batch_exporter(exporter)
-                .with_resource(resource)
-                .build(),
-        )))
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource)
+            .build();
+        Ok(Self {
+            provider: Some(provider),
+            program: program.name,
+            targets: own_targets(program).collect(),
+        })
     }
 
-    /// None.
+    /// Creates an exporter that sends nothing.
     pub fn none() -> Self {
-        Self(None)
+        Self {
+            provider: None,
+            program: "",
+            targets: Vec::new(),
+        }
     }
 
-    /// What has spans sent: our own, and none of those crates' that send them.
+    /// Returns the layer that exports spans of the program's own crates. The crates that send spans create spans too.
     pub(super) fn layer(&self) -> Option<Box<dyn Layer<Registry> + Send + Sync>> {
-        let tracer = self.0.as_ref()?.tracer("quartermaster");
+        let tracer = self.provider.as_ref()?.tracer(self.program);
         let layer = tracing_opentelemetry::layer().with_tracer(tracer);
         let layer = layer
             .with_location(false)
@@ -95,55 +108,58 @@ impl Traces {
         Some(
             layer
                 .with_filter(
-                    Targets::new()
-                        .with_targets(super::OWN_TARGETS.map(|target| (target, LevelFilter::INFO))),
+                    Targets::new().with_targets(
+                        self.targets
+                            .iter()
+                            .map(|target| (*target, LevelFilter::INFO)),
+                    ),
                 )
                 .boxed(),
         )
     }
 
-    /// Sends what waits, for a moment. What the collector does not take by then is lost.
-    pub fn end(self) {
-        if let Some(provider) = self.0 {
-            // Nobody is left to be told.
-            let _ = provider.shutdown_with_timeout(END);
+    /// Sends the remaining spans within a second. Spans that the collector does not accept by then are lost.
+    pub fn shutdown(self) {
+        if let Some(provider) = self.provider {
+            // The process ends, and the collector logs its own errors.
+            let _ = provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT);
         }
     }
 }
 
-/// The first of these that is set to anything.
-fn given(names: &[&str], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+/// Returns the value of the first variable that is not empty.
+fn first_set(names: &[&str], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     names
         .iter()
         .find_map(|name| variable(name).filter(|value| !value.is_empty()))
 }
 
-/// Whether the environment asks for traces
+/// Returns whether the environment asks for traces
 /// (<https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>).
-fn wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
-    let says = |name: &str, word: &str| {
+fn is_enabled(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let is = |name: &str, word: &str| {
         variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word))
     };
-    given(&ENDPOINTS, &variable).is_some()
-        && !says("OTEL_SDK_DISABLED", "true")
-        && !says("OTEL_TRACES_EXPORTER", "none")
+    first_set(&ENDPOINTS, &variable).is_some()
+        && !is("OTEL_SDK_DISABLED", "true")
+        && !is("OTEL_TRACES_EXPORTER", "none")
 }
 
-/// Where in a trace something was asked for.
+/// Place in a trace that caused a later span.
 #[derive(Clone, Debug)]
 pub struct Origin(SpanContext);
 
-/// The span that we are in, if it is part of a trace.
-pub fn here() -> Option<Origin> {
+/// Returns the current span, if it is part of a trace.
+pub fn current() -> Option<Origin> {
     let origin = Span::current().context().span().span_context().clone();
     origin.is_valid().then_some(Origin(origin))
 }
 
-/// Has `span` stand beneath the first of these, with a link to each of the others.
-pub fn beneath<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
+/// Makes `span` a child of the first origin and links it to the others.
+pub fn set_origins<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
     let mut origins = origins.into_iter().map(|Origin(origin)| origin.clone());
     if let Some(first) = origins.next() {
-        // It fails only where nothing is traced.
+        // Setting the parent fails only while tracing is off.
         let _ = span.set_parent(Context::new().with_remote_span_context(first.clone()));
         for other in origins.filter(|other| *other != first) {
             span.add_link(other);
@@ -151,24 +167,12 @@ pub fn beneath<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
     }
 }
 
-/// How many messages `span` was to send, and whether they were taken. No convention is of chats, and the request has no span
-/// of its own: its URL is a secret.
-pub fn sent(span: &Span, messages: usize, well: bool) {
-    span.set_attribute(
-        "quartermaster.messages",
-        i64::try_from(messages).unwrap_or(i64::MAX),
-    );
-    if !well {
-        span.set_status(Status::error(""));
-    }
-}
-
-/// The pass that we are in has failed.
+/// Records that the current reconcile failed.
 pub fn failed() {
     Span::current().set_status(Status::error(""));
 }
 
-/// The span of a request to the apiserver; none outside of a pass.
+/// Creates the span of a request to the apiserver; [`Span::none`] outside a reconcile.
 pub fn request(method: &Method, path: &str, server: &Server) -> Span {
     if Span::current().is_none() {
         return Span::none();
@@ -196,7 +200,7 @@ pub fn request(method: &Method, path: &str, server: &Server) -> Span {
     span
 }
 
-/// What the apiserver answered; nothing, where there was no answer.
+/// Records the status code of the answer; `None` means no answer.
 pub fn answered(span: &Span, code: Option<u16>) {
     if span.is_disabled() {
         return;
@@ -213,35 +217,11 @@ pub fn answered(span: &Span, code: Option<u16>) {
     }
 }
 
-/// The span of a call of this service of AWS; none outside of a pass.
-pub fn aws(service: &'static str, action: &'static str) -> Span {
-    if Span::current().is_none() {
-        return Span::none();
-    }
-    info_span!(
-        target: TARGET,
-        "aws",
-        "otel.name" = format!("{service}/{action}"),
-        "otel.kind" = "client",
-        "otel.status_code" = Empty,
-        "rpc.system" = "aws-api",
-        "rpc.service" = service,
-        "rpc.method" = action,
-        "error.type" = Empty,
-    )
-}
-
-/// AWS refused the call, with this code.
-pub fn refused(span: &Span, code: &str) {
-    span.record("error.type", code);
-    span.record("otel.status_code", "ERROR");
-}
-
-/// A path of the apiserver without the names in it
+/// Returns a path of the apiserver with placeholders for names
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris>).
 fn template(path: &str) -> String {
     let mut segments: Vec<&str> = path.split('/').collect();
-    // Before the resource stand "", "api" and a version, or "", "apis", a group and a version.
+    // The resource follows "", "api" and a version, or "", "apis", a group and a version.
     let mut resource = match segments.get(1) {
         Some(&"api") => 3,
         Some(&"apis") => 4,
@@ -276,15 +256,15 @@ mod tests {
         "/apis/apps/v1/namespaces/{namespace}/deployments"
     )]
     #[case(
-        "/apis/kosmos.io/v1/namespaces/a/appservices/b/status",
-        "/apis/kosmos.io/v1/namespaces/{namespace}/appservices/{name}/status"
+        "/apis/example.com/v1/namespaces/a/widgets/b/status",
+        "/apis/example.com/v1/namespaces/{namespace}/widgets/{name}/status"
     )]
     #[case("/api/v1/namespaces/shop", "/api/v1/namespaces/{name}")]
     #[case("/api/v1/namespaces/shop/status", "/api/v1/namespaces/{name}/status")]
     #[case("/api/v1/nodes/node-1", "/api/v1/nodes/{name}")]
     #[case("/version", "/version")]
-    fn names_are_no_part_of_a_template(#[case] path: &str, #[case] wanted: &str) {
-        assert_eq!(template(path), wanted);
+    fn template_has_no_names(#[case] path: &str, #[case] expected: &str) {
+        assert_eq!(template(path), expected);
     }
 
     #[rstest]
@@ -294,16 +274,13 @@ mod tests {
     #[case::of_traces(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4318/v1/traces")], true)]
     #[case::disabled(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_SDK_DISABLED", "TRUE")], false)]
     #[case::no_exporter(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_TRACES_EXPORTER", "none")], false)]
-    fn traces_are_sent_where_they_are_asked_for(
-        #[case] environment: &[(&str, &str)],
-        #[case] sent: bool,
-    ) {
+    fn environment_enables_traces(#[case] environment: &[(&str, &str)], #[case] sent: bool) {
         let variable = |name: &str| {
             environment
                 .iter()
                 .find(|(it, _)| *it == name)
                 .map(|(_, value)| (*value).to_owned())
         };
-        assert_eq!(wanted(variable), sent);
+        assert_eq!(is_enabled(variable), sent);
     }
 }

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::metrics::{Metrics, Purpose};
-use crate::testing::Widget;
+use crate::metrics::{Metrics, Purpose, WatchGuard};
+use crate::testing::{PROGRAM, Widget};
 
 /// What the apiserver was asked: each list, each watch that lists, each watch that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,8 +120,8 @@ async fn told<S: Stream<Item = Told<Widget>>>(
 }
 
 /// Counted where nobody looks.
-fn counted() -> Watch {
-    Metrics::new().watch("configmaps", Purpose::Own)
+fn counted() -> WatchGuard {
+    Metrics::new(&PROGRAM).watch("configmaps", Purpose::Own)
 }
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -260,7 +260,8 @@ async fn a_list_that_came_through_a_watch_proves_it() {
 fn state(metrics: &Metrics) -> Option<String> {
     let text = metrics.encode();
     let one = |line: &str| {
-        let state = line.strip_prefix("quartermaster_watches{resource=\"configmaps\",state=\"")?;
+        let state =
+            line.strip_prefix("widget_operator_watches{resource=\"configmaps\",state=\"")?;
         state.strip_suffix("\"} 1").map(str::to_owned)
     };
     text.lines().find_map(one)
@@ -268,7 +269,7 @@ fn state(metrics: &Metrics) -> Option<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
-    let metrics = Metrics::new();
+    let metrics = Metrics::new(&PROGRAM);
     let (api, _) = api(|asked, before| match (asked, before) {
         (Asked::Watch, 0..=2) => (500, vec![]),
         (Asked::Watch, _) => (200, vec![added("x", "6")]),
@@ -281,21 +282,21 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
     ));
     assert_eq!(
         state(&metrics).as_deref(),
-        Some("standing"),
+        Some("healthy"),
         "nothing is known against it"
     );
     let mut seen = Vec::new();
-    while seen.last() != Some(&"standing".to_owned()) {
+    while seen.last() != Some(&"healthy".to_owned()) {
         let (Told::Failed(_) | Told::Shown(Event::Apply(_))) = watch.next().await.unwrap() else {
             continue;
         };
         seen.extend(state(&metrics));
     }
-    assert_eq!(seen, ["failing", "failing", "failing", "standing"]);
+    assert_eq!(seen, ["failing", "failing", "failing", "healthy"]);
     assert!(
         metrics
             .encode()
-            .contains("quartermaster_watch_restarts_total{resource=\"configmaps\"} 3")
+            .contains("widget_operator_watch_failures_total{resource=\"configmaps\"} 3")
     );
     drop(watch);
     assert_eq!(state(&metrics), None, "there is none any more");
@@ -304,7 +305,7 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
 /// It would have failed again by then if it hung.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
-    let metrics = Metrics::new();
+    let metrics = Metrics::new(&PROGRAM);
     let (api, _) = api(|asked, before| {
         (
             if asked == Asked::Watch && before == 0 {
@@ -328,19 +329,19 @@ async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
     assert_eq!(told(&mut watch, just_before).await.last(), Some(&"stands"));
     assert_eq!(state(&metrics).as_deref(), Some("failing"));
     told(&mut watch, Duration::from_secs(2)).await;
-    assert_eq!(state(&metrics).as_deref(), Some("standing"));
+    assert_eq!(state(&metrics).as_deref(), Some("healthy"));
 }
 
 /// Nobody is to be woken because somebody names what the operator may not read.
 #[tokio::test(start_paused = true)]
 async fn what_a_tracked_field_names_and_is_refused_is_told_apart() {
     for (purpose, code, expected) in [
-        (Purpose::Target, 403, "refused"),
-        (Purpose::Target, 404, "refused"),
+        (Purpose::Target, 403, "denied"),
+        (Purpose::Target, 404, "denied"),
         (Purpose::Target, 500, "failing"),
         (Purpose::Own, 403, "failing"),
     ] {
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(&PROGRAM);
         let (api, _) = api(move |_, _| (code, vec![]));
         let mut watch = Box::pin(watch(
             api,

@@ -3,12 +3,12 @@
 use std::future;
 
 use qm_api::ContactPoint;
-use qm_runtime::metrics::Metrics;
 use qm_runtime::reconciler::Trigger;
 use rstest::rstest;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::metrics::DeliveryMetrics;
 use crate::queue::flights::REJECTED_WRITES;
 use crate::queue::line::FAILING_FROM;
 use crate::queue::{Circumstances, Outbox};
@@ -214,7 +214,7 @@ fn contact_point_is_woken_when_its_last_message_goes() {
     let outbox = Outbox::new(
         Hanging,
         PATIENCE,
-        Metrics::new(),
+        DeliveryMetrics::new(),
         Trigger::default(),
         points,
         CancellationToken::new(),

@@ -1,5 +1,5 @@
-//! The certificate of `/metrics`: one that is made here, or one that is mounted. Each handshake shows what is there then, so
-//! nothing has to watch files or the calendar.
+//! Certificate of `/metrics`: self-signed or mounted. Each handshake rereads the files and the clock, so that nothing has to
+//! watch them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,37 +23,43 @@ use tracing::{info, warn};
 use crate::settings::MetricsCertificate;
 use crate::telemetry::causes;
 
-/// How long one that is made here is good for, and how long before its end another one is made.
+/// Validity of a self-signed certificate.
 const DAYS: i64 = 365;
+/// Validity that is left when the next certificate takes its place.
 const DAYS_LEFT: i64 = 30;
 
-/// What whoever reads `/metrics` is shown.
+/// Certificate of the secure metrics endpoint.
 pub enum Certificate {
-    /// Made here, and kept in memory alone.
-    Own(Mutex<Own>),
-    /// In a folder.
+    /// Self-signed and kept in memory.
+    Own(Mutex<SelfSignedCert>),
+    /// Mounted in a folder.
     Mounted(PathBuf, Mutex<Mounted>),
 }
 
-pub struct Own {
+pub struct SelfSignedCert {
+    /// Name of the program, for the subject.
+    name: &'static str,
     shown: Arc<ServerConfig>,
     renewed_at: Timestamp,
 }
 
 pub struct Mounted {
     shown: Arc<ServerConfig>,
-    /// Hash of what was read last, good or not; none if nothing could be read.
+    /// Hash of the files at the last read, valid or not; none if a read failed.
     seen: Option<[u8; 32]>,
 }
 
 impl Certificate {
-    /// The one that is said.
+    /// Generates or reads the certificate of the program of this name.
     ///
     /// # Errors
-    /// It cannot be made, or there is none in its folder.
-    pub async fn open(which: &MetricsCertificate) -> anyhow::Result<Self> {
+    /// When the certificate cannot be generated, or the folder has no valid one.
+    pub async fn open(which: &MetricsCertificate, name: &'static str) -> anyhow::Result<Self> {
         match which {
-            MetricsCertificate::Own => Ok(Self::Own(Mutex::new(Own::new(Timestamp::now())?))),
+            MetricsCertificate::Own => {
+                let cert = SelfSignedCert::new(name, Timestamp::now())?;
+                Ok(Self::Own(Mutex::new(cert)))
+            }
             MetricsCertificate::Mounted(folder) => {
                 let mounted = async {
                     let pair = Pair::read(folder).await?;
@@ -63,15 +69,15 @@ impl Certificate {
                     })
                 };
                 let mounted = mounted.await.with_context(|| {
-                    "--metrics-cert-path: write a folder with tls.crt and tls.key (PEM), as a mounted Secret of the type \
-                     kubernetes.io/tls has them; without the flag a certificate is made at start"
+                    "certificate of /metrics: mount a folder with tls.crt and tls.key (PEM), such as a Secret of the type \
+                     kubernetes.io/tls"
                 })?;
                 Ok(Self::Mounted(folder.clone(), Mutex::new(mounted)))
             }
         }
     }
 
-    /// What the next handshake shows.
+    /// Returns the configuration of the next handshake.
     pub async fn current(&self) -> Arc<ServerConfig> {
         match self {
             Self::Own(own) => lock(own).at(Timestamp::now()),
@@ -84,12 +90,11 @@ impl Certificate {
 }
 
 fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds the lock can leave it half-changed.
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Own {
-    fn new(now: Timestamp) -> anyhow::Result<Self> {
+impl SelfSignedCert {
+    fn new(name: &'static str, now: Timestamp) -> anyhow::Result<Self> {
         let day = |at: Timestamp| {
             let date: Date = at.to_zoned(TimeZone::UTC).date();
             date_time_ymd(
@@ -102,7 +107,7 @@ impl Own {
         let mut params = CertificateParams::new(["localhost".to_owned()])?;
         params
             .distinguished_name
-            .push(DnType::CommonName, "quartermaster metrics");
+            .push(DnType::CommonName, format!("{name} metrics"));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.not_before = day(now.checked_sub(days(1))?); // some clocks are slow
         params.not_after = day(now.checked_add(days(DAYS))?);
@@ -110,6 +115,7 @@ impl Own {
         let chain = vec![params.self_signed(&key)?.der().clone()];
         let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
         Ok(Self {
+            name,
             shown: config(chain, key)?,
             renewed_at: now.checked_add(days(DAYS - DAYS_LEFT))?,
         })
@@ -117,11 +123,11 @@ impl Own {
 
     fn at(&mut self, now: Timestamp) -> Arc<ServerConfig> {
         if self.renewed_at <= now {
-            match Self::new(now) {
+            match Self::new(self.name, now) {
                 Ok(new) => *self = new,
                 Err(error) => warn!(
                     error = causes(error.as_ref()),
-                    "the certificate of /metrics was not renewed"
+                    "renewing the certificate of /metrics failed; will retry at the next handshake"
                 ),
             }
         }
@@ -130,21 +136,21 @@ impl Own {
 }
 
 impl Mounted {
-    /// What is shown once `pair` was read: a bad one is told of once, and changes nothing.
+    /// Returns the configuration after `pair` was read. An invalid pair is logged once and changes nothing.
     fn with(&mut self, pair: anyhow::Result<Pair>) -> Arc<ServerConfig> {
         let seen = pair.as_ref().ok().map(Pair::hash);
         if self.seen != seen {
             self.seen = seen;
             match pair.and_then(|pair| pair.config()) {
                 Ok(config) => {
-                    info!("the certificate of /metrics was replaced");
+                    info!("replaced the certificate of /metrics");
                     self.shown = config;
                 }
                 Err(error) => {
                     let error = causes(error.as_ref());
                     warn!(
                         error,
-                        "the certificate of /metrics was not replaced: the one before is still shown"
+                        "reading the certificate of /metrics failed; the previous one stays in use"
                     );
                 }
             }
@@ -153,7 +159,7 @@ impl Mounted {
     }
 }
 
-/// A certificate with those that it is signed by, and its key, as PEM.
+/// Certificate chain and key, as PEM.
 struct Pair {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -181,7 +187,7 @@ impl Pair {
             .into()
     }
 
-    /// The words of an error tell nothing of the key.
+    /// Returns the TLS configuration. Errors contain nothing of the key.
     fn config(&self) -> anyhow::Result<Arc<ServerConfig>> {
         let chain =
             CertificateDer::pem_slice_iter(&self.certificate).collect::<Result<Vec<_>, _>>();
@@ -192,8 +198,7 @@ impl Pair {
         let key = PrivateKeyDer::from_pem_slice(&self.key)
             .ok()
             .context("tls.key holds no PEM private key")?;
-        config(chain, key)
-            .context("tls.key does not belong to tls.crt, or is of a kind that is not known")
+        config(chain, key).context("tls.key does not belong to tls.crt, or has an unsupported type")
     }
 }
 
@@ -206,7 +211,7 @@ fn config(
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut config = config.with_no_client_auth().with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A session that is taken up again would not be shown what is there now.
+    // A resumed session would keep the previous certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
@@ -226,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_made_here_is_made_anew_before_it_ends() {
-        let mut own = Own::new(at("2027-02-28T12:00:00Z")).unwrap();
+    fn self_signed_certificate_is_renewed_before_it_expires() {
+        let mut own = SelfSignedCert::new("x", at("2027-02-28T12:00:00Z")).unwrap();
         let first = own.at(at("2027-03-01T00:00:00Z"));
         assert!(Arc::ptr_eq(&first, &own.at(at("2028-01-28T12:00:00Z"))));
         let second = own.at(at("2028-01-30T00:00:00Z"));
@@ -241,16 +246,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mounted_one_is_replaced_by_a_good_pair_alone() {
+    async fn mounted_certificate_is_replaced_by_a_valid_pair_only() {
         let folder = Folder::new().unwrap();
         let which = MetricsCertificate::Mounted(folder.path().into());
-        let missing = Certificate::open(&which)
+        let missing = Certificate::open(&which, "x")
             .await
             .err()
             .map(|error| format!("{error:#}"))
             .unwrap();
         for words in [
-            "--metrics-cert-path: write a folder with tls.crt and tls.key",
+            "certificate of /metrics: mount a folder with tls.crt and tls.key",
             "/tls.crt: No such file",
         ] {
             assert!(missing.contains(words), "{missing}");
@@ -261,7 +266,7 @@ mod tests {
             authority.server(&["localhost"]).unwrap(),
         );
         write(folder.path(), &one);
-        let certificate = Certificate::open(&which).await.unwrap();
+        let certificate = Certificate::open(&which, "x").await.unwrap();
         let first = certificate.current().await;
         for broken in [
             Identity {

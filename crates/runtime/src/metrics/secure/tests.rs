@@ -22,15 +22,15 @@ use tower::{BoxError, service_fn};
 use super::*;
 use crate::settings::{MetricsCertificate, Timings};
 
-/// A time that comes, one that does not, and one until which all is done.
+/// A timeout that expires, one that does not, and the deadline of a step.
 const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_hours(1);
 const SOON: Duration = Duration::from_secs(30);
 
-/// The server, in front of an apiserver that knows the token `good` alone, and lets it in.
+/// Server behind an apiserver that knows and accepts only the token `good`.
 struct Site {
     address: SocketAddr,
-    /// Of a client that would take a session up again.
+    /// Configuration of a client that would resume a session.
     client: ClientConfig,
     server: AbortHandle,
 }
@@ -56,30 +56,30 @@ async fn apiserver(request: Request<Body>) -> Result<Response<Body>, BoxError> {
 }
 
 impl Site {
-    async fn new(patience: Duration, life: Duration) -> Self {
+    async fn new(io_timeout: Duration, max_age: Duration) -> Self {
         let authority = Authority::new("ours").unwrap();
         let identity = authority.server(&["localhost"]).unwrap();
         let folder = Folder::new().unwrap();
         std::fs::write(folder.path().join("tls.crt"), identity.cert_pem).unwrap();
         std::fs::write(folder.path().join("tls.key"), identity.key_pem).unwrap();
-        // Its folder is gone by the first handshake: what was read stays.
-        let certificate = Certificate::open(&MetricsCertificate::Mounted(folder.path().into()))
-            .await
-            .unwrap();
-        let callers = Callers::new(
+        // The folder is gone by the first handshake, so the certificate stays.
+        let mounted = MetricsCertificate::Mounted(folder.path().into());
+        let certificate = Certificate::open(&mounted, "x").await.unwrap();
+        let auth = MetricsAuth::new(
             Client::new(service_fn(apiserver), "default"),
+            None,
             &Timings::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route("/metrics", get(|| ready("all of them")));
         let timings = Timings {
-            metrics_patience: patience,
-            metrics_connection: life,
+            metrics_patience: io_timeout,
+            metrics_connection: max_age,
             ..Timings::default()
         };
         let server =
-            tokio::spawn(serve(listener, routes, certificate, callers, timings)).abort_handle();
+            tokio::spawn(serve(listener, routes, certificate, auth, timings)).abort_handle();
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap())
@@ -109,7 +109,7 @@ impl Site {
             .await
             .unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
-        // Only so is each shown the certificate that is there now.
+        // Only a full handshake shows the current certificate.
         assert_eq!(
             stream.get_ref().1.handshake_kind(),
             Some(HandshakeKind::Full)
@@ -117,7 +117,7 @@ impl Site {
         stream
     }
 
-    /// What a request over HTTP/1.1 is answered with, head and all.
+    /// Returns the answer to a request over HTTP/1.1, with its head.
     async fn get(&self, token: &str) -> String {
         let mut stream = self.tls().await;
         let head = format!(
@@ -128,7 +128,7 @@ impl Site {
             .await
             .unwrap();
         let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer).await; // ends without TLS' own farewell, maybe
+        let _ = stream.read_to_string(&mut answer).await; // the connection may end without TLS' close_notify
         answer
     }
 }
@@ -136,14 +136,13 @@ impl Site {
 /// Waits until the server ends this connection.
 async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = Vec::new();
-    // However it ends.
     let _ = timeout(SOON, stream.read_to_end(&mut rest))
         .await
-        .expect("it is left open");
+        .expect("the server leaves the connection open");
 }
 
 #[tokio::test]
-async fn who_is_known_is_let_in() {
+async fn known_token_is_accepted() {
     let site = Site::new(LONG, LONG).await;
     let answer = site.get("good").await;
     assert!(
@@ -158,7 +157,7 @@ async fn who_is_known_is_let_in() {
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_cut_off() {
+async fn silent_connection_is_closed() {
     let site = Site::new(SHORT, LONG).await;
     ended(&mut site.silent().await).await;
     let mut half = site.tls().await;
@@ -169,7 +168,7 @@ async fn who_says_nothing_is_cut_off() {
 }
 
 #[tokio::test]
-async fn no_connection_lasts_for_ever() {
+async fn connection_has_a_maximum_age() {
     let site = Site::new(LONG, SHORT).await;
     ended(&mut site.tls().await).await;
     let mut busy = site.tls().await;
@@ -184,11 +183,13 @@ async fn no_connection_lasts_for_ever() {
             };
         }
     };
-    timeout(SOON, served).await.expect("it is served for ever");
+    timeout(SOON, served)
+        .await
+        .expect("the server keeps the connection");
 }
 
 #[tokio::test]
-async fn connections_are_bounded_and_each_place_comes_free_again() {
+async fn number_of_connections_is_bounded() {
     let site = Site::new(LONG, LONG).await;
     let mut silent = Vec::new();
     for _ in 1..CONNECTIONS {
@@ -196,15 +197,17 @@ async fn connections_are_bounded_and_each_place_comes_free_again() {
     }
     let one_is_left = timeout(SOON, site.get("good"))
         .await
-        .expect("silent ones hold up others");
+        .expect("silent connections block others");
     assert!(one_is_left.contains(" 200 OK"), "{one_is_left}");
     silent.push(site.silent().await);
     let mut waits = pin!(site.get("good"));
     assert!(
         timeout(SHORT, &mut waits).await.is_err(),
-        "there are more connections than that"
+        "the server accepts more connections"
     );
     silent.clear();
-    let served = timeout(SOON, waits).await.expect("no place comes free");
+    let served = timeout(SOON, waits)
+        .await
+        .expect("no connection became free");
     assert!(served.contains(" 200 OK"), "{served}");
 }
