@@ -5,15 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
-use qm_runtime::signals::Signals;
 use qm_runtime::tasks::Tasks;
-use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
+use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, signals, telemetry};
 use quartermaster::PROGRAM;
 use quartermaster::cli::{Cli, Command, Config};
 use quartermaster::commands::paper::Paper;
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 /// The CRDs, after a line on where they come from.
@@ -95,7 +93,7 @@ fn install_tls() -> anyhow::Result<()> {
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
-    let stop = stop_on_signal()?;
+    let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new(&PROGRAM);
     let health = health::Health::new();
@@ -140,22 +138,4 @@ async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<
         .with_context(|| format!("{flag}: cannot listen"))?;
     info!(address = %listener.local_addr()?, "listening for {flag}");
     Ok(listener)
-}
-
-/// Cancelled by SIGTERM or Ctrl-C; a second one ends the process at once.
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    let mut signals = Signals::new()?;
-    let stop = CancellationToken::new();
-    let token = stop.clone();
-    tokio::spawn(async move {
-        loop {
-            signals.next().await;
-            if token.is_cancelled() {
-                std::process::exit(1);
-            }
-            info!("told to stop");
-            token.cancel();
-        }
-    });
-    Ok(stop)
 }

@@ -86,7 +86,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     KINDS
         .iter()
         .zip(MADE)
-        .map(|(kind, made)| schema::finish(made(), kind.schemas.len()))
+        .map(|(kind, made)| schema::finish(made(), kind.schemas.len(), kind.names))
         .collect()
 }
 

@@ -99,7 +99,7 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
                 let crd = crd.map_err(|error| {
                     anyhow::anyhow!("CRD {name} could not be read: {}", words(&error))
                 })?;
-                let why = crd.and_then(|crd| crds::unlike(&crd, &kind.schema()));
+                let why = crd.and_then(|crd| crds::unlike(&crd, kind.names, &kind.schema()));
                 seen.not_served
                     .extend(why.map(|message| Without { name, message }));
             }

@@ -13,9 +13,9 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation, Variable,
 };
+use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_api::tracked_field::KNOWN;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
-use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
 use quartermaster::registry::KINDS;
 use serde_json::{Value, json};

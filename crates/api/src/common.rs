@@ -3,11 +3,26 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use kube::core::Rule;
+use qm_core::names::MetadataNames;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The category that `kubectl get quartermaster -A` lists.
 pub const CATEGORY: &str = "quartermaster";
+/// Names of the operator's labels and annotations.
+pub const NAMES: MetadataNames = qm_core::metadata_names!("quartermaster.dev");
+/// Prefix of the names of the operator's labels and annotations.
+pub const OURS: &str = NAMES.prefix;
+/// Annotation: any new value triggers a reconcile and resets the object's backoff.
+pub const REQUESTED_AT: &str = NAMES.requested_at;
+/// Annotation of a CRD: number and digest of its schema.
+pub const SCHEMA: &str = NAMES.schema;
+/// Label: UID of the owner.
+pub const OWNER_UID: &str = NAMES.owner_uid;
+/// Annotation: owner as `NAMESPACE/NAME`.
+pub const OWNER: &str = NAMES.owner;
+/// Annotation: owner, as `NAMESPACE/NAME`, that may adopt the object.
+pub const ADOPT_BY: &str = NAMES.adopt_by;
 /// Annotation of a `TrackedField`: why it waits. Its status is a list and has no room for conditions.
 pub const WAITING: &str = "quartermaster.dev/waiting";
 /// Annotation of a `TrackedField`: the reason alone, for the column WAITING.

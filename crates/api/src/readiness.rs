@@ -3,10 +3,11 @@
 use kube::ResourceExt;
 use qm_core::conditions::READY;
 use qm_core::kind::Kind;
+use qm_core::names::MetadataNames;
 use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_conditions};
 
 use crate::app_service::OLD_SPEC;
-use crate::common::WAITING;
+use crate::common::{NAMES, WAITING};
 use crate::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, config_map_sync,
     my_ingress,
@@ -33,6 +34,7 @@ pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
 macro_rules! readiness_from_conditions {
     ($($kind:ty $({ $($constant:item)* })?),* $(,)?) => {$(
         impl Kind for $kind {
+            const NAMES: &'static MetadataNames = &NAMES;
             $($($constant)*)?
 
             fn readiness(&self) -> ReadinessSummary<'_> {
@@ -60,6 +62,8 @@ readiness_from_conditions!(
 );
 
 impl Kind for ContactPoint {
+    const NAMES: &'static MetadataNames = &NAMES;
+
     fn readiness(&self) -> ReadinessSummary<'_> {
         match &self.status {
             // The original program wrote no conditions.
@@ -77,6 +81,7 @@ impl Kind for ContactPoint {
 }
 
 impl Kind for AppService {
+    const NAMES: &'static MetadataNames = &NAMES;
     const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[OLD_SPEC];
 
     fn readiness(&self) -> ReadinessSummary<'_> {
@@ -95,6 +100,8 @@ impl Kind for AppService {
 }
 
 impl Kind for TrackedField {
+    const NAMES: &'static MetadataNames = &NAMES;
+
     fn readiness(&self) -> ReadinessSummary<'_> {
         let recorded = self
             .status

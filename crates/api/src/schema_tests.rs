@@ -33,7 +33,7 @@ fn nodes() -> BTreeMap<String, JSONSchemaProps> {
         AppService::crd(),
         MyIngress::crd(),
     ];
-    for crd in crds.map(|crd| schema::finish(crd, 1)) {
+    for crd in crds.map(|crd| schema::finish(crd, 1, &crate::common::NAMES)) {
         let schema = crd.spec.versions[0]
             .schema
             .clone()

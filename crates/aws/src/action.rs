@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
+use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
 use crate::NAME_SUFFIX;
@@ -175,7 +175,7 @@ pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 pub const GROUP_PREFIX: &str = "qm-";
 
 /// The least IAM policy that all of it works with.
-pub fn policy() -> Value {
+pub fn policy(names: &MetadataNames) -> Value {
     let granted = |grant: Grant| {
         AwsAction::ALL
             .into_iter()
@@ -204,11 +204,11 @@ pub fn policy() -> Value {
         "Version": "2012-10-17",
         "Statement": [
             { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
-            statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", OWNER_UID)),
+            statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
             // AWS asks for the right to tag of who creates something with tags.
             statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
-            statement("TakeOver", tag(), has_tag("ResourceTag", ADOPT_BY)),
-            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", OWNER_UID)),
+            statement("TakeOver", tag(), has_tag("ResourceTag", names.adopt_by)),
+            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
         ],
     })
 }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_call_is_granted() {
-        let policy = policy();
+        let policy = policy(&qm_core::metadata_names!("example.com"));
         let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> = statements
             .iter()

@@ -1,6 +1,7 @@
 //! Conditions as the API conventions have them: one of each type, and a transition time that moves with the status only.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 
 /// The condition type that says whether all is well.
 pub const READY: &str = "Ready";
@@ -38,6 +39,13 @@ pub fn set(
         Some(existing) => *existing = condition,
         None => conditions.push(condition),
     }
+}
+
+/// Sets the condition [`READY`] of the object of `metadata` to true, with the reason `Ready`.
+pub fn set_ready(conditions: &mut Vec<Condition>, metadata: &ObjectMeta, message: &str) {
+    let generation = metadata.generation.unwrap_or_default();
+    let now = Time(Timestamp::now());
+    set(conditions, READY, true, READY, message, generation, now);
 }
 
 /// The condition of that type.

@@ -3,11 +3,14 @@
 use kube::core::ApiResource;
 use kube::{CustomResourceExt, Resource};
 
+use crate::names::MetadataNames;
 use crate::readiness::ReadinessSummary;
 use crate::schema::SchemaVersion;
 
 /// An API type that an operator serves.
 pub trait Kind: Resource<DynamicType = ()> {
+    /// Names of the operator's labels and annotations.
+    const NAMES: &'static MetadataNames;
     /// Finalizer of objects that own something outside of their namespace.
     const FINALIZER: Option<&'static str> = None;
     /// Annotations of other programs whose presence the controller reads. Caches drop their values.
@@ -90,8 +93,11 @@ pub struct KindInfo {
     /// Access that an author gets through the controller.
     pub delegated_access: DelegatedAccess,
     /// Digests of every released schema of the CRD, oldest first; the last one is the current schema. A schema may only
-    /// add to the one before, because a program goes on under a newer CRD than its own.
+    /// add to the one before, because a program continues with a newer CRD than its own. Empty: the program works with any
+    /// schema.
     pub schemas: &'static [&'static str],
+    /// [`Kind::NAMES`].
+    pub names: &'static MetadataNames,
     /// [`Kind::FINALIZER`].
     pub finalizer: Option<&'static str>,
     resource: fn() -> ApiResource,
@@ -110,6 +116,7 @@ impl KindInfo {
             permissions,
             delegated_access,
             schemas,
+            names: K::NAMES,
             finalizer: K::FINALIZER,
             resource: K::api_resource,
         }

@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::SCHEMA;
+use crate::names::MetadataNames;
 
 /// What tells one schema of a CRD from another, and an older one from a newer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,11 @@ impl SchemaVersion {
             number,
             digest: digest(crd),
         }
+    }
+
+    /// Returns whether the program has no schemas, so that it works with any.
+    pub fn is_any(&self) -> bool {
+        self.number == 0
     }
 
     /// Whether a program of the schema `ours` can work under a CRD of this one: the same, or a newer one, which keeps all
@@ -54,8 +59,12 @@ impl FromStr for SchemaVersion {
     }
 }
 
-/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema.
-pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourceDefinition {
+/// Finishes a derived CRD and annotates it with its schema, which has this number.
+pub fn finish(
+    mut crd: CustomResourceDefinition,
+    number: usize,
+    names: &MetadataNames,
+) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version
             .schema
@@ -86,7 +95,7 @@ pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourc
     crd.metadata
         .annotations
         .get_or_insert_default()
-        .insert(SCHEMA.into(), mark.to_string());
+        .insert(names.schema.into(), mark.to_string());
     crd
 }
 
@@ -172,6 +181,8 @@ mod tests {
 
     use super::*;
 
+    const NAMES: MetadataNames = crate::metadata_names!("example.com");
+
     /// A widget.
     #[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
     #[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
@@ -183,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_of_the_schema_not_of_its_wording() {
-        let crd = finish(Widget::crd(), 1);
+        let crd = finish(Widget::crd(), 1, &NAMES);
         let change = |act: &mut dyn FnMut(&mut JSONSchemaProps)| {
             let mut crd = crd.clone();
             let schema = crd.spec.versions[0]
@@ -197,7 +208,7 @@ mod tests {
             digest(&crd)
         };
         assert!(
-            crd.metadata.annotations.as_ref().unwrap()[SCHEMA]
+            crd.metadata.annotations.as_ref().unwrap()[NAMES.schema]
                 .ends_with(&format!("-{}", digest(&crd)))
         );
         assert_eq!(

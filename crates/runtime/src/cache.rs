@@ -8,7 +8,6 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
-use qm_core::OURS;
 use qm_core::kind::Kind;
 
 /// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more than
@@ -196,8 +195,9 @@ pub fn strip<K: Kind>(object: &mut K) {
     metadata.labels = None;
     metadata.owner_references = None;
     if let Some(annotations) = &mut metadata.annotations {
-        annotations
-            .retain(|name, _| name.starts_with(OURS) || K::FOREIGN_ANNOTATIONS.contains(&&**name));
+        annotations.retain(|name, _| {
+            name.starts_with(K::NAMES.prefix) || K::FOREIGN_ANNOTATIONS.contains(&&**name)
+        });
         for name in K::FOREIGN_ANNOTATIONS {
             if let Some(value) = annotations.get_mut(*name) {
                 *value = String::new();
@@ -362,7 +362,7 @@ mod tests {
         let annotations = [
             ("kubectl.kubernetes.io/last-applied-configuration", large()),
             ("example.com/notes", large()),
-            ("quartermaster.dev/requested-at", "now".into()),
+            ("example.com/requested-at", "now".into()),
             (FOREIGN_ANNOTATION, large()),
         ];
         let mut object = object("a", "x");
@@ -373,12 +373,9 @@ mod tests {
         );
         object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
         object.metadata.labels = Some(
-            [
-                ("example.com/team", large()),
-                ("quartermaster.dev/x", large()),
-            ]
-            .map(|(name, value)| (name.to_owned(), value))
-            .into(),
+            [("example.com/team", large()), ("example.com/x", large())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
         );
         object.metadata.owner_references = Some(vec![OwnerReference {
             name: large(),
@@ -394,7 +391,7 @@ mod tests {
             kept,
             [
                 (FOREIGN_ANNOTATION, ""),
-                ("quartermaster.dev/requested-at", "now")
+                ("example.com/requested-at", "now")
             ]
         );
         let ObjectMeta {
@@ -432,7 +429,7 @@ mod tests {
     #[test]
     fn own_finalizers_are_kept_once_in_a_shortened_list() {
         let own_repeated = (0..=MAX_FINALIZERS / FINALIZER.len()).map(|_| FINALIZER.to_owned());
-        let foreign = (0..1000).map(|number| format!("quartermaster.dev/{number}"));
+        let foreign = (0..1000).map(|number| format!("example.com/{number}"));
         let shortened = with_finalizers(own_repeated.chain(foreign));
         assert_eq!(shortened.finalizers(), [FINALIZER, REMOVED_FINALIZERS]);
     }

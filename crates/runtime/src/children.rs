@@ -25,7 +25,7 @@ use tokio::sync::SetOnce;
 use self::pacer::{Basis, Pacer};
 pub use self::trouble::Trouble;
 pub use self::whole::Child;
-use qm_core::OURS;
+use qm_core::names::MetadataNames;
 
 use super::drift::{Advice, Correction, Drift};
 use super::events::Events;
@@ -33,7 +33,7 @@ use super::fields::{self, Projection};
 use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
 use super::owners::Owners;
-use super::ownership::{Claim, OWNER_UID, Owner, owner_of};
+use super::ownership::{Claim, Owner, owner_of};
 use super::raw_object::BoundedObject;
 use super::seen::{Known, Look, Match, Seen};
 use super::watch_hub::{Observer, ResourceName};
@@ -44,15 +44,14 @@ mod pacer;
 mod trouble;
 mod whole;
 
-/// Annotation of a child: digest of what was last written of it.
-pub const APPLIED: &str = "quartermaster.dev/applied";
-
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
 
 /// Writer of children, with its Events and metrics.
 #[derive(Clone)]
 pub struct Writer {
+    /// Names of the operator's labels and annotations.
+    pub names: &'static MetadataNames,
     /// The field manager.
     pub manager: &'static str,
     /// Events of the writer's controller.
@@ -61,6 +60,29 @@ pub struct Writer {
     pub corrected: Counter,
     /// Changes to make instead of editing a child, by field.
     pub advice: Advice,
+}
+
+/// Kind of the owners of children.
+pub trait OwnerKind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> OwnerKind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
 }
 
 /// A kind of children.
@@ -98,6 +120,7 @@ impl<S: Clone + PartialEq + Send + Sync + 'static> Report for S {}
 /// One kind of children of one controller. `S` is what is kept of each for its owner's status.
 pub struct Children<K, S> {
     client: Client,
+    names: &'static MetadataNames,
     manager: &'static str,
     report: fn(&K) -> S,
     quirks: Quirks<K>,
@@ -150,6 +173,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
+            names: writer.names,
             manager: writer.manager,
             report,
             quirks,
@@ -164,7 +188,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             ),
             unconfirmed: Pacer::new(manager.settings.timings.confirmation_period),
         });
-        let ours = manager.others.clone().labels(OWNER_UID);
+        let ours = manager.others.clone().labels(writer.names.owner_uid);
         manager.look(
             places,
             &ours,
@@ -203,7 +227,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// Why it is not so.
-    pub async fn settle<O: ChildKind>(
+    pub async fn settle<O: OwnerKind>(
         &self,
         owner: &Owner,
         mut desired: K,
@@ -230,7 +254,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
 
     /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
     #[allow(clippy::too_many_arguments)] // all that is known of one child
-    async fn ensure<O: ChildKind>(
+    async fn ensure<O: OwnerKind>(
         &self,
         owner: &Owner,
         mut desired: K,
@@ -418,7 +442,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let was_written = before.is_some()
             || live
                 .annotations()
-                .get(APPLIED)
+                .get(self.names.applied)
                 .is_some_and(|applied| applied == digest);
         match (is_match, was_written) {
             (true, _) => State::Match,
@@ -582,7 +606,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// When it is there and could not be deleted.
-    pub async fn remove<O: ChildKind>(
+    pub async fn remove<O: OwnerKind>(
         &self,
         owner: &Owner,
         key: &Key,
@@ -642,7 +666,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let digest = short_digest(value(desired)?.to_string());
         desired
             .annotations_mut()
-            .insert(APPLIED.into(), digest.clone());
+            .insert(owner.names().applied.into(), digest.clone());
         Ok((value(desired)?, digest))
     }
 
@@ -676,7 +700,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Known {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
-            owner: owner_of(object.meta()),
+            owner: owner_of(object.meta(), self.names),
             print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
             report: (self.report)(object),
@@ -687,7 +711,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     fn print(&self, object: &K) -> u64 {
         let mut content = Self::content(object);
         if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
-            annotations.retain(|name, _| name.starts_with(OURS));
+            annotations.retain(|name, _| name.starts_with(self.names.prefix));
         }
         if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
             labels

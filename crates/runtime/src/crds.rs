@@ -5,8 +5,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
-use qm_core::SCHEMA;
 use qm_core::kind::KindInfo;
+use qm_core::names::MetadataNames;
 use qm_core::schema::SchemaVersion;
 use tokio::sync::watch;
 use tracing::warn;
@@ -36,7 +36,7 @@ pub fn follow(
     impl Future<Output = ()> + Send + use<>,
 ) {
     let (sender, receiver) = watch::channel(None);
-    let (name, ours) = (kind.crd_name(), kind.schema());
+    let (name, ours, names) = (kind.crd_name(), kind.schema(), kind.names);
     let config = watches.clone().fields(&format!("metadata.name={name}"));
     let counted = metrics.watch(
         "customresourcedefinitions.apiextensions.k8s.io",
@@ -53,11 +53,11 @@ pub fn follow(
                     continue;
                 }
                 Told::Shown(Event::InitApply(crd)) => {
-                    listed = Some(judge(&name, &crd, &ours, replace));
+                    listed = Some(judge(&name, &crd, names, &ours, replace));
                     continue;
                 }
                 Told::Shown(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
-                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, &ours, replace),
+                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, names, &ours, replace),
                 Told::Shown(Event::Delete(_)) => missing(&name),
                 Told::Stands => continue,
                 Told::Failed(error) => {
@@ -86,10 +86,11 @@ fn missing(name: &str) -> Presence {
 fn judge(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,
+    names: &MetadataNames,
     ours: &SchemaVersion,
     replace: Option<&str>,
 ) -> Presence {
-    let Some(what) = unlike(crd, ours) else {
+    let Some(what) = unlike(crd, names, ours) else {
         return Presence::Present;
     };
     let hint = replace.map_or_else(String::new, |command| format!(" ({command})"));
@@ -100,9 +101,13 @@ fn judge(
 /// prunes fields; a newer schema keeps them.
 pub fn unlike(
     crd: &PartialObjectMeta<CustomResourceDefinition>,
+    names: &MetadataNames,
     ours: &SchemaVersion,
 ) -> Option<String> {
-    match crd.annotations().get(SCHEMA) {
+    if ours.is_any() {
+        return None;
+    }
+    match crd.annotations().get(names.schema) {
         Some(theirs)
             if theirs
                 .parse()
@@ -124,6 +129,16 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::testing::NAMES;
+
+    #[test]
+    fn program_without_schemas_works_with_any_crd() {
+        let any = SchemaVersion {
+            number: 0,
+            digest: String::new(),
+        };
+        assert_eq!(unlike(&PartialObjectMeta::default(), &NAMES, &any), None);
+    }
 
     #[rstest]
     #[case::the_same(Some("2-aa"), None)]
@@ -144,11 +159,12 @@ mod tests {
     fn crd_must_keep_all_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =
-            theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
+            theirs.map(|theirs| [(NAMES.schema.to_owned(), theirs.to_owned())].into());
         match (
             judge(
                 "x.example.com",
                 &crd,
+                &NAMES,
                 &"2-aa".parse().unwrap(),
                 Some("replace"),
             ),

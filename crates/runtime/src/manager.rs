@@ -24,6 +24,7 @@ use tracing::warn;
 use super::availability::Availability;
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
+use super::children::Writer;
 use super::events::Events;
 use super::feed::Feed;
 use super::health::{Health, State, Watchdog};
@@ -33,7 +34,7 @@ use super::metrics::{Metrics, Purpose};
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{Scope, client, crds, drain, pages};
+use super::{Scope, client, cluster, crds, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
 /// How many passes of one controller run at once.
@@ -117,6 +118,24 @@ impl Phase {
         // The sender is gone once its last word is said.
         let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
     }
+}
+
+/// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or of its own
+/// Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
+///
+/// # Errors
+/// As [`run`], and without a cluster.
+pub async fn run_with_defaults(
+    settings: Settings,
+    start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    // Fails only if the program has installed a TLS provider.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let stop = signals::stop()?;
+    let kubernetes = cluster::current().await?;
+    let metrics = Metrics::new(&settings.program);
+    let (health, tasks) = (Health::new(), Tasks::new());
+    run(start, settings, kubernetes, metrics, health, tasks, stop).await
 }
 
 /// Runs the operator, with the controllers that `start` adds, until `stop` is cancelled.
@@ -242,6 +261,17 @@ impl Manager {
         );
         self.spawn(format!("the writer of {controller}'s Events"), write);
         events
+    }
+
+    /// Returns a writer of children for a kind's controller, whose writes have the field manager `field_manager`.
+    pub fn writer(&mut self, kind: &KindInfo, field_manager: &'static str) -> Writer {
+        Writer {
+            names: kind.names,
+            manager: field_manager,
+            events: self.events(kind.controller),
+            corrected: self.metrics.drift_corrections(kind.controller),
+            advice: &[],
+        }
     }
 
     /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is

@@ -1,27 +1,22 @@
 //! Who an object belongs to: one rule for every kind that makes objects.
 //!
 //! An object is ours when it carries the UID of the resource that made it: as its controller (in the same namespace), or as
-//! the label [`OWNER_UID`]; either proves. The annotation [`OWNER`] alone proves nothing. What is not ours is never changed
+//! the label [`MetadataNames::owner_uid`]; either proves. The annotation [`MetadataNames::owner`] alone proves nothing. What is not ours is never changed
 //! and never deleted.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::{Resource, ResourceExt};
-use qm_core::REQUESTED_AT;
+use kube::ResourceExt;
+use qm_core::kind::Kind;
+use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
 use super::Key;
 
-/// Label: UID of the resource that made the object.
-pub const OWNER_UID: &str = "quartermaster.dev/owner-uid";
-/// Annotation: that resource, as `NAMESPACE/NAME`.
-pub const OWNER: &str = "quartermaster.dev/owner";
-/// Annotation: the resource, as `NAMESPACE/NAME`, that may take the object over.
-pub const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
-
 /// A resource that makes objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owner {
+    names: &'static MetadataNames,
     namespace: String,
     reference: OwnerReference,
     fresh: bool,
@@ -59,16 +54,17 @@ pub enum Foreign {
 
 impl Owner {
     /// `object`, once it is stored: before that it has no UID.
-    pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
+    pub fn of<K: Kind>(object: &K) -> Option<Self> {
         // Whoever deletes it in the foreground waits for what it has.
         let reference = OwnerReference {
             block_owner_deletion: Some(true),
             ..object.controller_owner_ref(&())?
         };
-        let requested = object.annotations().get(REQUESTED_AT).cloned();
+        let requested = object.annotations().get(K::NAMES.requested_at).cloned();
         let generation = object.meta().generation;
         let namespace = object.namespace()?;
         Some(Self {
+            names: K::NAMES,
             namespace,
             reference,
             fresh: false,
@@ -88,6 +84,11 @@ impl Owner {
     /// Whether nothing was ever done for it.
     pub fn is_fresh(&self) -> bool {
         self.fresh
+    }
+
+    /// Returns the names of the operator's labels and annotations.
+    pub fn names(&self) -> &'static MetadataNames {
+        self.names
     }
 
     /// Sets the generation that the owner's status reports.
@@ -159,16 +160,27 @@ impl Owner {
         &self.reference.name
     }
 
+    /// Returns the metadata of a child of this name in the owner's namespace, with the marks of the owner.
+    pub fn child_metadata(&self, name: &str) -> ObjectMeta {
+        let mut metadata = ObjectMeta {
+            name: Some(name.into()),
+            namespace: Some(self.namespace.clone()),
+            ..ObjectMeta::default()
+        };
+        self.mark(&mut metadata);
+        metadata
+    }
+
     /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
     /// we take it over; another's is for them to use.
     pub fn mark(&self, metadata: &mut ObjectMeta) {
         metadata
             .labels
             .get_or_insert_default()
-            .insert(OWNER_UID.into(), self.reference.uid.clone());
+            .insert(self.names.owner_uid.into(), self.reference.uid.clone());
         let annotations = metadata.annotations.get_or_insert_default();
-        annotations.insert(OWNER.into(), self.path());
-        annotations.retain(|name, value| name != ADOPT_BY || *value != self.path());
+        annotations.insert(self.names.owner.into(), self.path());
+        annotations.retain(|name, value| name != self.names.adopt_by || *value != self.path());
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
             references
@@ -188,8 +200,8 @@ impl Owner {
         let mut marked = metadata.clone();
         self.mark(&mut marked);
         json!({
-            "labels": { OWNER_UID: self.uid() },
-            "annotations": { OWNER: self.path(), ADOPT_BY: marked.annotations.unwrap_or_default().get(ADOPT_BY) },
+            "labels": { self.names.owner_uid: self.uid() },
+            "annotations": { self.names.owner: self.path(), self.names.adopt_by: marked.annotations.unwrap_or_default().get(self.names.adopt_by) },
             "ownerReferences": marked.owner_references,
         })
     }
@@ -197,10 +209,10 @@ impl Owner {
     /// Takes our marks away from an object that is to stay.
     pub fn unmark(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
-            labels.remove(OWNER_UID);
+            labels.remove(self.names.owner_uid);
         }
         if let Some(annotations) = &mut metadata.annotations {
-            annotations.remove(OWNER);
+            annotations.remove(self.names.owner);
         }
         if let Some(references) = &mut metadata.owner_references {
             references
@@ -234,7 +246,7 @@ impl Owner {
         let label = metadata
             .labels
             .as_ref()
-            .and_then(|labels| labels.get(OWNER_UID));
+            .and_then(|labels| labels.get(self.names.owner_uid));
         let annotation = |name: &str| {
             metadata
                 .annotations
@@ -261,16 +273,16 @@ impl Owner {
         }
         match label {
             Some(uid) if *uid == self.reference.uid => return Claim::Ours,
-            Some(uid) if names_us(OWNER) && !lives(uid) => return Claim::Restored,
+            Some(uid) if names_us(self.names.owner) && !lives(uid) => return Claim::Restored,
             _ => {}
         }
-        if names_us(ADOPT_BY) {
+        if names_us(self.names.adopt_by) {
             return Claim::HandedOver;
         }
-        if let Some(other) = annotation(ADOPT_BY) {
+        if let Some(other) = annotation(self.names.adopt_by) {
             return Claim::Foreign(Foreign::Promised(other.clone()));
         }
-        match (label, annotation(OWNER)) {
+        match (label, annotation(self.names.owner)) {
             (Some(_), Some(owner)) => Claim::Foreign(Foreign::Sibling(owner.clone())),
             _ => Claim::Foreign(Foreign::Unmarked),
         }
@@ -285,7 +297,8 @@ impl Owner {
         name: &str,
     ) -> String {
         let command = format!(
-            "kubectl annotate {resource} {name} -n {namespace} {ADOPT_BY}={}",
+            "kubectl annotate {resource} {name} -n {namespace} {}={}",
+            self.names.adopt_by,
             self.path()
         );
         match foreign {
@@ -321,7 +334,7 @@ impl Owner {
 }
 
 /// Whose child an object says it is.
-pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
+pub fn owner_of(metadata: &ObjectMeta, names: &MetadataNames) -> Option<Key> {
     // Anybody may write another annotation; a controller stands there for a reason.
     if let Some(controller) = metadata
         .owner_references
@@ -331,7 +344,11 @@ pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
     {
         return Some(Key::new(metadata.namespace.as_deref()?, &controller.name));
     }
-    let (namespace, name) = metadata.annotations.as_ref()?.get(OWNER)?.split_once('/')?;
+    let (namespace, name) = metadata
+        .annotations
+        .as_ref()?
+        .get(names.owner)?
+        .split_once('/')?;
     Some(Key::new(namespace, name))
 }
 
@@ -342,7 +359,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::Widget;
+    use crate::testing::{NAMES, Widget};
 
     fn owner() -> Owner {
         let object = json!({ "apiVersion": "example.com/v1", "kind": "Widget", "spec": {},
@@ -368,24 +385,24 @@ mod tests {
     }
 
     #[rstest]
-    #[case::both_marks(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
+    #[case::both_marks(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
     #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_label(json!({ "namespace": "shop", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
-    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { OWNER_UID: "ours" } }), Claim::Ours)]
+    #[case::the_label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
+    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
     #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
-    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
+    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
     #[case::no_mark(json!({ "namespace": "shop" }), Claim::Foreign(Foreign::Unmarked))]
     #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Claim::Restored)]
     #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Claim::Restored)]
     #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
     #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
-    #[case::a_former_label(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/web" } }), Claim::Restored)]
-    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
-    #[case::a_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::handed_over(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/web" } }), Claim::HandedOver)]
-    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
-    #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { ADOPT_BY: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
+    #[case::a_former_label(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Restored)]
+    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
+    #[case::a_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
+    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
+    #[case::handed_over(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Claim::HandedOver)]
+    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
+    #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
     fn whose_it_is(#[case] object: Value, #[case] claim: Claim) {
         assert_eq!(owner().claim(&metadata(object), lives), claim);
     }
@@ -396,7 +413,7 @@ mod tests {
             let mut marked = metadata(json!({
                 "namespace": namespace,
                 "labels": { "a": "b" },
-                "annotations": { ADOPT_BY: "shop/web", "c": "d" },
+                "annotations": { NAMES.adopt_by: "shop/web", "c": "d" },
                 "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }],
             }));
             assert!(!owner().has_marked(&marked));
@@ -407,7 +424,13 @@ mod tests {
                 marked.owner_references.as_ref().unwrap().len(),
                 if namespace == "shop" { 2 } else { 1 }
             );
-            assert!(!marked.annotations.as_ref().unwrap().contains_key(ADOPT_BY));
+            assert!(
+                !marked
+                    .annotations
+                    .as_ref()
+                    .unwrap()
+                    .contains_key(NAMES.adopt_by)
+            );
             owner().unmark(&mut marked);
             assert_eq!(
                 owner().claim(&marked, lives),
@@ -428,14 +451,17 @@ mod tests {
             .annotations
             .as_mut()
             .unwrap()
-            .insert(ADOPT_BY.into(), "shop/db".into());
+            .insert(NAMES.adopt_by.into(), "shop/db".into());
         assert!(
             owner().has_marked(&marked),
             "nothing is to be written because of it"
         );
-        assert_eq!(owner().marks(&marked)["annotations"][ADOPT_BY], "shop/db");
+        assert_eq!(
+            owner().marks(&marked)["annotations"][NAMES.adopt_by],
+            "shop/db"
+        );
         owner().mark(&mut marked);
-        assert_eq!(marked.annotations.unwrap()[ADOPT_BY], "shop/db");
+        assert_eq!(marked.annotations.unwrap()[NAMES.adopt_by], "shop/db");
     }
 
     #[test]
@@ -458,7 +484,7 @@ mod tests {
         let words = owner().conflict(&Foreign::Unmarked, "configmaps", "far", "settings");
         assert!(
             words.ends_with(
-                "kubectl annotate configmaps settings -n far quartermaster.dev/adopt-by=shop/web"
+                "kubectl annotate configmaps settings -n far example.com/adopt-by=shop/web"
             ),
             "{words}"
         );

@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt, future};
 use kube::core::Status;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
-use qm_core::REQUESTED_AT;
+use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -31,7 +31,7 @@ use super::{client, tasks, telemetry};
 /// Controller of one kind.
 pub trait Reconciler: Send + Sync + 'static {
     /// Kind of the objects.
-    type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
+    type Object: Kind + Clone + Debug + Send + Sync + 'static;
     /// Error of a reconcile.
     type Error: Failure;
 
@@ -519,7 +519,10 @@ impl<R: Reconciler> Runner<R> {
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let asked = (
             object.meta().generation,
-            object.annotations().get(REQUESTED_AT).cloned(),
+            object
+                .annotations()
+                .get(R::Object::NAMES.requested_at)
+                .cloned(),
         );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();

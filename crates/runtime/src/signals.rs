@@ -1,20 +1,22 @@
-//! What has this process stop.
+//! Signals that stop the process.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
 
-/// SIGTERM, which is how Kubernetes ends a Pod, and Ctrl-C. From when there is one of these, neither ends the process by itself.
+/// SIGTERM, with which Kubernetes ends a Pod, and Ctrl-C. Neither ends the process by itself once this value exists.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Takes them from now on.
+    /// Listens from now on.
     ///
     /// # Errors
-    /// The system does not let it.
+    /// When the system denies that.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -22,11 +24,32 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// Returns a token that SIGTERM or Ctrl-C cancels. A second signal ends the process at once.
+///
+/// # Errors
+/// As [`Signals::new`].
+pub fn stop() -> io::Result<CancellationToken> {
+    let mut signals = Signals::new()?;
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    tokio::spawn(async move {
+        loop {
+            signals.next().await;
+            if token.is_cancelled() {
+                std::process::exit(1);
+            }
+            info!("received a signal; draining");
+            token.cancel();
+        }
+    });
+    Ok(stop)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kube::CustomResource;
 use qm_core::kind::Kind;
+use qm_core::names::MetadataNames;
 use qm_core::readiness::{Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,9 +12,10 @@ use serde_json::Value;
 use crate::settings::Program;
 
 pub(crate) const PROGRAM: Program = Program {
-    log_targets: &["qm_notify"],
+    log_targets: &["widget_operator"],
     ..Program::new("widget-operator", "1.2.3")
 };
+pub(crate) const NAMES: MetadataNames = qm_core::metadata_names!("example.com");
 pub(crate) const FINALIZER: &str = "example.com/widget";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
 
@@ -36,6 +38,7 @@ pub(crate) struct WidgetStatus {
 }
 
 impl Kind for Widget {
+    const NAMES: &'static MetadataNames = &NAMES;
     const FINALIZER: Option<&'static str> = Some(FINALIZER);
     const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[FOREIGN_ANNOTATION];
 

@@ -3,9 +3,10 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
 use qm_api::MyApp;
+use qm_api::common::{OWNER, OWNER_UID};
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_aws::{DesiredLoadBalancer, LoadBalancer, Tags};
-use qm_runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
+use qm_runtime::ownership::{Claim, Foreign, Owner};
 
 use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;

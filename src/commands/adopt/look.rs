@@ -12,6 +12,7 @@ use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_api::{ConfigMapSync, MyApp, MyIngress};
 use qm_aws::{Aws as _, AwsError, LoadBalancer, Tags};
 use qm_core::conditions::{self, READY};
+use qm_core::kind::Kind;
 use qm_runtime::ownership::Owner;
 use qm_runtime::{Key, Scope};
 use serde::de::DeserializeOwned;
@@ -51,10 +52,7 @@ impl Adopt<'_> {
         keep: impl Fn(&K) -> Option<T>,
     ) -> anyhow::Result<(Vec<(T, Owner)>, BTreeSet<String>)>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned,
+        K: Kind + Resource<Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
         let named: Vec<_> = self
             .named

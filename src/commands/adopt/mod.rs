@@ -9,12 +9,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_api::common::ADOPT_BY;
+use qm_api::common::REQUESTED_AT;
 use qm_api::{MyApp, MyIngress};
 use qm_aws::elb::Elb;
 use qm_aws::{Aws as _, Tags};
-use qm_core::REQUESTED_AT;
 use qm_runtime::leader::Fence;
-use qm_runtime::ownership::{ADOPT_BY, Owner};
+use qm_runtime::ownership::Owner;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

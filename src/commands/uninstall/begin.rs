@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use jiff::Timestamp;
-use qm_core::SCHEMA;
+use qm_api::common::SCHEMA;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::target::Target;

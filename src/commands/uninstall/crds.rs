@@ -4,7 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
-use qm_core::SCHEMA;
+use qm_api::common::SCHEMA;
 
 use super::{Refused, Uninstall, told};
 use crate::commands::{is, words};

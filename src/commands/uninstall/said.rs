@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
-use qm_core::SCHEMA;
+use qm_api::common::SCHEMA;
 
 use super::target::{ORDER, Target};
 use super::{Crd, NAMED, Standing, Uninstall, ways};

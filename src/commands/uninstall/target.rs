@@ -2,10 +2,10 @@
 
 use kube::ResourceExt;
 use kube::core::DynamicObject;
+use qm_api::common::OWNER_UID;
 use qm_api::my_ingress as ingress;
 use qm_aws;
 use qm_core::kind::KindInfo;
-use qm_runtime::ownership::OWNER_UID;
 use serde_json::{Value, json};
 use shell_words::quote;
 

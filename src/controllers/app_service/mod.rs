@@ -14,6 +14,7 @@ use kube::core::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_api::AppService;
 use qm_api::app_service::{AppServiceStatus, GROUP, OLD_SPEC};
+use qm_api::common::NAMES;
 use qm_core::conditions::READY;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::cache::Touched;
@@ -130,6 +131,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let events = manager.events(NAME);
     let corrected = manager.metrics.drift_corrections(NAME);
     let writer = Writer {
+        names: &NAMES,
         manager: MANAGER,
         events: events.clone(),
         corrected,

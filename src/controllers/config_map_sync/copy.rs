@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
+use qm_api::common::OURS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
-use qm_core::OURS;
 use qm_runtime::ownership::Owner;
 use qm_runtime::{Key, short_digest};
 

@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
+use qm_api::common::OWNER_UID;
 use qm_api::config_map_sync::FINALIZER;
-use qm_runtime::ownership::{OWNER_UID, Owner};
+use qm_runtime::ownership::Owner;
 use qm_runtime::reconciler::Outcome;
 use qm_runtime::{Key, finalizer};
 

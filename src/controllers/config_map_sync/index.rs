@@ -11,7 +11,8 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::ConfigMapSync;
-use qm_runtime::ownership::{OWNER_UID, owner_of};
+use qm_api::common::{NAMES, OWNER_UID};
+use qm_runtime::ownership::owner_of;
 use qm_runtime::reconciler::Trigger;
 use qm_runtime::seen::{Known, Match, Seen};
 use qm_runtime::watch_hub::{Observer, ResourceName};
@@ -334,7 +335,7 @@ pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<String> {
     Known {
         uid: metadata.uid().unwrap_or_default(),
         version,
-        owner: owner_of(metadata.meta()),
+        owner: owner_of(metadata.meta(), &NAMES),
         // Metadata does not tell what of it changed.
         print: version,
         going: metadata.meta().deletion_timestamp.is_some(),
@@ -351,7 +352,7 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
         let key = Key::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
             Some(uid) => (
-                owner_of(&map.metadata),
+                owner_of(&map.metadata, &NAMES),
                 self.copies.shown(key.clone(), known(&map, uid.clone())),
             ),
             None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),

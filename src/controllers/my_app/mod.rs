@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource};
 use prometheus_client::metrics::counter::Counter;
 use qm_api::MyApp;
+use qm_api::common::NAMES;
 use qm_api::my_app::GROUP;
 use qm_core::conditions::{self, READY};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -137,6 +138,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let events = manager.events(NAME);
     // Pods are never applied, so there is no drift to count.
     let writer = Writer {
+        names: &NAMES,
         manager: MANAGER,
         events: events.clone(),
         corrected: Counter::default(),

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
+use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::managed_fields;
-use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 use super::MANAGER;
 use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};

@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
 
+use qm_api::common::ADOPT_BY;
 use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
 use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
 use qm_runtime::finalizer;
-use qm_runtime::ownership::{ADOPT_BY, Claim};
+use qm_runtime::ownership::Claim;
 use qm_runtime::reconciler::{Class, Outcome};
 
 use super::build::{Desired, incompatibility};

@@ -17,10 +17,10 @@ use uuid::Uuid;
 
 use self::follower::Whose;
 pub use self::following::Targets;
+use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{GROUP, History, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
-use qm_core::REQUESTED_AT;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Circumstances, Offer, Outbox};

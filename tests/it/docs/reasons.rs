@@ -319,7 +319,7 @@ fn the_policy_is_that_of_the_code() {
         .unwrap();
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(shown).unwrap(),
-        action::policy()
+        action::policy(&qm_api::common::NAMES)
     );
 }
 

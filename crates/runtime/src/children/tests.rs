@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::settings::Timings;
-use crate::testing::Widget;
+use crate::testing::{NAMES, Widget};
 
 type Maps = Children<ConfigMap, ()>;
 
@@ -32,6 +32,7 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
         client,
+        names: &NAMES,
         manager: "example/test",
         report: |_| (),
         quirks: Quirks {
@@ -116,7 +117,7 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
     let desired =
         json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
     let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
-        "labels": { OWNER_UID: "u" } }, "data": { "port": "1" } });
+        "labels": { NAMES.owner_uid: "u" } }, "data": { "port": "1" } });
     let mut applied = 0;
     let answers = async {
         while let Some((request, answer)) = apiserver.next_request().await {
@@ -154,7 +155,7 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
-        "labels": { OWNER_UID: "u" } } });
+        "labels": { NAMES.owner_uid: "u" } } });
     let (owner, child) = (owner(), Key::new("shop", "child"));
     let answers = async {
         let (_, answer) = apiserver.next_request().await.unwrap();
@@ -189,7 +190,7 @@ async fn one_that_was_going_is_asked_for() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
-        "labels": { OWNER_UID: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+        "labels": { NAMES.owner_uid: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
     maps.present(&name(), serde_json::from_value(child.clone()).unwrap());
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();

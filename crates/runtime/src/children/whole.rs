@@ -6,7 +6,7 @@ use kube::{Resource, ResourceExt};
 
 use super::{ChildKind, Children, Report, Trouble, resource};
 use crate::fields::Projection;
-use crate::ownership::{Foreign, OWNER_UID, Owner};
+use crate::ownership::{Foreign, Owner};
 use crate::raw_object::BoundedObject;
 use crate::seen::Known;
 use crate::{Key, apply};
@@ -52,7 +52,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             self.seen.absent(key);
             return Ok(None);
         };
-        let labelled = live.labels().contains_key(OWNER_UID);
+        let labelled = live.labels().contains_key(self.names.owner_uid);
         Ok(Some(if labelled {
             self.noted(key, &live)
         } else {

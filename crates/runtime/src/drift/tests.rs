@@ -24,7 +24,7 @@ fn drift() -> Drift {
 
 fn owner(requested: Option<&str>) -> Owner {
     let annotations: Value = requested
-        .map(|at| json!({ "quartermaster.dev/requested-at": at }))
+        .map(|at| json!({ "example.com/requested-at": at }))
         .unwrap_or_default();
     let owner = json!({ "spec": {},
         "metadata": { "namespace": "shop", "name": "web", "uid": "u", "annotations": annotations } });

@@ -93,10 +93,10 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
 /// The log level of the runtime's target does not matter.
 #[test]
 fn lines_have_the_fields_of_their_reconcile_at_any_level() {
-    for level in ["error", "error,qm_notify=info"] {
+    for level in ["error", "error,widget_operator=info"] {
         let kept = logged(level, true, || {
             let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
-            error!(target: "qm_notify", "failed");
+            error!(target: "widget_operator", "failed");
         });
         assert_eq!(kept.lines()[0]["name"], "web", "{level}: {}", kept.text());
     }
@@ -140,7 +140,7 @@ fn each_cause_appears_once() {
 fn levels_and_directives_limit_the_log() {
     let words = || {
         debug!("ours");
-        debug!(target: "qm_notify", "notify");
+        debug!(target: "widget_operator", "notify");
         info!(target: "hyper", "other");
         error!(target: "kube_runtime::watcher", "said already");
     };
@@ -153,7 +153,7 @@ fn levels_and_directives_limit_the_log() {
     };
     assert_eq!(messages("info"), ["other"]);
     assert_eq!(messages("debug"), ["ours", "notify", "other"]);
-    assert_eq!(messages("info,qm_notify=debug"), ["notify", "other"]);
+    assert_eq!(messages("info,widget_operator=debug"), ["notify", "other"]);
     assert_eq!(messages("error"), Vec::<String>::new());
 }
 

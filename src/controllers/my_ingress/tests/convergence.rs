@@ -1,8 +1,8 @@
 //! Whatever AWS has and refuses, reconciles end, leave what is not owned alone, and come to rest.
 
 use proptest::prelude::*;
+use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_aws::{AwsError, Tags};
-use qm_runtime::ownership::{ADOPT_BY, OWNER_UID};
 use qm_runtime::reconciler::Class;
 use serde_json::{Value, json};
 

@@ -11,6 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use kube::runtime::{reflector, watcher};
 use qm_api::MyIngress;
+use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_api::my_ingress::FINALIZER;
 use qm_aws::error::{self, INVALID_TARGET};
 use qm_aws::listeners::{
@@ -20,7 +21,7 @@ use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_runtime::Scope;
 use qm_runtime::events::Events;
 use qm_runtime::owners::Owners;
-use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID, Owner};
+use qm_runtime::ownership::Owner;
 use qm_runtime::reconciler::{Class, Trigger};
 use qm_runtime::watch_hub::{Observer, ResourceName};
 use qm_runtime::written::Written;

@@ -1,8 +1,8 @@
 //! Which steps a reconcile takes, and in which order.
 
+use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
 use qm_aws::error::NOT_PERMITTED;
-use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::reconciler::{Class, Outcome};
 use rstest::rstest;
 use serde_json::{Value, json};
