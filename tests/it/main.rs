@@ -19,6 +19,7 @@ mod delivery;
 mod demo;
 mod dns;
 mod docs;
+mod example;
 mod expensive_paths;
 mod faults;
 mod field_paths;
