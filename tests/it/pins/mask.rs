@@ -15,7 +15,7 @@ const EARLIER: &str = "<earlier>";
 const VOLATILE: [&str; 3] = ["heldSeconds", "nodePort", "resourceVersion"];
 
 /// Minimum lengths at which hexadecimal or decimal digits count as a digest or a generated id, with the radix.
-const IDS: [(usize, u32); 2] = [(16, 16), (10, 10)];
+const IDS: [(usize, u32); 2] = [(16, 16), (9, 10)];
 
 /// Replaces values that differ from run to run.
 pub struct Mask {
@@ -132,6 +132,7 @@ fn mask_replaces_volatile_values() {
         ("app/web-alb/50dc6c495c0c9188", "app/web-alb/<id>"),
         ("digest-8595101e9a05b712-x", "digest-<id>-x"),
         ("web-alb-5764769453.us-east-1", "web-alb-<id>.us-east-1"),
+        ("web-alb-595572210.us-east-1", "web-alb-<id>.us-east-1"),
         ("nginx:1.29 ...", "nginx:1.29 ..."),
     ] {
         assert_eq!(mask.text(text), masked);
