@@ -53,7 +53,12 @@ fn every_metric_that_is_named_is_one() {
     ];
     let mut named = 0;
     for (path, text) in pages() {
-        let text = prose(&text);
+        let mut text = prose(&text);
+        if path.ends_with("CHANGELOG.md") {
+            // The tables of the changelog have old names.
+            let lines = text.lines().filter(|line| !line.starts_with('|'));
+            text = lines.collect::<Vec<_>>().join("\n");
+        }
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '*'));
         let is_one = |word: &&str| {
             ours.iter().any(|begin| {
