@@ -361,7 +361,7 @@ mod tests {
         let large = || "x".repeat(1000);
         let annotations = [
             ("kubectl.kubernetes.io/last-applied-configuration", large()),
-            ("example.com/notes", large()),
+            ("example.org/notes", large()),
             ("example.com/requested-at", "now".into()),
             (FOREIGN_ANNOTATION, large()),
         ];
@@ -390,8 +390,8 @@ mod tests {
         assert_eq!(
             kept,
             [
-                (FOREIGN_ANNOTATION, ""),
-                ("example.com/requested-at", "now")
+                ("example.com/requested-at", "now"),
+                (FOREIGN_ANNOTATION, "")
             ]
         );
         let ObjectMeta {
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn own_finalizers_are_kept_once_in_a_shortened_list() {
         let own_repeated = (0..=MAX_FINALIZERS / FINALIZER.len()).map(|_| FINALIZER.to_owned());
-        let foreign = (0..1000).map(|number| format!("example.com/{number}"));
+        let foreign = (0..1000).map(|number| format!("example.org/{number}"));
         let shortened = with_finalizers(own_repeated.chain(foreign));
         assert_eq!(shortened.finalizers(), [FINALIZER, REMOVED_FINALIZERS]);
     }
