@@ -1,11 +1,12 @@
 //! Readiness of each kind, as its status or its annotation has it.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use qm_core::conditions::READY;
-use qm_core::kind::Kind;
+use qm_core::conditions::{self, MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_conditions};
 
-use crate::app_service::OLD_SPEC;
+use crate::app_service::{AppCondition, AppServiceStatus, OLD_SPEC};
 use crate::common::WAITING;
 use crate::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, config_map_sync,
@@ -31,7 +32,7 @@ pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
 }
 
 macro_rules! readiness_from_conditions {
-    ($($kind:ty $({ $($constant:item)* })?),* $(,)?) => {$(
+    ($($kind:ident $(with $ready:ident)? $({ $($constant:item)* })?),* $(,)?) => {$(
         impl Kind for $kind {
             $($($constant)*)?
 
@@ -45,6 +46,31 @@ macro_rules! readiness_from_conditions {
                     None => (Readiness::Unknown, UNSEEN),
                 }
             }
+
+            fn is_suspended(&self) -> bool {
+                self.spec.suspend.unwrap_or_default()
+            }
+        }
+
+        impl HasReadyCondition for $kind {
+            fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+                conditions::ready(&self.status.as_ref()?.conditions)
+            }
+
+            fn observed_generation(&self) -> Option<i64> {
+                self.status.as_ref()?.observed_generation
+            }
+
+            fn set_ready_condition(
+                status: &mut Self::Status,
+                condition: &ReadyCondition<'_>,
+                generation: i64,
+                now: Time,
+            ) {
+                status.observed_generation = Some(generation);
+                conditions::set_ready(&mut status.conditions, condition, generation, now);
+                $(status.$ready = condition.is_true;)?
+            }
         }
     )*};
 }
@@ -53,7 +79,7 @@ readiness_from_conditions!(
     ConfigMapSync {
         const FINALIZER: Option<&'static str> = Some(config_map_sync::FINALIZER);
     },
-    MyApp,
+    MyApp with ready,
     MyIngress {
         const FINALIZER: Option<&'static str> = Some(my_ingress::FINALIZER);
     },
@@ -91,6 +117,52 @@ impl Kind for AppService {
             ))
         });
         from_condition(self.metadata.generation, ready)
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.spec.suspend.unwrap_or_default()
+    }
+}
+
+impl HasReadyCondition for AppService {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        let ready = self.status.as_ref()?.condition(READY)?;
+        Some(ReadyCondition {
+            is_true: ready.status == "True",
+            reason: ready.reason.as_deref().unwrap_or_default(),
+            message: ready.message.as_deref().unwrap_or_default(),
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        self.status.as_ref()?.observed_generation
+    }
+
+    fn set_ready_condition(
+        status: &mut AppServiceStatus,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    ) {
+        let value = if condition.is_true { "True" } else { "False" };
+        let same = status
+            .condition(READY)
+            .filter(|before| before.status == value);
+        let since = same.and_then(|before| before.last_transition_time.clone());
+        let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
+        let ready = AppCondition {
+            type_: READY.into(),
+            status: value.into(),
+            reason: Some(condition.reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(since.unwrap_or(now)),
+            last_update_time: None,
+            observed_generation: Some(generation),
+        };
+        status.observed_generation = Some(generation);
+        // Before the conditions of the Deployment.
+        status.conditions.retain(|other| other.type_ != READY);
+        status.conditions.insert(0, ready);
     }
 }
 

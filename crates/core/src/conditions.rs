@@ -5,7 +5,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// The condition type that says whether all is well.
 pub const READY: &str = "Ready";
 /// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
-const MAX_MESSAGE: usize = 1024;
+pub const MAX_MESSAGE: usize = 1024;
+
+/// The condition `Ready`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyCondition<'a> {
+    /// Whether its status is `True`.
+    pub is_true: bool,
+    /// Its reason.
+    pub reason: &'a str,
+    /// Its message.
+    pub message: &'a str,
+}
 
 /// Puts a condition into `conditions`, in place of the one of its type.
 pub fn set(
@@ -43,6 +54,33 @@ pub fn set(
 /// The condition of that type.
 pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Returns the condition `Ready`.
+pub fn ready(conditions: &[Condition]) -> Option<ReadyCondition<'_>> {
+    get(conditions, READY).map(|ready| ReadyCondition {
+        is_true: ready.status == "True",
+        reason: &ready.reason,
+        message: &ready.message,
+    })
+}
+
+/// Sets the condition `Ready`.
+pub fn set_ready(
+    conditions: &mut Vec<Condition>,
+    ready: &ReadyCondition<'_>,
+    generation: i64,
+    now: Time,
+) {
+    set(
+        conditions,
+        READY,
+        ready.is_true,
+        ready.reason,
+        ready.message,
+        generation,
+        now,
+    );
 }
 
 /// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.

@@ -39,7 +39,7 @@ pub trait Reconciler: Send + Sync + 'static {
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
-    ) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Requeue, Self::Error>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
@@ -54,19 +54,19 @@ pub trait Reconciler: Send + Sync + 'static {
     fn gone(&self, key: &Key);
 }
 
-/// How a pass ended that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing to do until something changes. It is looked at again after the resync all the same: a watch may have failed to
-    /// say something.
-    Done,
-    /// Something is not there yet that no watch tells of: asked for again, with growing delays.
-    Waiting,
-    /// Something falls due by the clock.
-    RequeueAfter(Duration),
-    /// A request outside the reconcile is in flight. Its answer wakes the next reconcile, at the latest after this
-    /// delay. The request may still fail, so the backoff is not reset.
-    Unfinished(Duration),
+/// When to reconcile an object again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Requeue {
+    /// When something changes. The resync reconciles the object all the same: a watch may have missed an event.
+    #[default]
+    OnChange,
+    /// With growing delays: the object waits for something that no watch shows.
+    Poll,
+    /// After this delay.
+    After(Duration),
+    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// still fail, so the backoff is not reset.
+    InFlight(Duration),
 }
 
 /// An error of a pass, sorted.
@@ -75,24 +75,26 @@ pub trait Failure: std::error::Error + Send + Sync + 'static {
     fn class(&self) -> Class;
 }
 
-/// What is to be done about a failed pass.
+/// What to do about a failed reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Nothing, until somebody changes the object; it is looked at again after the resync.
+    /// Wait until somebody changes the object, or for the resync.
     Terminal,
-    /// Try again, with growing delays.
+    /// Retry with growing delays. This is no error: the object waits for something that no watch shows.
+    Waiting,
+    /// Retry with growing delays.
     Transient,
-    /// Try again, with longer delays: somebody has to do something first that no watch tells of.
+    /// Retry with longer delays: somebody has to fix something first that no watch shows.
     Slow,
-    /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
-    Conflict,
+    /// Reconcile again: the object changed or was replaced meanwhile, or the lease is lost. This is no error.
+    Stale,
 }
 
 impl Failure for kube::Error {
     fn class(&self) -> Class {
         match self {
-            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Conflict,
-            error if client::is_not_leading(error) => Class::Conflict,
+            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Stale,
+            error if client::is_not_leading(error) => Class::Stale,
             _ => Class::Transient,
         }
     }
@@ -578,7 +580,7 @@ impl<R: Reconciler> Runner<R> {
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
-            Ok(Ok(Ok(outcome))) => self.well(key, outcome),
+            Ok(Ok(Ok(requeue))) => self.well(key, requeue),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(panic = tasks::words(&*panic), "the pass panicked");
@@ -598,21 +600,19 @@ impl<R: Reconciler> Runner<R> {
         delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Duration) {
-        debug!(?outcome, "pass done");
-        if !matches!(outcome, Outcome::Unfinished(_)) {
+    fn well(&self, key: &ObjectRef<R::Object>, requeue: Requeue) -> (Reconciled, Duration) {
+        debug!(?requeue, "pass done");
+        if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
             self.slow.reset(key);
-            if outcome != Outcome::Waiting {
+            if requeue != Requeue::Poll {
                 self.waiting.reset(key);
             }
         }
-        match outcome {
-            Outcome::Done => (Reconciled::Success, self.resync()),
-            Outcome::Waiting => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
-            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
-                (Reconciled::RequeueAfter, delay)
-            }
+        match requeue {
+            Requeue::OnChange => (Reconciled::Success, self.resync()),
+            Requeue::Poll => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
+            Requeue::After(delay) | Requeue::InFlight(delay) => (Reconciled::RequeueAfter, delay),
         }
     }
 
@@ -659,7 +659,7 @@ impl<R: Reconciler> Runner<R> {
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
         let transient =
-            class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+            class == Class::Transient || (class != Class::Stale && self.availability.is_out());
         if refusal(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
@@ -687,7 +687,14 @@ impl<R: Reconciler> Runner<R> {
                 warn!(error, ?delay, "the pass failed; it is tried again");
                 (Reconciled::Error, delay)
             }
-            Class::Conflict => {
+            Class::Waiting => {
+                debug!(error, "the object waits; it is reconciled again");
+                (
+                    Reconciled::RequeueAfter,
+                    self.waiting.next_delay(key).max(left),
+                )
+            }
+            Class::Stale => {
                 debug!(error, "something came in between; the pass is done again");
                 (Reconciled::Requeue, self.failed.next_delay(key).max(left))
             }
@@ -744,11 +751,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::changed(api(409, ""), Class::Conflict)]
-    #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
+    #[case::changed(api(409, ""), Class::Stale)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Stale)]
     #[case::invalid(api(422, "spec.field"), Class::Transient)]
     #[case::in_trouble(api(500, ""), Class::Transient)]
-    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
+    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Stale)]
     #[case::unanswered(
         kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))),
         Class::Transient
@@ -774,13 +781,13 @@ mod tests {
         type Object = Widget;
         type Error = kube::Error;
 
-        async fn reconcile(&self, _: Arc<Widget>) -> Result<Outcome, kube::Error> {
+        async fn reconcile(&self, _: Arc<Widget>) -> Result<Requeue, kube::Error> {
             self.began.lock().unwrap().push(Instant::now());
             match &*self.status.lock().unwrap() {
                 Some(status) => Err(kube::Error::Api(Box::new(
                     serde_json::from_value(status.clone()).unwrap(),
                 ))),
-                None => Ok(Outcome::Done),
+                None => Ok(Requeue::OnChange),
             }
         }
 
@@ -797,7 +804,7 @@ mod tests {
         type Object = Widget;
         type Error = kube::Error;
 
-        async fn reconcile(&self, object: Arc<Widget>) -> Result<Outcome, kube::Error> {
+        async fn reconcile(&self, object: Arc<Widget>) -> Result<Requeue, kube::Error> {
             sleep(Duration::from_millis(10)).await;
             *self
                 .counts
@@ -806,7 +813,7 @@ mod tests {
                 .entry(object.name_any())
                 .or_default() += 1;
             self.trigger.wake(&Key::of(object.as_ref()));
-            Ok(Outcome::Done)
+            Ok(Requeue::OnChange)
         }
 
         fn gone(&self, _: &Key) {}
@@ -884,9 +891,9 @@ mod tests {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
                 assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
             }
-            runner.well(&key, Outcome::Unfinished(Duration::ZERO));
+            runner.well(&key, Requeue::InFlight(Duration::ZERO));
         }
-        runner.well(&key, Outcome::Done);
+        runner.well(&key, Requeue::OnChange);
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
         }

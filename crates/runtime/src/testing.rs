@@ -1,12 +1,23 @@
 //! A kind for unit tests.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kube::CustomResource;
-use qm_core::kind::Kind;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::runtime::reflector;
+use kube::{Client, CustomResource};
+use qm_core::conditions::ReadyCondition;
+use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::readiness::{Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::controller::{Context, Shared};
+use crate::events::Events;
+use crate::owners::Owners;
+use crate::ownership::Owner;
+use crate::reconciler::Trigger;
+use crate::written::Written;
 
 pub(crate) const FINALIZER: &str = "example.com/widget";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
@@ -36,4 +47,37 @@ impl Kind for Widget {
     fn readiness(&self) -> ReadinessSummary<'_> {
         (Readiness::Unknown, "")
     }
+}
+
+impl HasReadyCondition for Widget {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        None
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        None
+    }
+
+    fn set_ready_condition(
+        status: &mut WidgetStatus,
+        condition: &ReadyCondition<'_>,
+        _generation: i64,
+        _now: Time,
+    ) {
+        status
+            .fields
+            .insert("ready".into(), condition.reason.into());
+    }
+}
+
+/// Returns the context of a widget with this owner, where nobody else has a widget.
+pub(crate) fn context(client: &Client, owner: Owner) -> Context<Widget> {
+    let shared = Shared {
+        client: client.clone(),
+        field_manager: "quartermaster/test",
+        owners: Owners::new(client.clone(), reflector::store().0),
+        own_writes: Written::new(Trigger::default()),
+        events: Events::new(client.clone(), "test", "qm-0").0,
+    };
+    Context::new(Arc::new(shared), Arc::new(Widget::default()), owner)
 }

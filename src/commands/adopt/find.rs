@@ -9,7 +9,7 @@ use qm_runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
 use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;
-use crate::controllers::my_app::seen::{Life, Seen};
+use crate::controllers::my_app::pod_state::{PodLifecycle, PodState};
 use crate::controllers::my_ingress::build::incompatibility;
 use crate::controllers::my_ingress::tags::OwnershipTags;
 
@@ -81,15 +81,15 @@ pub fn copy(
 
 /// What there is where the Pod of `app` is to be.
 pub fn pod(owner: &Owner, live: &Pod, app: &MyApp, lives: impl Fn(&str) -> bool) -> Verdict {
-    let seen = Seen::of(live);
+    let pod = PodState::of(live);
     let replaced = |why: &str| Verdict::Replace(format!("{why}: it is deleted, and made anew"));
     let offer = match build::validate(app) {
         Err(invalid) => Verdict::Offer(format!(
             "stays as it is until its MyApp is mended: {invalid}"
         )),
-        Ok(wanted) => match seen.differs(&wanted) {
+        Ok(wanted) => match pod.difference(&wanted) {
             Some(why) => replaced(&why),
-            None if seen.life == Life::Ended => replaced("it has come to its end"),
+            None if pod.lifecycle == PodLifecycle::Ended => replaced("it has come to its end"),
             None => Verdict::Offer("taken over as it runs".into()),
         },
     };

@@ -246,8 +246,8 @@ impl Copies {
     pub fn those(&self, owner: &Owner) -> Vec<Key> {
         let path = Key::new(owner.namespace(), owner.name());
         self.index.copies.those(|copy| {
-            copy.report == owner.uid()
-                || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.report))
+            copy.owner_uid == owner.uid()
+                || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.owner_uid))
         })
     }
 

@@ -8,7 +8,7 @@ use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::config_map_sync::FINALIZER;
 use qm_runtime::ownership::{OWNER_UID, Owner};
-use qm_runtime::reconciler::Outcome;
+use qm_runtime::reconciler::Requeue;
 use qm_runtime::{Key, finalizer};
 
 use super::standing::{Came, Reason, Snag};
@@ -24,9 +24,9 @@ impl ConfigMapSyncs {
         key: &Key,
         sync: &ConfigMapSync,
         owner: &Owner,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<Requeue, Error> {
         if !finalizer::is_on(sync, FINALIZER) {
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         let left = self.left(sync, owner).await;
         let done = match left {
@@ -37,7 +37,7 @@ impl ConfigMapSyncs {
                     words: said.message.clone(),
                 };
                 self.write(key, sync, &came, false).await?;
-                return Ok(Outcome::Waiting);
+                return Ok(Requeue::Poll);
             }
             Err(error) => return Err(Error::ListCopies(error)),
         };
@@ -55,12 +55,12 @@ impl ConfigMapSyncs {
             let words = format!("the copy in {namespace} cannot be taken away: {words}");
             self.write(key, sync, &Came::Blocked { reason, words }, wrote)
                 .await?;
-            return failure.map_or(Ok(Outcome::Waiting), Err);
+            return failure.map_or(Ok(Requeue::Poll), Err);
         }
         finalizer::take(&self.api(key), MANAGER, sync, FINALIZER)
             .await
             .map_err(Error::WriteStatus)?;
-        Ok(Outcome::Done)
+        Ok(Requeue::OnChange)
     }
 
     /// All copies that may be ours. They are listed anew: what a watch shows may be the past.

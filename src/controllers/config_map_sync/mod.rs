@@ -20,7 +20,7 @@ use qm_runtime::events::Events;
 use qm_runtime::manager::Manager;
 use qm_runtime::owners::{Owners, Unconfirmed};
 use qm_runtime::ownership::Owner;
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, Scope, finalizer};
 use tracing::warn;
@@ -500,11 +500,11 @@ impl Reconciler for ConfigMapSyncs {
     type Object = ConfigMapSync;
     type Error = Error;
 
-    async fn reconcile(&self, sync: Arc<ConfigMapSync>) -> Result<Outcome, Error> {
+    async fn reconcile(&self, sync: Arc<ConfigMapSync>) -> Result<Requeue, Error> {
         let key = Key::of(sync.as_ref());
         let sync = self.written.newest(&key, sync);
         let Some(owner) = Owner::of(sync.as_ref()) else {
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         };
         let owner = owner.fresh(sync.status.is_none());
         if sync.meta().deletion_timestamp.is_some() {
@@ -524,7 +524,7 @@ impl Reconciler for ConfigMapSyncs {
             Err((reason, words)) => {
                 self.write(&key, &sync, &Came::Blocked { reason, words }, false)
                     .await?;
-                return Ok(Outcome::Done);
+                return Ok(Requeue::OnChange);
             }
         };
         let api = self.api(&key);
@@ -539,8 +539,8 @@ impl Reconciler for ConfigMapSyncs {
         self.write(&key, &sync, &came, wrote).await?;
         match failure {
             Some(failure) => Err(failure),
-            None if asks => Ok(Outcome::Waiting),
-            None => Ok(Outcome::Done),
+            None if asks => Ok(Requeue::Poll),
+            None => Ok(Requeue::OnChange),
         }
     }
 

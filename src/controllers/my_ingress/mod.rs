@@ -22,7 +22,7 @@ use qm_runtime::cache::Touched;
 use qm_runtime::manager::Manager;
 use qm_runtime::owners::{Owners, Unconfirmed};
 use qm_runtime::ownership::Owner;
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, Scope, finalizer};
 use tokio::sync::OnceCell;
@@ -200,9 +200,9 @@ impl<A: Aws> MyIngresses<A> {
         &self,
         observed: &Observed,
         result: Result<Option<Report>, MyIngressError>,
-    ) -> Result<Outcome, MyIngressError> {
+    ) -> Result<Requeue, MyIngressError> {
         let (readiness, listeners, outcome) = match result {
-            Ok(None) => return Ok(Outcome::Done),
+            Ok(None) => return Ok(Requeue::OnChange),
             Ok(Some(report)) => {
                 let outcome = report.outcome.map_err(MyIngressError::Aws);
                 (report.readiness, report.listeners, outcome)
@@ -221,7 +221,7 @@ impl<A: Aws> MyIngresses<A> {
 
     /// Returns whether the status reports the outcome: no first transient error of AWS after the object was ready, and of the
     /// apiserver's errors only that the operator may not read something.
-    fn is_reported(&self, ingress: &MyIngress, outcome: &Result<Outcome, MyIngressError>) -> bool {
+    fn is_reported(&self, ingress: &MyIngress, outcome: &Result<Requeue, MyIngressError>) -> bool {
         let (key, mut failed) = (Key::of(ingress), self.failed());
         match outcome {
             Err(MyIngressError::Aws(error)) if error.class == Class::Transient => {
@@ -231,7 +231,7 @@ impl<A: Aws> MyIngresses<A> {
         };
         match outcome {
             Ok(_) => true,
-            Err(MyIngressError::Aws(error)) => error.class != Class::Conflict,
+            Err(MyIngressError::Aws(error)) => error.class != Class::Stale,
             Err(error @ (MyIngressError::ReadCluster(_) | MyIngressError::ReadService(..))) => {
                 error.class() == Class::Slow
             }
@@ -285,15 +285,15 @@ impl<A: Aws> Reconciler for MyIngresses<A> {
     type Object = MyIngress;
     type Error = MyIngressError;
 
-    async fn reconcile(&self, ingress: Arc<MyIngress>) -> Result<Outcome, MyIngressError> {
+    async fn reconcile(&self, ingress: Arc<MyIngress>) -> Result<Requeue, MyIngressError> {
         let own_writes = &self.executor.own_writes;
         let ingress = own_writes.newest(&Key::of(ingress.as_ref()), ingress);
         let Some(owner) = Owner::of(ingress.as_ref()) else {
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         };
         let is_deleted = ingress.metadata.deletion_timestamp.is_some();
         if is_deleted && !finalizer::is_on(ingress.as_ref(), FINALIZER) {
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         let mut observed = Observed::new(ingress, self.shown_within);
         let blocked = self.blocked(&observed.object).filter(|_| !is_deleted);
@@ -302,7 +302,7 @@ impl<A: Aws> Reconciler for MyIngresses<A> {
             let readiness = MyIngressReadiness::not_ready(alb, reason, message);
             self.write_status(&observed, &readiness, &observed.draft.listeners)
                 .await?;
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         let result = self.converge(&owner, &mut observed).await;
         self.close(&observed, result).await

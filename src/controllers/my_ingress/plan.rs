@@ -13,7 +13,7 @@ use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
 use qm_runtime::finalizer;
 use qm_runtime::ownership::{ADOPT_BY, Claim};
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
@@ -55,7 +55,7 @@ pub(crate) enum End {
     /// AWS refused a step that the rest depends on.
     Refused(AwsError),
     /// The reconcile waits for AWS or for an editor.
-    Blocked(MyIngressReadiness, Outcome),
+    Blocked(MyIngressReadiness, Requeue),
     /// Nothing owned is left in AWS, and the finalizer is removed.
     Deleted,
 }
@@ -99,7 +99,7 @@ fn refused<T>(error: AwsError) -> Walk<T> {
     Break(Stop::End(End::Refused(error)))
 }
 
-fn blocked<T>(readiness: MyIngressReadiness, outcome: Outcome) -> Walk<T> {
+fn blocked<T>(readiness: MyIngressReadiness, outcome: Requeue) -> Walk<T> {
     Break(Stop::End(End::Blocked(readiness, outcome)))
 }
 
@@ -138,13 +138,13 @@ impl<'a> Walker<'a> {
     }
 
     fn not_visible<T>(&self) -> Walk<T> {
-        blocked(MyIngressReadiness::creating(self.alb()), Outcome::Waiting)
+        blocked(MyIngressReadiness::creating(self.alb()), Requeue::Poll)
     }
 
     fn deleting<T>(&self, message: &str) -> Walk<T> {
         let alb = Some(self.alb().unwrap_or_default());
         let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
-        blocked(readiness, Outcome::Waiting)
+        blocked(readiness, Requeue::Poll)
     }
 
     /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves nothing
@@ -213,7 +213,7 @@ impl<'a> Walker<'a> {
             }
             let alb = self.observed.alb();
             let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
-            return blocked(readiness, Outcome::Done);
+            return blocked(readiness, Requeue::OnChange);
         }
         if ownership.claim == Claim::Restored {
             self.take(Step::ConfirmOwner("load balancer"))?;
@@ -278,9 +278,9 @@ impl<'a> Walker<'a> {
             ..Alb::default()
         };
         let outcome = if self.observed.may_yet_appear() {
-            Outcome::Waiting
+            Requeue::Poll
         } else {
-            Outcome::Done
+            Requeue::OnChange
         };
         let readiness = MyIngressReadiness::not_ready(Some(alb), reason, message);
         blocked(readiness, outcome)

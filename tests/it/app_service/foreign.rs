@@ -509,7 +509,7 @@ async fn one_that_can_never_be_as_it_is_wanted_is_not_taken_over() {
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
     let theirs: Deployment = bed.create("web", theirs).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Rejected").await;
+    let words = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
         words.contains("spec.selector") && words.contains("field is immutable"),
         "{words}"

@@ -3,7 +3,7 @@
 use qm_aws::AwsError;
 use qm_aws::error::NOT_PERMITTED;
 use qm_runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -339,7 +339,7 @@ async fn created_load_balancer_may_be_anothers() {
         "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer ReadTags";
     let (_, reconciled) = check(World::empty(), change, steps, "Conflict").await;
     // Its tags may be shown late.
-    assert_eq!(reconciled.report().outcome, Ok(Outcome::Waiting));
+    assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
 /// The order of a listener's steps never leads it to nothing.
