@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::object::HasStatus;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
-use qm_core::conditions::{READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind as _, KindInfo};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,14 +23,12 @@ use super::drift::CONTESTED;
 use super::error::{Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
+use super::outcome::{EventPolicy, Outcome, Progress, SUSPENDED};
 use super::owners::Owners;
 use super::ownership::{Claim, Owner};
-use super::reconciler::{Class, Failure, Reconciler, Requeue};
+use super::reconciler::{Class, Failure, Reconciler, Requeue, Trigger};
 use super::written::Written;
 use super::{Key, apply, finalizer};
-
-/// Reason of an object that the operator leaves alone because its spec asks for it.
-pub const SUSPENDED: &str = "Suspended";
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
@@ -122,105 +120,33 @@ pub trait Controller: Send + Sync + 'static {
     }
 }
 
-/// The result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// How far the object is.
-    pub progress: Progress,
-    /// The condition's reason.
-    pub reason: Cow<'static, str>,
-    /// The condition's message.
-    pub message: String,
-    /// Which changes of the condition an Event reports.
-    pub event: EventPolicy,
-    /// When to reconcile again.
-    pub requeue: Requeue,
-}
-
-/// How far an object is on the way to its desired state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The object matches its desired state: `Ready` is `True`.
-    Ready,
-    /// Nothing is wrong, and `Ready` is `False`. Its Event is Normal.
-    InProgress,
-    /// Something is wrong, and `Ready` is `False`. Its Event is a Warning.
-    Failed,
-}
-
-/// Which changes of the condition `Ready` an Event reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventPolicy {
-    /// None.
-    Never,
-    /// A reason, once until the object has been ready for 10 minutes or has another generation.
-    OnReason,
-    /// Each change of the reason, and of the message while the object is not ready.
-    OnMessage,
-    /// A reason that another Event precedes: the object is well again.
-    OnRecovery,
-}
-
-impl Outcome {
-    /// The object matches its desired state.
-    pub fn ready(message: impl Into<String>) -> Self {
-        Self {
-            progress: Progress::Ready,
-            reason: READY.into(),
-            message: message.into(),
-            event: EventPolicy::OnReason,
-            requeue: Requeue::OnChange,
-        }
-    }
-
-    /// The object is on its way, and no Event says so.
-    pub fn in_progress(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self {
-            progress: Progress::InProgress,
-            reason: reason.into(),
-            event: EventPolicy::Never,
-            ..Self::ready(message)
-        }
-    }
-
-    /// Something is wrong.
-    pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self {
-            progress: Progress::Failed,
-            reason: reason.into(),
-            ..Self::ready(message)
-        }
-    }
-
-    /// Sets when to reconcile again.
-    #[must_use]
-    pub fn requeue(self, requeue: Requeue) -> Self {
-        Self { requeue, ..self }
-    }
-
-    /// Sets which changes an Event reports.
-    #[must_use]
-    pub fn event(self, event: EventPolicy) -> Self {
-        Self { event, ..self }
-    }
-
-    /// Returns the condition `Ready`.
-    pub fn condition(&self) -> ReadyCondition<'_> {
-        ReadyCondition {
-            is_true: self.progress == Progress::Ready,
-            reason: &self.reason,
-            message: &self.message,
-        }
-    }
-}
-
 /// What all reconciles of a kind share.
-pub(super) struct Shared<K: ReconciledKind> {
-    pub client: Client,
-    pub field_manager: &'static str,
-    pub owners: Owners<K>,
-    pub own_writes: Written<K>,
-    pub events: Events,
+pub struct KindContext<K: ReconciledKind> {
+    pub(super) client: Client,
+    pub(super) field_manager: &'static str,
+    pub(super) owners: Owners<K>,
+    pub(super) own_writes: Written<K>,
+    pub(super) events: Events,
+}
+
+impl<K: ReconciledKind> KindContext<K> {
+    /// Creates what reconciles need beside their object. `objects` are those of the kind; `trigger` wakes the reconcile of
+    /// one. The manager does this; a test of a controller's parts does it itself.
+    pub fn new(
+        client: Client,
+        field_manager: &'static str,
+        objects: Store<K>,
+        trigger: Trigger<K>,
+        events: Events,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            owners: Owners::new(client.clone(), objects),
+            own_writes: Written::new(trigger),
+            client,
+            field_manager,
+            events,
+        })
+    }
 }
 
 /// The object of a reconcile.
@@ -233,11 +159,12 @@ pub struct Context<K: ReconciledKind> {
     pub key: Key,
     /// The object as the owner of children.
     pub owner: Owner,
-    shared: Arc<Shared<K>>,
+    shared: Arc<KindContext<K>>,
 }
 
 impl<K: ReconciledKind> Context<K> {
-    pub(super) fn new(shared: Arc<Shared<K>>, object: Arc<K>, owner: Owner) -> Self {
+    /// Creates the context of one reconcile of an object.
+    pub fn new(shared: Arc<KindContext<K>>, object: Arc<K>, owner: Owner) -> Self {
         Self {
             status: object.status().cloned().unwrap_or_default(),
             key: Key::of(object.as_ref()),
@@ -265,10 +192,18 @@ impl<K: ReconciledKind> Context<K> {
 
     /// Publishes a Normal Event about something that the reconcile did.
     pub fn event(&self, action: &str, reason: &str, note: impl Into<String>) {
-        let regarding = self.object.object_ref(&());
+        let object = self.object.object_ref(&());
         self.shared
             .events
-            .normal(regarding, action, reason, note.into());
+            .normal(object, action, reason, note.into());
+    }
+
+    /// Publishes a Warning Event about something that the reconcile did or could not do.
+    pub fn warning(&self, action: &str, reason: &str, note: impl Into<String>) {
+        let object = self.object.object_ref(&());
+        self.shared
+            .events
+            .warning(object, action, reason, note.into());
     }
 
     /// Asks the apiserver whether the object still exists, before anything is done for it that a later object of its name
@@ -343,7 +278,7 @@ impl<K: ReconciledKind> Context<K> {
 /// A controller with what the runtime keeps for it.
 pub(super) struct Managed<C: Controller> {
     pub controller: C,
-    pub shared: Arc<Shared<C::Kind>>,
+    pub shared: Arc<KindContext<C::Kind>>,
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. One failure is not worth a status.
     failing: Mutex<HashSet<Key>>,
@@ -365,7 +300,7 @@ impl Failure for Classified {
 }
 
 impl<C: Controller> Managed<C> {
-    pub fn new(controller: C, shared: Arc<Shared<C::Kind>>) -> Self {
+    pub fn new(controller: C, shared: Arc<KindContext<C::Kind>>) -> Self {
         Self {
             controller,
             shared,
@@ -497,6 +432,16 @@ impl<C: Controller> Reconciler for Managed<C> {
                     .await
                     .map_err(classified)?;
                 Ok(outcome.requeue)
+            }
+            Err(Error::Reported { outcome, error }) => {
+                let reported = self.report(&mut cx, &outcome, true).await;
+                let (class, _) = self.controller.classify(&error);
+                // A newer state of the object decides on both.
+                reported.map_err(classified)?;
+                Err(Classified {
+                    class,
+                    error: *error,
+                })
             }
             Err(error) => {
                 let (class, reason) = self.controller.classify(&error);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use kube::core::Status;
 
 use super::apply::{is_denied, is_immutable, is_terminating};
+use super::outcome::Outcome;
 use super::owners::Unconfirmed;
 use super::reconciler::{Class, Failure, is_replaced};
 
@@ -60,6 +61,15 @@ pub enum Error {
         /// The answer, or why there was none.
         source: kube::Error,
     },
+    /// A failure that the outcome reports in its own way.
+    #[error("{error}")]
+    Reported {
+        /// What the status reports.
+        outcome: Box<Outcome>,
+        /// What happens next.
+        #[source]
+        error: Box<Error>,
+    },
     /// A failure that the controller has classified.
     #[error("{message}")]
     Other {
@@ -109,6 +119,7 @@ impl Error {
             },
             Self::Stale(_) => (Class::Stale, ""),
             Self::Api { source, .. } => (source.class(), WRITE_FAILED),
+            Self::Reported { error, .. } => return error.classify(),
             Self::Other { class, reason, .. } => return (*class, reason.clone()),
         };
         (class, reason.into())
@@ -176,15 +187,15 @@ impl From<Unconfirmed> for Error {
 }
 
 /// Returns the message of the apiserver's answer, where there is one.
-fn message(error: &kube::Error) -> String {
+pub fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         error => error.to_string(),
     }
 }
 
-/// Returns the reason for which the apiserver rejects a child.
-fn rejection(status: &Status) -> &'static str {
+/// Returns the reason of an object whose child the apiserver rejects with this answer.
+pub fn rejection(status: &Status) -> &'static str {
     if is_terminating(status) {
         NAMESPACE_TERMINATING
     } else if status.code == 403 && status.message.contains("exceeded quota") {

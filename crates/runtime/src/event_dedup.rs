@@ -8,7 +8,7 @@ use qm_core::conditions::ReadyCondition;
 use tokio::time::Instant;
 
 use super::Key;
-use super::controller::{EventPolicy, Outcome, Progress};
+use super::outcome::{EventPolicy, Outcome, Progress};
 
 /// An object that has been ready for this long begins anew, as a container does for the kubelet
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).

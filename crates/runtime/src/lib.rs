@@ -36,6 +36,7 @@ pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
 pub mod nesting;
+pub mod outcome;
 pub mod owners;
 pub mod ownership;
 mod pages;

@@ -8,13 +8,11 @@ use tokio::sync::SetOnce;
 use super::Key;
 use super::cache::Touched;
 use super::children::{ChildKind, Children, Quirks, Report, Writer};
-use super::controller::{Controller, Managed, ReconciledKind, Shared};
+use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::Advice;
 use super::events::Events;
 use super::manager::{Manager, Phase};
-use super::owners::Owners;
 use super::reconciler::{Reconciler as _, Trigger};
-use super::written::Written;
 
 /// What a controller of objects of kind `K` is built with.
 pub struct Setup<'a, K: ReconciledKind> {
@@ -79,13 +77,13 @@ impl Manager {
         let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
         let needs_watch = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
-        let shared = Arc::new(Shared {
-            client: self.client.clone(),
-            field_manager: C::FIELD_MANAGER,
-            owners: Owners::new(self.client.clone(), objects.clone()),
-            own_writes: Written::new(trigger.clone()),
-            events: events.clone(),
-        });
+        let shared = KindContext::new(
+            self.client.clone(),
+            C::FIELD_MANAGER,
+            objects.clone(),
+            trigger.clone(),
+            events.clone(),
+        );
         let mut setup = Setup {
             manager: self,
             objects,

@@ -12,12 +12,10 @@ use qm_core::readiness::{Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::controller::{Context, Shared};
+use crate::controller::{Context, KindContext};
 use crate::events::Events;
-use crate::owners::Owners;
 use crate::ownership::Owner;
 use crate::reconciler::Trigger;
-use crate::written::Written;
 
 pub(crate) const FINALIZER: &str = "example.com/widget";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
@@ -72,12 +70,14 @@ impl HasReadyCondition for Widget {
 
 /// Returns the context of a widget with this owner, where nobody else has a widget.
 pub(crate) fn context(client: &Client, owner: Owner) -> Context<Widget> {
-    let shared = Shared {
-        client: client.clone(),
-        field_manager: "quartermaster/test",
-        owners: Owners::new(client.clone(), reflector::store().0),
-        own_writes: Written::new(Trigger::default()),
-        events: Events::new(client.clone(), "test", "qm-0").0,
-    };
-    Context::new(Arc::new(shared), Arc::new(Widget::default()), owner)
+    let events = Events::new(client.clone(), "test", "qm-0").0;
+    let (objects, trigger) = (reflector::store().0, Trigger::default());
+    let shared = KindContext::new(
+        client.clone(),
+        "quartermaster/test",
+        objects,
+        trigger,
+        events,
+    );
+    Context::new(shared, Arc::new(Widget::default()), owner)
 }

@@ -289,7 +289,7 @@ mod tests {
     #[rstest]
     #[case::as_it_is_wanted("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), None)]
     #[case::of_another_image("redis", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), Some("its image is redis, and is to be nginx:1"))]
-    #[case::of_another_banner("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "bye" }), Some("the banner is another one"))]
+    #[case::of_another_banner("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "bye" }), Some("the banner has changed"))]
     #[case::at_its_end("nginx:1", "hello", "Failed", json!({ "image": "nginx:1", "banner": "hello" }), Some("it has come to its end"))]
     #[case::that_cannot_be_told("redis", "hello", "Running", json!({}), None)]
     fn what_is_taken_over_as_it_runs(

@@ -20,10 +20,11 @@ use qm_api::app_service::{GROUP, OLD_SPEC};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::Key;
 use qm_runtime::children::Children;
-use qm_runtime::controller::{Context, Controller, EventPolicy, Outcome};
+use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
+use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::reconciler::{Class, Requeue};
 use tracing::warn;
 

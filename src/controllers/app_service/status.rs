@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Service;
 use qm_api::app_service::{AppCondition, AppServiceStatus, ServedPort};
 use qm_core::conditions::READY;
 use qm_runtime::Key;
-use qm_runtime::controller::{Outcome, Progress, SUSPENDED};
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
     WRITE_FAILED, WRITE_REJECTED,
 };
+use qm_runtime::outcome::{Outcome, Progress, SUSPENDED};
 use qm_runtime::reconciler::Requeue;
 
 use super::build::APP;

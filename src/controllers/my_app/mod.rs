@@ -15,10 +15,11 @@ use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, P
 use qm_runtime::Key;
 use qm_runtime::backoff::{Backoffs, Policy};
 use qm_runtime::children::{Child, Children};
-use qm_runtime::controller::{Context, Controller, Outcome};
+use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
+use qm_runtime::outcome::Outcome;
 use qm_runtime::ownership::{Claim, Owner};
 use qm_runtime::reconciler::{Class, Requeue};
 use tokio::time::Instant;

@@ -3,11 +3,11 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use qm_core::conditions::READY;
-use qm_runtime::controller::{EventPolicy, Outcome, SUSPENDED};
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
     WRITE_FAILED, WRITE_REJECTED,
 };
+use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
 use qm_runtime::ownership::{Claim, Foreign, Owner};
 use qm_runtime::reconciler::Requeue;
 
@@ -147,7 +147,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use qm_api::MyApp;
-    use qm_runtime::controller::Progress;
+    use qm_runtime::outcome::Progress;
     use rstest::rstest;
     use serde_json::{Value, json};
 

@@ -11,6 +11,7 @@ use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
 use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
+use qm_runtime::error::CONFLICT;
 use qm_runtime::finalizer;
 use qm_runtime::ownership::{ADOPT_BY, Claim};
 use qm_runtime::reconciler::{Class, Requeue};
@@ -19,7 +20,7 @@ use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::routes::{RouteProblem, TargetChange, released, route};
 use super::status::{
-    CONFLICT, DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
+    DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
     NAME_TAKEN, NOT_ALIKE, count,
 };
 use super::step::{EventType, Intent, Step};
@@ -56,7 +57,7 @@ pub(crate) enum End {
     Refused(AwsError),
     /// The reconcile waits for AWS or for an editor.
     Blocked(MyIngressReadiness, Requeue),
-    /// Nothing owned is left in AWS, and the finalizer is removed.
+    /// Nothing owned is left in AWS.
     Deleted,
 }
 
@@ -382,7 +383,7 @@ impl<'a> Walker<'a> {
                 let note = format!("load balancer {arn} has lost our tags: it is left as it is");
                 self.warning("Delete", "LeftBehind", note)?;
             }
-            return self.remove_finalizer();
+            return Break(Stop::End(End::Deleted));
         }
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
         self.take(Step::ConfirmOwner("load balancer"))?;
@@ -400,7 +401,7 @@ impl<'a> Walker<'a> {
         self.delete_target_groups(false)?;
         let deleted = format!("load balancer {name} was deleted: {arn}");
         self.normal("Delete", "Deleted", deleted)?;
-        self.remove_finalizer()
+        Break(Stop::End(End::Deleted))
     }
 
     /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows the nodes.
@@ -454,11 +455,6 @@ impl<'a> Walker<'a> {
             let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
             self.normal("Delete", "Gone", note)?;
         }
-        self.remove_finalizer()
-    }
-
-    fn remove_finalizer<T>(&self) -> Walk<T> {
-        self.take(Step::RemoveFinalizer)?;
         Break(Stop::End(End::Deleted))
     }
 

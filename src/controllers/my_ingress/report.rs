@@ -18,7 +18,7 @@ pub(crate) struct Report {
     pub outcome: Result<Requeue, AwsError>,
 }
 
-/// Returns the report, or `None` while a step is left and once the finalizer is removed.
+/// Returns the report, or `None` while a step is left and once nothing is left to delete.
 pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Report> {
     let (readiness, outcome) = match plan::walk(desired, observed) {
         Continue(settled) => return Some(settled_report(desired, observed, &settled)),
