@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use super::find::{self, Source, Verdict};
 use super::{Adopt, Found, Live, Thing, api};
 use crate::commands::objects::pages;
-use crate::commands::{is, words, words_of_list};
+use crate::commands::{RequestError, has_code, message};
 use crate::controllers::config_map_sync::plan::{Destinations, Plan};
 use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::build;
@@ -80,12 +80,12 @@ impl Adopt<'_> {
         let all = match pages(&api, kept).await {
             Ok(all) => all,
             // Its CRD is absent.
-            Err(error) if is(&error, 404) => Vec::new(),
+            Err(error) if has_code(&error, 404) => Vec::new(),
             Err(error) => {
                 anyhow::bail!(
                     "the {} could not be listed: {}",
                     K::plural(&()),
-                    words_of_list(&error, self.namespace)
+                    RequestError::of_list(&error, self.namespace)
                 )
             }
         };
@@ -120,7 +120,7 @@ impl Adopt<'_> {
             })
             .await;
             namespaces = listed.map_err(|error| {
-                anyhow::anyhow!("the namespaces could not be listed: {}", words(&error))
+                anyhow::anyhow!("the namespaces could not be listed: {}", message(&error))
             })?;
         }
         let mut places: BTreeMap<&Key, Vec<_>> = BTreeMap::new();
@@ -146,7 +146,7 @@ impl Adopt<'_> {
                 .get_opt(&key.name)
                 .await;
             (
-                Rc::<Source>::new(source.map_err(|error| words(&error))),
+                Rc::<Source>::new(source.map_err(|error| message(&error))),
                 places,
             )
         };
@@ -185,7 +185,7 @@ impl Adopt<'_> {
                 let verdict = find::copy(owner, spec, &live, &source, |uid| uids.contains(uid));
                 (Thing::Copy(Live::of(&live)), verdict)
             }
-            Err(error) => (Thing::Unknown, unseen(&words(&error))),
+            Err(error) => (Thing::Unknown, unseen(&message(&error))),
         };
         Some(Found::of::<ConfigMapSync>(owner, what, thing, verdict))
     }
@@ -205,7 +205,7 @@ impl Adopt<'_> {
                     let verdict = find::pod(&owner, &live, &app, |uid| uids.contains(uid));
                     (Thing::Pod(Live::of(&live)), verdict)
                 }
-                Err(error) => (Thing::Unknown, unseen(&words(&error))),
+                Err(error) => (Thing::Unknown, unseen(&message(&error))),
             };
             let what = format!("pod {}/{name}", owner.namespace());
             Some(Found::of::<MyApp>(&owner, what, thing, verdict))
@@ -264,7 +264,7 @@ async fn cluster_uid(client: &Client) -> anyhow::Result<String> {
     let read = read.map_err(|error| {
         anyhow::anyhow!(
             "namespace {OF_THE_CLUSTER} could not be read: {}",
-            words(&error)
+            message(&error)
         )
     })?;
     read.metadata

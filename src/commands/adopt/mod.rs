@@ -20,8 +20,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::find::Verdict;
-use super::paper::{Paper, count};
-use super::{MANAGER, is, words};
+use super::printer::{Printer, count};
+use super::{MANAGER, has_code, message};
 use crate::cli::commands::{AdoptArgs, Named};
 
 pub mod find;
@@ -100,7 +100,7 @@ pub async fn run(
     client: Client,
     called: &str,
     args: &AdoptArgs,
-    out: &mut Paper,
+    out: &mut Printer,
 ) -> anyhow::Result<ExitCode> {
     let adopt = Adopt {
         namespace: args.scope.namespace(),
@@ -241,9 +241,9 @@ where
         .await
     {
         Ok(_) => Ok(()),
-        Err(error) if is(&error, 409) => {
+        Err(error) if has_code(&error, 409) => {
             Err("it has changed since it was looked at: run this again".into())
         }
-        Err(error) => Err(words(&error)),
+        Err(error) => Err(message(&error)),
     }
 }

@@ -6,7 +6,7 @@ use std::{io, iter};
 use super::Found;
 use super::find::Verdict;
 use crate::cli::commands::AdoptArgs;
-use crate::commands::paper::{Cell, Paper, count};
+use crate::commands::printer::{Cell, Printer, count};
 
 fn is_offered(found: &Found) -> bool {
     matches!(
@@ -77,7 +77,7 @@ pub fn to_be_named(later: &[&Found], args: &AdoptArgs) -> Vec<String> {
 }
 
 /// Shows all of it.
-pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) -> io::Result<()> {
+pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Printer) -> io::Result<()> {
     if !found.is_empty() {
         out.line(format!("Cluster: {called}"))?;
         out.line("")?;

@@ -48,7 +48,7 @@ fn states(report: &Value) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test]
-async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_are_older() {
+async fn status_reports_missing_and_changed_policies_and_older_objects() {
     let bed = Bed::own("policies").await;
     let run = Run::on(&bed);
     let operator = Operator::start(

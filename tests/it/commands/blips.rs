@@ -15,7 +15,7 @@ use super::Run;
 use crate::support::{Bed, SOON};
 
 #[tokio::test]
-async fn it_ends_neither_what_is_watched_nor_a_purge() {
+async fn outage_ends_neither_a_watch_nor_a_purge() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
@@ -52,7 +52,9 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
         Times::First(2),
         away(),
     );
-    watch.says("the cluster does not answer, which is tried again: the trackedfields could not be listed").await;
+    watch
+        .says("the cluster does not answer; will retry: the trackedfields could not be listed")
+        .await;
     bed.webhook("second", "http://127.0.0.1:1").await;
     watch.says("contactpoint/second").await;
     drop(watch);
@@ -67,10 +69,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     let lists = || Match::verb(Verb::List).resource("trackedfields");
     let bound = ["uninstall", "--yes", "--timeout=5s"];
     for (fault, words) in [
-        (
-            busy(),
-            "the cluster does not answer, which is tried again: ",
-        ),
+        (busy(), "the cluster does not answer; will retry: "),
         (Fault::Hang, ""),
     ] {
         let began = Instant::now();
@@ -145,7 +144,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     );
     let said = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
     assert!(
-        said.contains("the cluster does not answer, which is tried again: "),
+        said.contains("the cluster does not answer; will retry: "),
         "{said}"
     );
     assert!(

@@ -17,7 +17,7 @@ use crate::support::{Operator, Plane, SOON, SYSTEM};
 const DEPLOYMENT: &str = "quartermaster-controller-manager";
 
 #[tokio::test]
-async fn the_one_command_after_the_folder_was_deleted() {
+async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     let plane = Plane::Own(Arc::new(
         ControlPlane::start(testbed::Options::default())
             .await
@@ -110,7 +110,7 @@ async fn the_one_command_after_the_folder_was_deleted() {
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
     let (_, command) = said
-        .split_once("take its finalizers away: ")
+        .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{said}"));
     let command = command
         .split(" (the namespace")

@@ -16,7 +16,7 @@ fn section(name: &str) -> &'static str {
 }
 
 #[test]
-fn every_flag_of_a_command_has_its_row() {
+fn page_has_a_row_for_every_flag() {
     let mut program = Cli::command();
     program.build();
     for name in ["status", "history", "adopt", "uninstall"] {
@@ -64,7 +64,7 @@ fn every_flag_of_a_command_has_its_row() {
 
 /// What the page shows can be said.
 #[test]
-fn every_command_that_is_shown_is_one() {
+fn page_shows_valid_commands() {
     let mut shown = 0;
     let lines = PAGE
         .lines()

@@ -18,7 +18,7 @@ fn named(controller: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
+async fn foreign_crd_is_reported_and_not_deleted() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()

@@ -11,7 +11,7 @@ use super::uninstall::{ALL, Scene};
 use crate::support::{Bed, Operator, Settings};
 
 #[tokio::test]
-async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
+async fn keep_children_waits_for_a_frozen_leader() {
     let shared = Bed::shared("frozen").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-frozen").await;
     // Its Lease is good for all the time that it stands still here.
@@ -34,22 +34,22 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
         "--yes",
         "--leader-election-id=frozen",
     ];
-    let undo = |title: &str, plural: &str, name: &str| {
+    let apps = ["appservices.kosmos.io/app", "myapps.demo.rtfm.co.ua/banner"];
+    let undo = |resources: &[&str]| {
         format!(
-            "  {title} in {here}: kubectl patch {plural}.demo.rtfm.co.ua {name} -n {here} --type=merge -p \
-             '{{\"spec\":{{\"suspend\":null}}}}'\n"
+            "kubectl patch {} -n {here} --type=merge -p '{{\"spec\":{{\"suspend\":null}}}}'",
+            resources.join(" ")
         )
     };
-    let banner = undo("myapp/banner", "myapps", "banner");
     operator.child().freeze().unwrap();
 
-    // Longer than anybody is given of whom nothing is known.
+    // Longer than an operator is waited for that no Lease says to run.
     let said = run
         .ends(1, &[&arguments[..], &["--timeout=40s"]].concat())
         .await;
     for title in ["myapp/banner", "appservice/app"] {
         let waits = format!(
-            "waiting for {title} in {here}: it is suspended, and the operator has not taken note of that yet\n"
+            "waiting for {title} in {here}: the operator has not observed spec.suspend yet\n"
         );
         assert!(said.contains(&waits), "{said}");
     }
@@ -67,50 +67,38 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
         (app.spec.suspend, pod.spec.suspend),
         (Some(true), Some(true))
     );
-    // What it has changed by then is named, and nothing else.
+    // What it has changed by then is named, and nothing else, with one command that undoes it.
     let (_, changed) = said
-        .split_once("\nChanged, but not deleted. What has it as it was:\n")
+        .split_once("\nChanged, but not deleted. To undo the changes:\n")
         .unwrap_or_else(|| panic!("{said}"));
-    assert!(
-        changed.contains(&banner) && changed.contains("appservice/app in"),
-        "{said}"
-    );
-    assert_eq!(changed.matches("kubectl patch").count(), 2, "{said}");
-    // So it is when somebody has it stop, or the Pod that it runs in.
+    assert_eq!(changed.trim(), undo(&apps), "{said}");
+    let suspended = async || {
+        let app: AppService = scene.bed.api().get("app").await.unwrap();
+        let pod: MyApp = scene.bed.api().get("banner").await.unwrap();
+        (app.spec.suspend, pod.spec.suspend)
+    };
+    let shell = Run::on(&scene.bed).shell(&scene.bed);
+    shell.ends(0, &["-c", changed.trim()]).await;
+    assert_eq!(suspended().await, (None, None));
+    // So it is when somebody has it stop, or the Pod that it runs in; what was suspended before is not its change.
+    scene
+        .bed
+        .patch::<AppService>("app", json!({ "spec": { "suspend": true } }))
+        .await;
     for signal in ["INT", "TERM"] {
-        let patch = r#"{"spec":{"suspend":null}}"#;
-        scene
-            .bed
-            .kubectl(&[
-                "patch",
-                "myapps.demo.rtfm.co.ua",
-                "banner",
-                "--type=merge",
-                "-p",
-                patch,
-            ])
-            .await;
-        assert_eq!(
-            scene
-                .bed
-                .api::<MyApp>()
-                .get("banner")
-                .await
-                .unwrap()
-                .spec
-                .suspend,
-            None
-        );
         let mut started = run.start(&arguments);
         started
             .says(&format!("waiting for myapp/banner in {here}"))
             .await;
         started.signal(signal).await;
         let said = started.ends(1).await;
+        let undo = undo(&apps[1..]);
         assert!(
-            said.contains("\nInterrupted: run it again") && said.contains(&banner),
+            said.contains("\nInterrupted: run it again") && said.contains(&undo),
             "{signal}: {said}"
         );
+        shell.ends(0, &["-c", &undo]).await;
+        assert_eq!(suspended().await, (Some(true), None));
     }
 
     // And once the operator goes on, so does this, to its end.

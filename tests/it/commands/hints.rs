@@ -10,7 +10,7 @@ use super::Run;
 use crate::support::Bed;
 
 #[tokio::test]
-async fn what_is_pasted_is_for_the_same_cluster() {
+async fn printed_commands_are_for_the_same_cluster() {
     let bed = Bed::shared("hints").await;
     let far = Bed::on(bed.plane.clone(), "hints-far").await;
     let (here, folder) = (bed.namespace.as_str(), Folder::new().unwrap());
@@ -87,7 +87,7 @@ async fn what_is_pasted_is_for_the_same_cluster() {
 
     // It has none of ours that anybody could take away, once it is said where it ran.
     let (_, command) = said
-        .split_once("take its finalizers away: ")
+        .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{said}"));
     let command = command
         .split(" (the namespace")

@@ -24,7 +24,7 @@ async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBu
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_named_with_the_cause() {
+async fn unreachable_cluster_is_named_with_the_cause() {
     let bed = Bed::shared("reach").await;
     let folder = Folder::new().unwrap();
     let shut = leads_to(&bed, &folder, "http://127.0.0.1:1").await;
@@ -54,7 +54,7 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
             .ends(1, command)
             .await;
         assert!(
-            said.contains("this is no apiserver of Kubernetes"),
+            said.contains("the server is not a Kubernetes apiserver"),
             "{command:?}: {said}"
         );
     }
@@ -70,7 +70,7 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
 }
 
 #[tokio::test]
-async fn what_may_be_listed_is_shown_and_the_rest_is_named() {
+async fn forbidden_kinds_are_named_and_the_others_shown() {
     let bed = Bed::shared("few").await;
     let here = bed.namespace.as_str();
     bed.webhook("hook", "http://127.0.0.1:1").await;
@@ -119,7 +119,7 @@ async fn what_may_be_listed_is_shown_and_the_rest_is_named() {
     for command in [&["status"][..], &["adopt"], &["uninstall"]] {
         let said = run.ends(1, command).await;
         assert!(
-            said.ends_with("at the cluster scope; for what lies in one: -n NAMESPACE\n"),
+            said.ends_with("at the cluster scope; for one namespace: -n NAMESPACE\n"),
             "{command:?}: {said}"
         );
     }

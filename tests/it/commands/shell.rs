@@ -39,7 +39,7 @@ async fn completions_complete() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_colours_unless_its_user_wants_none() {
+async fn terminal_has_colours_unless_no_color_is_set() {
     let bed = Bed::shared("colours").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     // It makes a terminal, and copies what is printed there.

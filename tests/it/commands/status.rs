@@ -17,7 +17,7 @@ async fn report(run: &Run, namespace: &str) -> Value {
 }
 
 #[tokio::test]
-async fn everything_is_shown_and_why_it_is_not_well() {
+async fn status_shows_every_object_and_its_problem() {
     let bed = Bed::shared("status").await;
     let run = Run::on(&bed);
     let here = bed.namespace.as_str();
@@ -148,7 +148,7 @@ async fn everything_is_shown_and_why_it_is_not_well() {
 
 /// Without an operator: it would let it go.
 #[tokio::test]
-async fn what_holds_up_what_is_being_deleted_is_shown() {
+async fn status_shows_blockers_of_deletions() {
     let bed = Bed::shared("deleting").await;
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());
     let finalizers = ["quartermaster.dev/copies", "example.com/theirs"];
@@ -167,9 +167,9 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
     .await;
     let text = run.ends(0, &["status", "-n", here]).await;
     let held = format!(
-        "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not taken away the \
-         copies in other namespaces yet; one that leaves this kind or namespace out (--controllers, --watch-namespace) \
-         never will\n  example.com/theirs: whoever set it has to take it away; "
+        "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not deleted the \
+         copies in other namespaces yet; an operator that leaves out this kind or namespace (--controllers, --watch-namespace) \
+         never will\n  example.com/theirs: the program that set the finalizer has to remove it; "
     );
     assert!(
         text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"),
@@ -186,7 +186,7 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
 }
 
 #[tokio::test]
-async fn it_is_shown_again_when_it_changes() {
+async fn status_watch_shows_changes() {
     let bed = Bed::shared("watch").await;
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
@@ -200,7 +200,7 @@ async fn it_is_shown_again_when_it_changes() {
 
 /// Which CRDs are there, and who leads, is the cluster's.
 #[tokio::test]
-async fn what_is_not_installed_and_who_leads_is_said() {
+async fn status_shows_missing_crds_and_the_leader() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()

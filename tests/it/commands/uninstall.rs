@@ -168,7 +168,7 @@ pub(super) const ALL: [&str; 6] = [
 ];
 
 #[tokio::test]
-async fn of_one_namespace_everything_goes_and_nobody_is_told() {
+async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     let shared = Bed::shared("uninstall").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-one").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -198,7 +198,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
         );
     }
     assert!(
-        shown.ends_with("Nothing was deleted: nobody is here to be asked. Say --yes.\n"),
+        shown.ends_with("Nothing was deleted: there is no terminal to ask on. Add --yes.\n"),
         "{shown}"
     );
     assert_eq!(
@@ -263,7 +263,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
 }
 
 #[tokio::test]
-async fn what_the_objects_made_is_kept() {
+async fn keep_children_keeps_every_child() {
     let shared = Bed::shared("keep").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-keep").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -322,7 +322,7 @@ async fn what_the_objects_made_is_kept() {
 }
 
 #[tokio::test]
-async fn what_holds_one_up_is_named_and_can_be_let_go() {
+async fn blockers_are_named_and_can_be_removed() {
     let shared = Bed::shared("held").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-held").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -362,11 +362,11 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
         "{said}"
     );
     assert!(said.contains(&format!(
-        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: whoever set"
+        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: the program that set"
     )));
     assert!(
         said.contains(&format!(
-            "Left: myapp/banner in {here}\n  example.com/theirs: whoever set it"
+            "Left: myapp/banner in {here}\n  example.com/theirs: the program that set the finalizer has to remove it"
         )),
         "{said}"
     );
@@ -415,7 +415,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_missing_is_named_at_once() {
+async fn missing_permission_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
@@ -446,7 +446,7 @@ async fn a_right_that_is_missing_is_named_at_once() {
         .await;
     assert!(
         said.contains(
-            "Some of this may be another program's: whose the CRDs are is not known: custom"
+            "Some of this may be another program's: the owners of the CRDs are not known: custom"
         ),
         "{said}"
     );
@@ -458,7 +458,7 @@ async fn a_right_that_is_missing_is_named_at_once() {
 
 /// All of the cluster, CRDs too, while somebody goes on making objects.
 #[tokio::test]
-async fn a_purge_leaves_nothing() {
+async fn purge_leaves_nothing() {
     let first = Bed::own("purge").await;
     let scene = Scene::on(first.plane.clone(), "purge-one").await;
     let settings = Settings::default()

@@ -9,7 +9,7 @@ use super::Run;
 use crate::support::Bed;
 
 #[tokio::test]
-async fn what_changes_something_goes_on_to_its_true_end() {
+async fn changing_commands_finish_without_a_reader() {
     let bed = Bed::shared("unread").await;
     let far = Bed::on(bed.plane.clone(), "unread-far").await;
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());

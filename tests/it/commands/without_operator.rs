@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use qm_api::{ConfigMapSync, MyIngress};
+use qm_api::{ConfigMapSync, MyApp, MyIngress};
 use qm_core::kind::KindInfo;
 use quartermaster::registry;
 use rstest::rstest;
@@ -19,7 +19,7 @@ use super::uninstall::{ALL, Scene};
 use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
 
 #[tokio::test]
-async fn without_the_operator_that_is_said_and_the_rest_goes() {
+async fn uninstall_deletes_the_rest_while_no_operator_runs() {
     let shared = Bed::shared("gone").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-gone").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -49,7 +49,7 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
         "what needs no operator is gone: {said}"
     );
     assert!(
-        said.contains("the operator has not taken away the load balancer in AWS yet"),
+        said.contains("the operator has not deleted the load balancer in AWS yet"),
         "{said}"
     );
     assert!(
@@ -74,7 +74,7 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
 
 /// Of an operator without `--leader-elect` nothing is known.
 #[tokio::test]
-async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays() {
+async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     let shared = Bed::shared("alone").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-alone").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -134,7 +134,8 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
         .unwrap();
     let said = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
     assert!(
-        said.contains("whether it runs is not known: its Lease may not be read"),
+        said.contains("whether it runs is not known: its Lease could not be read: leases")
+            && said.contains("cannot get resource \"leases\""),
         "{said}"
     );
     assert_eq!(
@@ -170,7 +171,7 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
 
 /// `kubectl delete -f deploy/` takes the operator and the CRDs at once.
 #[tokio::test]
-async fn the_way_out_after_everything_was_deleted_at_once() {
+async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let first = Bed::own("way-out").await;
     let scene = Scene::on(first.plane.clone(), "way-out-one").await;
     let settings = Settings::default()
@@ -331,7 +332,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let copies =
         format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
     assert!(
-        said.contains("\nLeft behind, to be taken away by hand:\n") && said.contains(&copies),
+        said.contains("\nLeft behind, to be deleted by hand:\n") && said.contains(&copies),
         "{said}"
     );
     assert!(
@@ -341,7 +342,8 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let sync = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap();
     assert_eq!(sync.finalizers(), ["example.com/theirs"]);
     assert!(
-        said.contains("example.com/theirs: whoever set it") && !said.contains("Left: myingress"),
+        said.contains("example.com/theirs: the program that set the finalizer")
+            && !said.contains("Left: myingress"),
         "{said}"
     );
     let none = json!({ "metadata": { "finalizers": null } });
@@ -377,7 +379,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
 
 /// A namespace that is deleted takes the Role of an operator along whose rights are of that namespace.
 #[tokio::test]
-async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
+async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     let bed = Bed::shared("going").await;
     let here = bed.namespace.as_str();
     let held = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
@@ -444,7 +446,7 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
 #[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
 #[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
 #[tokio::test]
-async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
+async fn without_operator_stops_when_the_operator_is_back(
     #[case] then: Match,
     #[case] left: &[&str],
 ) {
@@ -510,8 +512,9 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
         said.contains("The operator counts as gone (") && came.hits() == 1,
         "{said}"
     );
-    let words =
-        format!("the operator runs (new holds Lease {here}/back), and takes away what is its own");
+    let words = format!(
+        "the operator runs (new holds Lease {here}/back), and removes its finalizers itself"
+    );
     assert!(
         said.contains(&words) && said.contains("leave --without-operator out"),
         "{said}"
@@ -529,4 +532,55 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
         left,
         "{said}"
     );
+}
+
+/// A reconcile in progress could have the children deleted, and without a Lease nobody knows whether there is one.
+#[tokio::test]
+async fn keep_children_waits_for_an_operator_that_is_not_known_to_be_gone() {
+    let bed = Bed::shared("kept").await;
+    let (run, here) = (Run::on(&bed), bed.namespace.as_str());
+    bed.create::<MyApp>("web", json!({ "spec": { "image": "nginx:1" } }))
+        .await;
+    let keep = [
+        "uninstall",
+        "-n",
+        here,
+        "--keep-children",
+        "--yes",
+        "--stalled-after=4s",
+        "--leader-election-id=kept",
+    ];
+    let said = run.ends(1, &keep).await;
+    let held =
+        format!("Left: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n");
+    assert!(
+        said.contains("Objects that need the operator will wait for it.") && said.contains(&held),
+        "{said}"
+    );
+    let app: MyApp = bed.api().get("web").await.unwrap();
+    assert_eq!(
+        (app.spec.suspend, app.metadata.deletion_timestamp),
+        (Some(true), None)
+    );
+    let undo = format!(
+        "\nChanged, but not deleted. To undo the changes:\n  kubectl patch myapps.demo.rtfm.co.ua/web -n {here} --type=merge -p \
+         '{{\"spec\":{{\"suspend\":null}}}}'\n"
+    );
+    assert!(said.ends_with(&undo), "{said}");
+
+    let (_, command) = said
+        .split_once("remove its finalizers: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    let command = command.split(" (the namespace").next().unwrap();
+    assert_eq!(
+        command,
+        format!(
+            "quartermaster uninstall --without-operator --keep-children -n {here} --operator-namespace=NAMESPACE \
+             --leader-election-id=kept"
+        )
+    );
+    let command = command.replace("=NAMESPACE", &format!("={SYSTEM}"));
+    let shell = Run::on(&bed).shell(&bed);
+    shell.ends(0, &["-c", &format!("{command} --yes")]).await;
+    assert!(bed.api::<MyApp>().get_opt("web").await.unwrap().is_none());
 }
