@@ -1,4 +1,4 @@
-//! Whether the admission policies are in force, and which objects are older than they are.
+//! The state of the admission policies, and the objects that are older than the policies.
 
 use anyhow::Context as _;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -14,7 +14,7 @@ use crate::admission_policies::{self as policies, Shipped};
 use crate::admission_policies::{PolicyState, judge};
 use crate::registry::KINDS;
 
-/// Label of everything that an installation consists of.
+/// Label of every object of an installation.
 const INSTALLED: &str = "app.kubernetes.io/name=quartermaster";
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,10 +24,10 @@ pub(crate) struct Policy {
     name: String,
     /// `InForce`, `NotInForce` or `Unknown`.
     pub(crate) state: &'static str,
-    /// Why the policy is not in force, or why that is unknown.
+    /// Reason why the policy is not in force, or why the state is unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) message: String,
-    /// When the younger of policy and binding was created.
+    /// Creation time of the younger of policy and binding.
     #[serde(skip)]
     since: Option<jiff::Timestamp>,
 }

@@ -18,7 +18,7 @@ use crate::cli::commands::{HistoryArgs, Output};
 
 /// Length of the longest bar.
 const MAX_BAR: usize = 24;
-/// How many names are suggested in place of a wrong one.
+/// Maximum number of suggested names.
 const MAX_SUGGESTED: u32 = 20;
 const HEAD: [&str; 5] = ["TIME", "", "ACTION", "VALUE", "DELIVERY"];
 

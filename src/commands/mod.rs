@@ -11,7 +11,7 @@ use qm_runtime::{client, cluster, telemetry};
 
 use self::printer::Printer;
 use crate::cli::ClusterCommand;
-use crate::cli::commands::Cluster;
+use crate::cli::commands::ClusterArgs;
 
 mod admission;
 mod adopt;
@@ -62,7 +62,7 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
 }
 
 /// Connects to a cluster, and returns the cluster's name for the user.
-async fn connect(args: &Cluster) -> anyhow::Result<(Client, String)> {
+async fn connect(args: &ClusterArgs) -> anyhow::Result<(Client, String)> {
     let (config, kubeconfig) = match (&args.kubeconfig, &args.context) {
         (None, None) => (cluster::current().await?, cluster::kubeconfig().ok()),
         (file, context) => {
@@ -132,7 +132,7 @@ impl RequestError {
         }
     }
 
-    /// The error of a list in `namespace`, or in all namespaces. A user who may not list all may be allowed to list one.
+    /// Returns the error of a list in `namespace`, or in all namespaces; a user may lack the permission for all only.
     fn of_list(error: &kube::Error, namespace: Option<&str>) -> Self {
         let mut error = Self::new(error);
         if error.code == Some(403) && namespace.is_none() {
@@ -153,7 +153,7 @@ impl RequestError {
     }
 }
 
-/// Returns the apiserver's message, or the cause where there was no answer.
+/// Returns the apiserver's message, or the cause of a missing answer.
 fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if status.message.is_empty() => {
@@ -170,7 +170,7 @@ fn has_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// Prints why the cluster cannot be asked, once for each reason.
+/// Prints why the cluster does not answer, once for each reason.
 #[derive(Default)]
 struct OutageReporter(String);
 

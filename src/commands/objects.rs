@@ -1,4 +1,4 @@
-//! Objects of all kinds: how they are listed, and what the commands keep of each.
+//! Lists of the objects of all kinds, and their summaries.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ use crate::controllers::contact_point::standing::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::registry;
 
-/// How many objects a page of a list has.
+/// Number of objects in a page of a list.
 const PAGE: u32 = 500;
 /// Reason of every kind's condition while `spec.suspend` is true.
 pub(crate) const SUSPENDED: &str = "Suspended";
@@ -33,10 +33,10 @@ pub(crate) enum ObjectState {
     /// Messages are Pending, and none has failed.
     Delivering,
     Suspended,
-    Deleting,
-    /// The operator has not reported on the object's spec.
+    Terminating,
+    /// The operator has not reported on the present spec.
     #[default]
-    Unseen,
+    NotObserved,
 }
 
 impl ObjectState {
@@ -54,7 +54,7 @@ impl From<Readiness> for ObjectState {
         match ready {
             Readiness::True => Self::Ready,
             Readiness::False => Self::NotReady,
-            Readiness::Unknown => Self::Unseen,
+            Readiness::Unknown => Self::NotObserved,
         }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) struct Undelivered {
     pub(crate) value: Option<String>,
 }
 
-/// What the commands keep of an object.
+/// The facts about an object that the commands use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ObjectSummary {
@@ -88,18 +88,18 @@ pub(crate) struct ObjectSummary {
     pub(crate) reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) message: String,
-    /// When the state began, or when the oldest Pending change happened.
+    /// Start of the state, or time of the oldest Pending change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<jiff::Timestamp>,
-    /// How many changes are Pending.
+    /// Number of Pending changes.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) pending: usize,
-    /// How many changes of the history failed.
+    /// Number of failed changes in the history.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) failed: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oldest_undelivered: Option<Undelivered>,
-    /// What keeps an object that is being deleted.
+    /// Blockers of the deletion.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) held: Vec<String>,
     #[serde(skip)]
@@ -133,12 +133,12 @@ impl ObjectSummary {
             summary.read_conditions(object);
         }
         let is_suspended = object.data["spec"]["suspend"] == Value::Bool(true);
-        if is_suspended && summary.state != ObjectState::Unseen {
+        if is_suspended && summary.state != ObjectState::NotObserved {
             summary.state = ObjectState::Suspended;
             summary.reason = SUSPENDED.into();
         }
         if let Some(since) = &metadata.deletion_timestamp {
-            summary.state = ObjectState::Deleting;
+            summary.state = ObjectState::Terminating;
             summary.since = Some(since.0);
             if condition(object, READY).is_none_or(|ready| ready.status == "True") {
                 summary.reason.clear();
@@ -306,7 +306,7 @@ pub(crate) async fn crd(
     }
 }
 
-/// Checks that the server is an apiserver: any other server has none of our kinds either.
+/// Checks that the server is an apiserver: any other server has none of Quartermaster's kinds either.
 pub(crate) async fn ensure_kubernetes(client: &Client) -> anyhow::Result<()> {
     match client.apiserver_version().await {
         Ok(_) => Ok(()),
@@ -349,7 +349,7 @@ pub(super) mod tests {
     }
 
     fn conditions(status: &str, reason: &str, observed: i64) -> Value {
-        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "words",
+        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "why",
             "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed });
         json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
     }
@@ -374,7 +374,7 @@ pub(super) mod tests {
     }
 
     #[rstest]
-    #[case::new("myapp", json!({}), ObjectState::Unseen, "")]
+    #[case::new("myapp", json!({}), ObjectState::NotObserved, "")]
     #[case::ready("myapp", conditions("True", "Ready", 2), ObjectState::Ready, "")]
     #[case::not_ready(
         "myapp",
@@ -382,26 +382,26 @@ pub(super) mod tests {
         ObjectState::NotReady,
         "Conflict"
     )]
-    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), ObjectState::Unseen, "")]
+    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), ObjectState::NotObserved, "")]
     #[case::not_ready_of_an_older_spec(
         "myapp",
         conditions("False", "Conflict", 1),
-        ObjectState::Unseen,
+        ObjectState::NotObserved,
         "Conflict"
     )]
     #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), ObjectState::Suspended, "Suspended")]
-    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), ObjectState::Unseen, "")]
-    #[case::deleting("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Deleting, "DeletionProtected")]
-    #[case::deleting_while_ready("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Deleting, "")]
+    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), ObjectState::NotObserved, "")]
+    #[case::deleting("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "DeletionProtected")]
+    #[case::deleting_while_ready("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), ObjectState::Ready, "")]
-    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), ObjectState::Unseen, "")]
+    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), ObjectState::NotObserved, "")]
     #[case::with_unrecorded_outcomes(
         "contactpoint",
         without_outcomes("True", "Ready"),
         ObjectState::NotReady,
         "WriteRejected"
     )]
-    #[case::no_history("trackedfield", json!({}), ObjectState::Unseen, "")]
+    #[case::no_history("trackedfield", json!({}), ObjectState::NotObserved, "")]
     #[case::waiting("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), ObjectState::NotReady, "TargetNotFound")]
     #[case::delivered("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), ObjectState::Ready, "")]
     #[case::unreadable_history("trackedfield", json!({ "status": { "a": 1 } }), ObjectState::NotReady, "HistoryUnreadable")]
@@ -424,7 +424,7 @@ pub(super) mod tests {
         let object = object("contactpoint", &without_outcomes("False", "Forbidden"));
         assert_eq!(
             (&*object.reason, &*object.message),
-            ("Forbidden", "words; why")
+            ("Forbidden", "why; why")
         );
     }
 

@@ -1,4 +1,4 @@
-//! Whether the operator runs, judged by its Lease.
+//! The state of the operator, by its Lease.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const FIELD_MANAGER: &str = "quartermaster";
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "state")]
 pub(crate) enum OperatorState {
-    /// `holder` leads. `overdue` is its last renewal, if the Lease has expired since then by a clock that may be wrong.
+    /// `holder` leads. `overdue` is the time of the last renewal if the Lease has expired, which differing clocks may explain.
     #[serde(rename = "Runs")]
     Running {
         holder: String,
@@ -36,7 +36,7 @@ pub(crate) enum OperatorState {
 }
 
 impl OperatorState {
-    /// Judges the Lease by this machine's clock.
+    /// Reads the Lease, and compares its last renewal with this machine's clock.
     pub(crate) async fn read(client: &Client, lease: &Key) -> Self {
         match LeaseVersion::read(client, lease).await {
             Ok(Some(lease)) => lease.by_clock(Timestamp::now()),
@@ -60,7 +60,7 @@ impl OperatorState {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Returns a sentence without its full stop, unless the operator is sure to run.
+    /// Returns a sentence without its full stop, unless the operator certainly runs.
     pub(crate) fn problem(&self) -> Option<String> {
         match self {
             Self::Running { holder, overdue } => overdue.map(|since| {
@@ -116,12 +116,12 @@ impl LeaseVersion {
         self.age(now) > self.duration + CLOCK_SKEW
     }
 
-    /// Returns the time since the last renewal; nothing if that lies in the future.
+    /// Returns the time since the last renewal; zero if that lies in the future.
     fn age(&self, now: Timestamp) -> Duration {
         Duration::try_from(now.duration_since(self.renewed)).unwrap_or_default()
     }
 
-    /// Returns what an expired Lease says of its holder.
+    /// Returns the reason why the operator counts as gone, for an expired Lease.
     pub(crate) fn why_gone(&self) -> String {
         match self.holder.as_str() {
             "" => "nobody holds its Lease".into(),
@@ -237,10 +237,11 @@ mod tests {
     #[case::gone(gone("why"), Some("The operator does not run: why"))]
     #[case::unknown(OperatorState::Unknown { message: "why".into() }, Some("not known: why"))]
     fn problem_is_described(#[case] state: OperatorState, #[case] problem: Option<&str>) {
-        let said = state.problem();
-        assert_eq!(said.is_some(), problem.is_some(), "{said:?}");
+        let described = state.problem();
+        assert_eq!(described.is_some(), problem.is_some(), "{described:?}");
         assert!(
-            said.unwrap_or_default()
+            described
+                .unwrap_or_default()
                 .ends_with(problem.unwrap_or_default())
         );
     }

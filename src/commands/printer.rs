@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-/// Length of the longest value that is shown whole, in characters.
+/// Maximum length of a printed value, in characters.
 const MAX_VALUE: usize = 60;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What `status` shows, as JSON and as text.
+//! The report of `status`, as JSON and as text.
 
 use std::{io, slice};
 
@@ -10,9 +10,9 @@ use super::in_namespace;
 use super::objects::{ObjectState, ObjectSummary, SUSPENDED};
 use super::operator_state::OperatorState;
 use super::printer::{Cell, Colour, Printer, count, format_age, shorten};
-use crate::cli::commands::Scope;
+use crate::cli::commands::ScopeArgs;
 
-/// How many objects that are older than the admission policies are printed.
+/// Maximum number of printed objects that are older than the admission policies.
 const MAX_UNCHECKED: usize = 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,16 +23,18 @@ pub(crate) struct StatusReport {
     summary: Summary,
 }
 
-/// What was read from the cluster.
+/// The state of the cluster, as far as the user may read it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClusterSnapshot {
     /// Names of CRDs that are not installed.
-    pub(crate) absent: Vec<String>,
+    #[serde(rename = "missingCRDs")]
+    pub(crate) missing_crds: Vec<String>,
     /// CRDs that an operator of this version does not serve.
-    pub(crate) not_served: Vec<UnavailableKind>,
+    #[serde(rename = "incompatibleCRDs")]
+    pub(crate) incompatible_crds: Vec<UnavailableKind>,
     /// Kinds that the user may not list.
-    pub(crate) not_listed: Vec<UnavailableKind>,
+    pub(crate) forbidden_kinds: Vec<UnavailableKind>,
     pub(crate) admission_policies: Vec<Policy>,
     /// Objects that are older than the policy of their kind.
     pub(crate) unchecked: Vec<Unchecked>,
@@ -53,9 +55,9 @@ struct Summary {
     not_ready: usize,
     delivering: usize,
     suspended: usize,
-    deleting: usize,
-    unseen: usize,
-    /// How many changes are Pending.
+    terminating: usize,
+    not_observed: usize,
+    /// Number of Pending changes.
     undelivered: usize,
     /// `NAMESPACE/NAME` of the `TrackedField` with the oldest of them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,20 +79,20 @@ impl StatusReport {
 
     /// Returns true if every kind could be listed.
     pub(crate) fn is_complete(&self) -> bool {
-        self.snapshot.not_listed.is_empty()
+        self.snapshot.forbidden_kinds.is_empty()
     }
 
-    pub(crate) fn print(&self, scope: &Scope, out: &mut Printer) -> io::Result<()> {
+    pub(crate) fn print(&self, scope: &ScopeArgs, out: &mut Printer) -> io::Result<()> {
         let ClusterSnapshot {
-            absent,
-            not_served,
-            not_listed,
+            missing_crds,
+            incompatible_crds,
+            forbidden_kinds,
             objects,
             ..
         } = &self.snapshot;
         if objects.is_empty() {
             let place = in_namespace(scope.namespace());
-            let explain = if absent.is_empty() && not_listed.is_empty() {
+            let explain = if missing_crds.is_empty() && forbidden_kinds.is_empty() {
                 let command = "kubectl explain trackedfield.spec";
                 format!(": {}", scope.cluster.command(command))
             } else {
@@ -102,7 +104,7 @@ impl StatusReport {
         } else {
             self.print_objects(out)?;
         }
-        for UnavailableKind { name, message } in not_listed {
+        for UnavailableKind { name, message } in forbidden_kinds {
             out.line(format!(
                 "Not shown: {name}, which could not be listed: {message}"
             ))?;
@@ -116,7 +118,7 @@ impl StatusReport {
             state => state.problem().unwrap_or_default(),
         })?;
         self.print_admission(out)?;
-        for UnavailableKind { name, message } in not_served {
+        for UnavailableKind { name, message } in incompatible_crds {
             // The operator may be of the CRD's version. Then it would be wrong to replace the CRD by this program's.
             if self.operator.is_running() {
                 out.line(format!(
@@ -127,9 +129,12 @@ impl StatusReport {
                 out.line(format!("Not served: {name} {message} ({replace})"))?;
             }
         }
-        if !absent.is_empty() {
+        if !missing_crds.is_empty() {
             let install = scope.cluster.command(INSTALL);
-            out.line(format!("Not installed: {} ({install})", absent.join(", ")))?;
+            out.line(format!(
+                "Not installed: {} ({install})",
+                missing_crds.join(", ")
+            ))?;
         }
         Ok(())
     }
@@ -239,8 +244,8 @@ impl Summary {
             not_ready: number(ObjectState::NotReady),
             delivering: number(ObjectState::Delivering),
             suspended: number(ObjectState::Suspended),
-            deleting: number(ObjectState::Deleting),
-            unseen: number(ObjectState::Unseen),
+            terminating: number(ObjectState::Terminating),
+            not_observed: number(ObjectState::NotObserved),
             undelivered: objects.iter().map(|object| object.pending).sum(),
             oldest_undelivered: oldest(objects).map(|it| format!("{}/{}", it.namespace, it.name)),
         }
@@ -257,8 +262,8 @@ impl Summary {
         for (number, state) in [
             (self.delivering, "delivering"),
             (self.suspended, "suspended"),
-            (self.deleting, "deleting"),
-            (self.unseen, "unseen"),
+            (self.terminating, "terminating"),
+            (self.not_observed, "not observed"),
         ] {
             if number > 0 {
                 text = format!("{text}, {number} {state}");
@@ -315,7 +320,7 @@ mod tests {
         ]);
         assert_eq!(
             report.summary.text(),
-            "3 objects: 1 ready, 0 not ready, 1 deleting, 1 unseen"
+            "3 objects: 1 ready, 0 not ready, 1 terminating, 1 not observed"
         );
     }
 

@@ -77,19 +77,19 @@ async fn collect(client: &Client, args: &StatusArgs) -> anyhow::Result<StatusRep
     for kind in KINDS {
         collect_kind(client, kind, args, &mut snapshot).await?;
     }
-    if let [UnavailableKind { name, message }, ..] = &*snapshot.not_listed
-        && snapshot.not_listed.len() == KINDS.len()
+    if let [UnavailableKind { name, message }, ..] = &*snapshot.forbidden_kinds
+        && snapshot.forbidden_kinds.len() == KINDS.len()
     {
         anyhow::bail!("the {name} could not be listed: {message}");
     }
-    if snapshot.absent.len() == KINDS.len() {
+    if snapshot.missing_crds.len() == KINDS.len() {
         objects::ensure_kubernetes(client).await?;
     }
     snapshot.admission_policies = admission::read(client).await?;
 
-    let deleting = |object: &&ObjectSummary| object.state == ObjectState::Deleting;
-    let deleted = snapshot.objects.iter().filter(deleting);
-    let remedies = namespace_remedies(client, deleted, &args.lease, &args.scope.cluster).await;
+    let is_terminating = |object: &&ObjectSummary| object.state == ObjectState::Terminating;
+    let terminating = snapshot.objects.iter().filter(is_terminating);
+    let remedies = namespace_remedies(client, terminating, &args.lease, &args.scope.cluster).await;
     for object in &mut snapshot.objects {
         if !object.held.is_empty() && object.needs_operator() {
             object.held.extend(remedies.get(&object.namespace).cloned());
@@ -107,7 +107,7 @@ async fn collect_kind(
 ) -> anyhow::Result<()> {
     let summarise = |object: DynamicObject| {
         let mut summary = ObjectSummary::new(kind, &object);
-        if summary.state == ObjectState::Deleting {
+        if summary.state == ObjectState::Terminating {
             summary.held = blockers(kind, &summary, &args.scope.cluster);
         }
         summary
@@ -127,11 +127,11 @@ async fn collect_kind(
                     .with_context(|| format!("CRD {name} could not be read"))?,
             };
             let message = crd.and_then(|crd| crds::unlike(&crd, &kind.schema()));
-            let not_served = message.map(|message| UnavailableKind { name, message });
-            snapshot.not_served.extend(not_served);
+            let incompatible_crds = message.map(|message| UnavailableKind { name, message });
+            snapshot.incompatible_crds.extend(incompatible_crds);
         }
-        Ok(None) => snapshot.absent.push(name),
-        Err(error) if error.code == Some(403) => snapshot.not_listed.push(UnavailableKind {
+        Ok(None) => snapshot.missing_crds.push(name),
+        Err(error) if error.code == Some(403) => snapshot.forbidden_kinds.push(UnavailableKind {
             name: plural,
             message: error.to_string(),
         }),

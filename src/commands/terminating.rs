@@ -1,4 +1,4 @@
-//! What keeps objects that are being deleted, and how to free them.
+//! Blockers of deletions, and their remedies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,20 @@ use qm_runtime::ownership::OWNER_UID;
 use serde_json::json;
 
 use super::objects::{ObjectSummary, is_own_finalizer};
-use crate::cli::LeaseOf;
-use crate::cli::commands::Cluster;
+use crate::cli::LeaseArgs;
+use crate::cli::commands::ClusterArgs;
 
 /// Kubernetes' own finalizers: an object is deleted after its children, or after they are orphaned
 /// (<https://kubernetes.io/docs/concepts/architecture/garbage-collection/#cascading-deletion>).
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
-/// Describes for each finalizer what it waits for, and the command that helps.
-pub(crate) fn blockers(kind: &KindInfo, object: &ObjectSummary, cluster: &Cluster) -> Vec<String> {
+/// Describes for each finalizer what has to happen first, with the command that helps.
+pub(crate) fn blockers(
+    kind: &KindInfo,
+    object: &ObjectSummary,
+    cluster: &ClusterArgs,
+) -> Vec<String> {
     let finalizers = object.finalizers.iter().enumerate();
     let describe = |(index, finalizer): (usize, &String)| {
         let blocker = match finalizer.as_str() {
@@ -33,7 +37,7 @@ pub(crate) fn blockers(kind: &KindInfo, object: &ObjectSummary, cluster: &Cluste
     finalizers.map(describe).collect()
 }
 
-fn waits_for_children(object: &ObjectSummary, cluster: &Cluster) -> String {
+fn waits_for_children(object: &ObjectSummary, cluster: &ClusterArgs) -> String {
     let command = cluster.command(&format!(
         "kubectl get deployments,services,pods,ingresses,hpa -n {} -l {OWNER_UID}={}",
         object.namespace, object.uid
@@ -56,13 +60,13 @@ fn waits_for_operator(finalizer: &str, object: &ObjectSummary) -> String {
     )
 }
 
-/// The command removes this finalizer alone: another one may stand for a cleanup that is not done.
+/// The command removes this finalizer only: the cleanup of another one may not be done.
 fn waits_for_another_program(
     kind: &KindInfo,
     object: &ObjectSummary,
     index: usize,
     finalizer: &str,
-    cluster: &Cluster,
+    cluster: &ClusterArgs,
 ) -> String {
     let path = format!("/metadata/finalizers/{index}");
     let patch = json!([
@@ -80,20 +84,20 @@ fn waits_for_another_program(
     )
 }
 
-/// Returns, for each namespace that is being deleted, how to free the objects in it that need the operator: an operator with
-/// `--watch-namespace` may have lost its Role before them.
+/// Returns a remedy for each namespace that is being deleted and holds objects that need the operator. An operator with
+/// `--watch-namespace` may have lost its Role in the namespace before it could finish.
 pub(crate) async fn namespace_remedies<'a>(
     client: &Client,
     objects: impl Iterator<Item = &'a ObjectSummary>,
-    lease: &LeaseOf,
-    cluster: &Cluster,
+    lease: &LeaseArgs,
+    cluster: &ClusterArgs,
 ) -> BTreeMap<String, String> {
     let api: Api<Namespace> = Api::all(client.clone());
     let guarded = objects.filter(|object| object.needs_operator());
     let namespaces: BTreeSet<_> = guarded.map(|object| object.namespace.clone()).collect();
     let mut remedies = BTreeMap::new();
     for namespace in namespaces {
-        // A user who may not read the namespace gets no remedy.
+        // Without the permission to read the namespace there is no remedy.
         let read = api.get_metadata_opt(&namespace).await.ok().flatten();
         if read.is_none_or(|it| it.metadata.deletion_timestamp.is_none()) {
             continue;
@@ -134,8 +138,8 @@ mod tests {
     }
 
     #[test]
-    fn blockers_name_each_finalizer_with_the_way_out() {
-        let (kind, here) = (kind(my_ingress::NAME), Cluster::default());
+    fn blockers_name_each_finalizer_with_its_remedy() {
+        let (kind, here) = (kind(my_ingress::NAME), ClusterArgs::default());
         let mut object = held();
         let named = blockers(kind, &object, &here);
         let cleanup =
@@ -158,9 +162,9 @@ mod tests {
 
     #[test]
     fn commands_are_for_the_same_cluster() {
-        let prod = Cluster {
+        let prod = ClusterArgs {
             context: Some("prod".into()),
-            ..Cluster::default()
+            ..ClusterArgs::default()
         };
         let named = blockers(kind(my_ingress::NAME), &held(), &prod);
         assert!(named[1..].iter().all(|it| it.ends_with(" --context=prod")));
@@ -205,7 +209,7 @@ mod tests {
         named.sort_unstable();
         kinds.sort_unstable();
         assert_eq!(named, kinds);
-        // The script finds them by this prefix.
+        // The script finds finalizers by this prefix.
         assert!(
             known
                 .iter()

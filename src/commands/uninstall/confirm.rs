@@ -15,14 +15,14 @@ use super::{NOT_CONFIRMED, ROUND_INTERVAL, Uninstall};
 use crate::commands::printer::Printer;
 use crate::commands::{OutageReporter, RequestError, in_namespace, objects};
 
-/// What the cluster has of Quartermaster's kinds.
+/// Everything in the cluster that belongs to Quartermaster's kinds.
 pub(super) struct Discovery {
     pub(super) targets: Vec<UninstallTarget>,
-    /// The CRDs that have to go.
+    /// The CRDs to delete.
     pub(super) crds: Vec<Crd>,
-    /// The names of CRDs that are another program's.
+    /// Names of the CRDs of another program.
     pub(super) foreign: Vec<String>,
-    /// Why these may not be all.
+    /// Why there may be more of these.
     pub(super) unknown: Option<String>,
 }
 
@@ -64,11 +64,11 @@ impl Uninstall<'_> {
         if !self.args.yes && !is_confirmed(out).await? {
             return Ok(ControlFlow::Break(ExitCode::from(NOT_CONFIRMED)));
         }
-        // The user may take their time.
+        // The time of the question does not count.
         Ok(ControlFlow::Continue(deadline + asked.elapsed()))
     }
 
-    /// Waits for a server that is busy. One that does not answer, or refuses, ends the command.
+    /// Waits for a busy apiserver. Fails at once if the apiserver does not answer or refuses.
     async fn discover(&self, out: &mut Printer) -> anyhow::Result<Discovery> {
         let mut outage = OutageReporter::default();
         loop {
@@ -95,7 +95,7 @@ impl Uninstall<'_> {
         let (foreign_targets, targets): (Vec<_>, Vec<_>) = targets
             .into_iter()
             .partition(|target| foreign.contains(&target.kind.crd_name()));
-        // No operator serves such a CRD, so nobody would remove the finalizer.
+        // No operator serves such a CRD, so the finalizer would stay.
         let mut foreign_targets = foreign_targets.iter();
         if let Some(target) = foreign_targets.find(|target| target.object.needs_operator()) {
             anyhow::bail!(
@@ -114,7 +114,7 @@ impl Uninstall<'_> {
         })
     }
 
-    /// Returns what the user has to know of the operator, if it may not do its part.
+    /// Returns notes for the user, if the operator may not run.
     async fn operator_notes(&mut self, targets: &[UninstallTarget]) -> anyhow::Result<Vec<String>> {
         if self.args.without_operator && !targets.is_empty() {
             return self.prove_gone().await;
@@ -137,7 +137,7 @@ async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
         return Ok(false);
     }
     out.raw("Delete all this? [y/N] ")?;
-    // On a thread of its own: a read that blocks would keep Ctrl-C from being handled.
+    // A blocking read on this thread would delay Ctrl-C.
     let answer = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();
         io::stdin().read_line(&mut answer).map(|_| answer)

@@ -1,4 +1,4 @@
-//! The CRDs: whose they are, and their deletion.
+//! The CRDs: their owner and their deletion.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Preconditions};
@@ -12,7 +12,7 @@ use crate::registry;
 pub(super) struct Crd {
     pub(super) name: String,
     pub(super) is_deleting: bool,
-    /// Whether the CRD is this program's, and with it its objects.
+    /// True for a CRD of this program. The objects of any other CRD are foreign, too.
     pub(super) is_owned: bool,
     /// Why the CRD was not deleted.
     pub(super) problem: Option<RequestError>,
@@ -20,7 +20,7 @@ pub(super) struct Crd {
 }
 
 impl Uninstall<'_> {
-    /// Reads the CRDs. The second value says why some are unknown: only `--purge` needs the permission to read them.
+    /// Reads the CRDs. The second value is the error of those that the user may not read; only `--purge` has to read all.
     pub(super) async fn crds(&self) -> Result<(Vec<Crd>, Option<String>), RequestError> {
         let (mut crds, mut unknown) = (Vec::new(), None);
         for kind in registry::KINDS {
@@ -42,12 +42,12 @@ impl Uninstall<'_> {
         Ok((crds, unknown))
     }
 
-    /// Returns true if the CRD has to go, or goes already. CRDs are not deleted with the objects of one namespace.
+    /// Returns true if the CRD is to be deleted, or is being deleted. CRDs stay if the command is limited to a namespace.
     pub(super) fn is_purged(&self, crd: &Crd) -> bool {
         crd.is_owned && self.namespace().is_none() && (crd.is_deleting || self.args.purge)
     }
 
-    /// Deletes the CRDs that have to go. Returns those that were still there.
+    /// Deletes the CRDs. Returns those that still existed.
     pub(super) async fn purge(&self) -> Result<Vec<Crd>, RequestError> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         let (mut crds, _) = self.crds().await?;

@@ -1,10 +1,9 @@
-//! What `uninstall` prints: what has to go, and what is left of it.
+//! The messages of `uninstall`: the plan, and what remains of it.
 
 use std::collections::HashMap;
 use std::io;
 use std::process::ExitCode;
 
-use qm_aws;
 use qm_aws::NAME_SUFFIX;
 use qm_core::SCHEMA;
 use qm_core::kind::KindInfo;
@@ -14,7 +13,7 @@ use tokio::time::timeout;
 use super::confirm::Discovery;
 use super::step::{ORDER, UninstallTarget};
 use super::{MAX_NAMED, PATIENCE, Remaining, Uninstall};
-use crate::cli::commands::{Cluster, UninstallArgs};
+use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::in_namespace;
 use crate::commands::operator_state::OperatorState;
 use crate::commands::printer::{Cell, Printer, count};
@@ -22,7 +21,7 @@ use crate::commands::terminating::namespace_remedies;
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 
 impl Uninstall<'_> {
-    /// Prints what has to go, and what goes or stays with it.
+    /// Prints the objects to delete, and what becomes of their children.
     pub(super) fn print_plan(&self, plan: &Discovery, out: &mut Printer) -> io::Result<()> {
         let place = in_namespace(self.namespace());
         out.paragraph([format!("To be deleted{place}:")])?;
@@ -76,7 +75,7 @@ impl Uninstall<'_> {
         let children = match kind.controller {
             my_ingress::NAME if stays => "load balancers in AWS stay",
             my_ingress::NAME => "load balancers in AWS",
-            // What becomes of copies in a sync's own namespace was decided when its deletion began.
+            // The deletion that has begun decided about copies in the sync's own namespace.
             config_map_sync::NAME if stays && targets.iter().any(|it| it.is_deleting()) => {
                 "copies in other namespaces stay"
             }
@@ -92,7 +91,7 @@ impl Uninstall<'_> {
         children.into()
     }
 
-    /// Prints what keeps each object, unless that was `printed` before.
+    /// Prints what blocks each object, unless the same was `printed` before.
     pub(super) fn print_blockers(
         &self,
         remaining: &Remaining,
@@ -119,7 +118,7 @@ impl Uninstall<'_> {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Prints what is left, what keeps it, and the ways out.
+    /// Prints what is left, what blocks it, and the remedies.
     pub(super) async fn print_remaining(
         &self,
         remaining: &Remaining,
@@ -142,7 +141,11 @@ impl Uninstall<'_> {
         let namespaces =
             namespace_remedies(&self.client, objects, &self.args.lease, self.cluster());
         let namespaces = timeout(PATIENCE, namespaces).await.unwrap_or_default();
-        let objects = remedies(remaining, &self.operator().await, self.args);
+        let operator = timeout(PATIENCE, self.operator()).await;
+        let operator = operator.unwrap_or_else(|_| OperatorState::Unknown {
+            message: "the cluster does not answer".into(),
+        });
+        let objects = remedies(remaining, &operator, self.args);
         for remedy in namespaces.into_values().chain(objects) {
             out.paragraph([remedy])?;
         }
@@ -161,7 +164,7 @@ impl Uninstall<'_> {
     }
 }
 
-/// Returns the ways out for objects that wait for the operator. Pure.
+/// Returns the remedies for objects that wait for the operator. Pure.
 fn remedies(remaining: &Remaining, operator: &OperatorState, args: &UninstallArgs) -> Vec<String> {
     let UninstallArgs {
         scope,
@@ -186,7 +189,7 @@ fn remedies(remaining: &Remaining, operator: &OperatorState, args: &UninstallArg
     if !operator.is_running()
         && let Some(problem) = operator.problem()
     {
-        let is_known = operator.is_gone() || lease.said_namespace().is_some();
+        let is_known = operator.is_gone() || lease.explicit_namespace().is_some();
         let (place, note) = if is_known {
             (lease.key().namespace.to_string(), "")
         } else {
@@ -221,8 +224,8 @@ pub(super) fn foreign(crd: &str) -> String {
     )
 }
 
-/// Returns what stays when the operator's finalizers are removed, with the command that deletes it.
-fn left_behind(target: &UninstallTarget, cluster: &Cluster) -> Option<String> {
+/// Returns what stays after the operator's finalizers are removed, with the command that deletes it.
+fn left_behind(target: &UninstallTarget, cluster: &ClusterArgs) -> Option<String> {
     let title = target.object.title();
     if target.is(&config_map_sync::KIND) {
         let label = format!("{OWNER_UID}={}", target.object.uid);
@@ -234,7 +237,7 @@ fn left_behind(target: &UninstallTarget, cluster: &Cluster) -> Option<String> {
         return None;
     }
     let Some(arn) = &target.arn else {
-        // AWS may have created one whose ARN the operator has not read.
+        // AWS may have created one whose ARN is not recorded yet.
         let name = format!("{}{NAME_SUFFIX}", target.object.name);
         return Some(format!(
             "the load balancer {name} of {title}, if there is one: aws elbv2 describe-load-balancers --names {name}"
@@ -243,7 +246,7 @@ fn left_behind(target: &UninstallTarget, cluster: &Cluster) -> Option<String> {
     Some(format!(
         "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {}",
         qm_aws::command(arn),
-        // Anybody who may write the status may have written the ARN.
+        // Other clients may write the status.
         shell_words::quote(arn)
     ))
 }
@@ -255,7 +258,7 @@ mod tests {
     use super::super::step::tests::{args, target};
     use super::*;
 
-    fn ways_out(target: UninstallTarget, operator: &OperatorState, flags: &[&str]) -> String {
+    fn printed(target: UninstallTarget, operator: &OperatorState, flags: &[&str]) -> String {
         let remaining = Remaining {
             targets: vec![target],
             crds: Vec::new(),
@@ -276,22 +279,22 @@ mod tests {
             message: "why".into(),
         };
         let ingress = || target("myingress", "gd");
-        let runs = ways_out(ingress(), &runs, &[]);
+        let runs = printed(ingress(), &runs, &[]);
         assert!(!runs.contains("--without-operator") && runs.contains("--keep-children"));
         let seen = "--without-operator -n shop --operator-namespace=quartermaster-system\n";
-        assert!(ways_out(ingress(), &gone, &["-n", "shop"]).contains(seen));
-        let sync = ways_out(target("configmapsync", "gd"), &gone, &[]);
+        assert!(printed(ingress(), &gone, &["-n", "shop"]).contains(seen));
+        let sync = printed(target("configmapsync", "gd"), &gone, &[]);
         assert!(!sync.contains("--keep-children"), "{sync}");
-        assert_eq!(ways_out(target("myapp", "d"), &gone, &[]), "");
-        let app = ways_out(target("myapp", "s"), &gone, &["--keep-children"]);
+        assert_eq!(printed(target("myapp", "d"), &gone, &[]), "");
+        let app = printed(target("myapp", "s"), &gone, &["--keep-children"]);
         assert!(
             app.contains("--without-operator --keep-children --op"),
             "{app}"
         );
 
-        // What was given of Lease and cluster is given again; what was not is asked for.
+        // The command repeats flags that select Lease and cluster, and asks for the missing namespace.
         assert!(
-            ways_out(ingress(), &unknown, &[])
+            printed(ingress(), &unknown, &[])
                 .contains("--without-operator --operator-namespace=NAMESPACE (the")
         );
         let given = [
@@ -301,16 +304,16 @@ mod tests {
             "--leader-election-id=id",
             "--context=a b",
         ];
-        let ways = ways_out(ingress(), &unknown, &given);
+        let text = printed(ingress(), &unknown, &given);
         let rest = "-n shop --operator-namespace=ops --leader-election-id=id --context='a b'";
         let alone = format!("quartermaster uninstall --without-operator {rest}\n");
         let kept = format!("quartermaster uninstall --keep-children {rest}");
-        assert!(ways.contains(&alone) && ways.ends_with(&kept), "{ways}");
+        assert!(text.contains(&alone) && text.ends_with(&kept), "{text}");
     }
 
     #[test]
     fn load_balancer_is_left_behind_with_or_without_its_arn() {
-        let here = Cluster::default();
+        let here = ClusterArgs::default();
         let mut web = target("myingress", "g");
         let left = left_behind(&web, &here).unwrap();
         let describe = "web-alb of myingress/web in shop, if there is one: aws elbv2 describe";
@@ -327,9 +330,9 @@ mod tests {
 
     #[test]
     fn copies_are_left_behind_in_the_same_cluster() {
-        let prod = Cluster {
+        let prod = ClusterArgs {
             context: Some("prod".into()),
-            ..Cluster::default()
+            ..ClusterArgs::default()
         };
         let left = left_behind(&target("configmapsync", "g"), &prod).unwrap();
         let label = "-l quartermaster.dev/owner-uid=u --context=prod";

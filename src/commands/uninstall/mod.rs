@@ -1,5 +1,5 @@
-//! `quartermaster uninstall`: deletes all objects of Quartermaster's kinds while the operator runs, and names what keeps one.
-//! It ends within `--timeout`, whatever the cluster does.
+//! `quartermaster uninstall`: deletes all objects of Quartermaster's kinds while the operator runs, and names what blocks one.
+//! The command ends within `--timeout`, whatever the cluster does.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,8 +22,8 @@ use self::step::{ORDER, PendingChanges, UninstallStep, UninstallTarget};
 use super::objects::is_own_finalizer;
 use super::operator_state::{LeaseVersion, OperatorState};
 use super::printer::Printer;
-use super::{MANAGER, OutageReporter, RequestError, objects};
-use crate::cli::commands::{Cluster, UninstallArgs};
+use super::{MANAGER, OutageReporter, RequestError, has_code, objects};
+use crate::cli::commands::{ClusterArgs, UninstallArgs};
 
 mod confirm;
 mod crds;
@@ -33,13 +33,13 @@ mod step;
 
 /// The shortest time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the deletion may take until what keeps objects is printed.
+/// How long the deletion may take before blockers are printed; also how long the last requests may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How many objects are deleted at once.
 const CONCURRENCY: usize = 16;
-/// How many objects are named while they are waited for.
+/// How many objects are named while the command waits for them.
 const MAX_NAMED: usize = 50;
-/// Exit code if the user has not agreed.
+/// Exit code if the user did not confirm.
 const NOT_CONFIRMED: u8 = 2;
 
 struct Uninstall<'a> {
@@ -52,7 +52,7 @@ struct Uninstall<'a> {
     changes: RefCell<PendingChanges>,
 }
 
-/// What a round has left.
+/// The objects and CRDs that exist after a round.
 #[derive(Default)]
 struct Remaining {
     targets: Vec<UninstallTarget>,
@@ -111,7 +111,7 @@ impl Uninstall<'_> {
         self.args.scope.namespace()
     }
 
-    fn cluster(&self) -> &Cluster {
+    fn cluster(&self) -> &ClusterArgs {
         &self.args.scope.cluster
     }
 
@@ -152,7 +152,8 @@ impl Uninstall<'_> {
                         versions = remaining.versions();
                         changed = Instant::now();
                     }
-                    if self.is_over(&remaining, changed.elapsed()).await {
+                    let is_over = self.is_over(&remaining, changed.elapsed());
+                    if timeout_at(deadline, is_over).await.unwrap_or(true) {
                         break;
                     }
                 }
@@ -168,7 +169,7 @@ impl Uninstall<'_> {
         Ok(Some(remaining))
     }
 
-    /// Returns true if nothing more can be done about what remains and has not changed for so long.
+    /// Returns true if nothing more can be done about what remains, which has not changed for the time `unchanged`.
     async fn is_over(&self, remaining: &Remaining, unchanged: Duration) -> bool {
         let waits = unchanged > self.args.stalled_after && remaining.waits_for_operator(self.args);
         remaining.is_forbidden() || waits && !self.operator().await.is_running()
@@ -178,8 +179,8 @@ impl Uninstall<'_> {
         OperatorState::read(&self.client, &self.args.lease.key()).await
     }
 
-    /// Does what can be done with each object, kind by kind, and with the CRDs once no object is found. Returns none if there
-    /// are no CRDs to delete either.
+    /// Takes the next steps for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
+    /// gone.
     async fn round(&self) -> anyhow::Result<Option<Remaining>> {
         let mut is_found = false;
         let mut remaining = Remaining::default();
@@ -204,6 +205,12 @@ impl Uninstall<'_> {
         match self.take_steps(&mut target).await {
             Ok(true) => return None,
             Ok(false) => {}
+            Err(error) if has_code(&error, 404) => {
+                self.changes.borrow_mut().remove(&target);
+                return None;
+            }
+            // Changed meanwhile: the next round reads it again.
+            Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }
         Some(target)
@@ -230,7 +237,7 @@ impl Uninstall<'_> {
                     (None, json!({ "metadata": { "finalizers": finalizers } }))
                 }
             };
-            // Before the request, which may be carried out without an answer.
+            // Recorded before the request: the apiserver may carry it out although no answer arrives.
             let undo = field.filter(|_| !target.is_deleting());
             if let Some(field) = undo {
                 self.changes.borrow_mut().add(target, field);
@@ -274,7 +281,7 @@ impl Uninstall<'_> {
             propagation_policy: Some(children),
             preconditions: Some(Preconditions {
                 uid: Some(target.object.uid.clone()),
-                // Another version might not keep its children.
+                // The children of another version might not be kept.
                 resource_version: self.args.keep_children.then(|| target.version.clone()),
             }),
             ..DeleteParams::default()

@@ -15,7 +15,7 @@ const HANDOVER: Duration = Duration::from_secs(5);
 const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
 
 impl Uninstall<'_> {
-    /// Returns what the user has to know. Fails unless the operator is known to be gone.
+    /// Returns notes for the user. Fails unless the operator is known to be gone.
     pub(super) async fn prove_gone(&mut self) -> anyhow::Result<Vec<String>> {
         let lease = self.args.lease.key();
         let read = async || LeaseVersion::read(&self.client, &lease).await;
@@ -47,14 +47,13 @@ impl Uninstall<'_> {
         Ok(notes)
     }
 
-    /// Fails if the operator is back: then it removes its finalizers itself.
+    /// Fails if the operator is back, because it removes its finalizers itself.
     pub(super) async fn ensure_still_gone(&self) -> anyhow::Result<()> {
         let key = self.args.lease.key();
         match LeaseVersion::read(&self.client, &key).await? {
             // The Lease may be deleted after the operator.
             None => Ok(()),
             lease if lease == self.expired_lease => Ok(()),
-            Some(lease) if lease.holder.is_empty() => anyhow::bail!("nobody holds Lease {key} yet"),
             Some(lease) => Err(PermanentError(is_running(&lease.holder, &key)).into()),
         }
     }
@@ -85,10 +84,14 @@ async fn expired_lease(
     }
 }
 
-fn is_running(holder: &str, lease: &Key) -> String {
+fn is_running(holder: &str, key: &Key) -> String {
+    let holder = match holder {
+        "" => "it has just released",
+        _ => &format!("{holder} holds"),
+    };
     format!(
-        "the operator runs ({holder} holds Lease {lease}), and removes its finalizers itself: leave --without-operator out, or \
-         stop it first"
+        "the operator runs ({holder} Lease {key}), and removes its finalizers itself: leave --without-operator out, or stop it \
+         first"
     )
 }
 
@@ -96,7 +99,7 @@ fn is_running(holder: &str, lease: &Key) -> String {
 /// Pure.
 fn refusal(has_lease: bool, others: Option<&str>, args: &UninstallArgs) -> Option<String> {
     let lease = args.lease.key();
-    if !has_lease && args.lease.said_namespace().is_none() {
+    if !has_lease && args.lease.explicit_namespace().is_none() {
         return Some(format!(
             "{NOT_KNOWN}: there is no Lease {lease}, but it may have run elsewhere. To confirm that it is gone, give the \
              namespace that it ran in: --operator-namespace=NAMESPACE (and --leader-election-id=NAME, if its Lease had another \
@@ -104,7 +107,7 @@ fn refusal(has_lease: bool, others: Option<&str>, args: &UninstallArgs) -> Optio
         ));
     }
     let others = others?;
-    if !has_lease && args.lease.said_name().is_none() {
+    if !has_lease && args.lease.explicit_name().is_none() {
         return Some(format!(
             "{NOT_KNOWN}: there is no Lease {lease}, but {others}, which may be that one. To confirm that it is not, give the \
              name of the Lease, too: --leader-election-id=NAME"
@@ -127,7 +130,7 @@ mod tests {
     use super::super::step::tests::args;
     use super::*;
 
-    /// What a read finds from this second on.
+    /// The result of reads from this second on.
     type Read = (u64, Result<Option<(&'static str, i64)>, &'static str>);
 
     #[rstest]

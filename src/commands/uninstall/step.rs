@@ -9,7 +9,7 @@ use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
 use serde_json::Value;
 
-use crate::cli::commands::{Cluster, UninstallArgs};
+use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::objects::{ObjectState, ObjectSummary, SUSPENDED, condition};
 use crate::commands::{RequestError, terminating};
 use crate::controllers::{
@@ -122,7 +122,7 @@ impl UninstallTarget {
     }
 
     pub(super) fn is_deleting(&self) -> bool {
-        self.object.state == ObjectState::Deleting
+        self.object.state == ObjectState::Terminating
     }
 
     /// Returns true if the object cannot go before the operator has done something.
@@ -170,7 +170,7 @@ impl PendingChanges {
     }
 
     /// Returns the commands that undo the changes, one for each namespace and field.
-    pub(super) fn undo(&self, cluster: &Cluster) -> Vec<String> {
+    pub(super) fn undo(&self, cluster: &ClusterArgs) -> Vec<String> {
         let mut commands = Vec::new();
         for ((namespace, field), resources) in &self.0 {
             if !resources.is_empty() {
@@ -207,7 +207,7 @@ pub(super) mod tests {
         UninstallArgs::from_arg_matches(&command.get_matches_from(flags)).unwrap()
     }
 
-    /// `marks`: `g` guarded by our finalizer, `d` being deleted, `s` suspended, `n` and the operator has observed that, `o`
+    /// `marks`: `g` guarded by a finalizer of the operator, `d` being deleted, `s` suspended, `n` and the operator has observed that, `o`
     /// orphans its copies.
     pub(in crate::commands::uninstall) fn target(controller: &str, marks: &str) -> UninstallTarget {
         let finalizer = if controller == my_ingress::NAME {
@@ -322,9 +322,9 @@ pub(super) mod tests {
         changes.add(&a, "suspend");
         changes.add(&b, "suspend");
         changes.add(&sync, "deletionPolicy");
-        let prod = Cluster {
+        let prod = ClusterArgs {
             context: Some("prod".into()),
-            ..Cluster::default()
+            ..ClusterArgs::default()
         };
         let undo = |resources: &str, field: &str| {
             format!(

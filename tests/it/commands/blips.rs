@@ -1,4 +1,4 @@
-//! An apiserver that is away for a moment.
+//! Short outages of the apiserver.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         ..testbed::Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "blip").await;
-    // The proxy is for who has a token.
+    // The proxy needs a client with a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={}:boss", bed.namespace);
     bed.kubectl(&[
@@ -59,7 +59,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     watch.says("contactpoint/second").await;
     drop(watch);
 
-    // One that is busy is tried again, and not for longer than was said, whatever it asks for itself.
+    // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.
     let busy = || {
         Fault::Answer(Refusal {
             code: StatusCode::SERVICE_UNAVAILABLE,
@@ -94,7 +94,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         "{said}"
     );
     assert_eq!(order.hits(), 1);
-    // Nor is it slept through: a round that took long is followed by a rest that is twice as long.
+    // The pause after a slow round, twice as long as the round, ends at --timeout, too.
     let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
     bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"]))
         .await;
@@ -110,7 +110,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         "{said}"
     );
     assert_eq!(slow.hits(), 1);
-    // Whoever has it stop before it has asked has not said yes.
+    // An interrupt before the question is no confirmation.
     let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
     let asked = run.start(&["uninstall"]);
     until("it looks", SOON, async || {
@@ -129,7 +129,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     bed.patch::<ContactPoint>("first", theirs(&[])).await;
     let order = proxy.inject(lists(), Times::First(2), busy());
 
-    // Each is read once before it begins.
+    // The command reads each CRD once before it begins.
     let kinds = u64::try_from(registry::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
     let read = proxy.inject(

@@ -1,4 +1,4 @@
-//! `docs/commands.md` against the code.
+//! `docs/commands.md` agrees with the code.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use quartermaster::cli::Cli;
 
 const PAGE: &str = include_str!("../../../docs/commands.md");
 
-/// The part of the page under a heading.
+/// Returns the section of the page under a heading.
 fn section(name: &str) -> &'static str {
     let (_, rest) = PAGE
         .split_once(&format!("\n## {name}\n"))
@@ -62,7 +62,6 @@ fn page_has_a_row_for_every_flag() {
     }
 }
 
-/// What the page shows can be said.
 #[test]
 fn page_shows_valid_commands() {
     let mut shown = 0;

@@ -1,4 +1,4 @@
-//! `quartermaster uninstall --keep-children` while the operator stands still, and what it says when it does not come to its end.
+//! `quartermaster uninstall --keep-children` while the operator is frozen, and its messages if it is interrupted.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,7 @@ use crate::support::{Bed, Operator, Settings};
 async fn keep_children_waits_for_a_frozen_leader() {
     let shared = Bed::shared("frozen").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-frozen").await;
-    // Its Lease is good for all the time that it stands still here.
+    // The Lease does not expire while the operator is frozen.
     let flags = [
         "--leader-elect",
         "--leader-election-id=frozen",
@@ -43,7 +43,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
     };
     operator.child().freeze().unwrap();
 
-    // Longer than an operator is waited for that no Lease says to run.
+    // Longer than --stalled-after, which does not apply while a Lease is valid.
     let said = run
         .ends(1, &[&arguments[..], &["--timeout=40s"]].concat())
         .await;
@@ -67,7 +67,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
         (app.spec.suspend, pod.spec.suspend),
         (Some(true), Some(true))
     );
-    // What it has changed by then is named, and nothing else, with one command that undoes it.
+    // The changes until then are listed, and nothing else, with one command that undoes them.
     let (_, changed) = said
         .split_once("\nChanged, but not deleted. To undo the changes:\n")
         .unwrap_or_else(|| panic!("{said}"));
@@ -80,7 +80,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
     let shell = Run::on(&scene.bed).shell(&scene.bed);
     shell.ends(0, &["-c", changed.trim()]).await;
     assert_eq!(suspended().await, (None, None));
-    // So it is when somebody has it stop, or the Pod that it runs in; what was suspended before is not its change.
+    // An interrupt lists the changes, too. An object that was suspended before is not changed.
     scene
         .bed
         .patch::<AppService>("app", json!({ "spec": { "suspend": true } }))
@@ -101,7 +101,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
         assert_eq!(suspended().await, (Some(true), None));
     }
 
-    // And once the operator goes on, so does this, to its end.
+    // Once the operator continues, the command finishes.
     let mut started = run.start(&arguments);
     started
         .says(&format!("waiting for myapp/banner in {here}"))

@@ -1,4 +1,4 @@
-//! Clusters that cannot be asked, and rights that do not reach everywhere.
+//! Unreachable clusters, and permissions for some namespaces only.
 
 use testbed::process::Folder;
 use testbed::receiver::{Receiver, Reply};
@@ -6,7 +6,7 @@ use testbed::receiver::{Receiver, Reply};
 use super::Run;
 use crate::support::Bed;
 
-/// A kubeconfig that leads to this server.
+/// Writes a kubeconfig of a server.
 async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBuf {
     let file = folder.path().join("kubeconfig");
     let name = file.to_str().unwrap();
@@ -44,7 +44,7 @@ async fn unreachable_cluster_is_named_with_the_cause() {
             "{command:?}: {said}"
         );
     }
-    // A server that knows nothing of all this is no cluster without our kinds.
+    // A server that is no apiserver must not pass for a cluster without Quartermaster's kinds.
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(http::StatusCode::NOT_FOUND));
     let other = leads_to(&bed, &folder, &receiver.url()).await;
@@ -58,7 +58,7 @@ async fn unreachable_cluster_is_named_with_the_cause() {
             "{command:?}: {said}"
         );
     }
-    // A file that is missing is passed over, as kubectl does.
+    // A missing file is skipped, as in kubectl.
     let list = format!("/no/such/file:{}", bed.plane.admin_kubeconfig().display());
     let run = Run::on(&bed).kubeconfig(list.into());
     for arguments in [
@@ -108,14 +108,14 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
     );
     let said = run.ends(1, &["status", "-n", here, "-o", "json"]).await;
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(&said).unwrap()["notListed"]
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()["forbiddenKinds"]
             .as_array()
             .unwrap()
             .len(),
         5
     );
 
-    // Who may see one namespace is told how to ask for that.
+    // The message names the flag for a user with permissions in one namespace.
     for command in [&["status"][..], &["adopt"], &["uninstall"]] {
         let said = run.ends(1, command).await;
         assert!(

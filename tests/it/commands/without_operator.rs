@@ -1,4 +1,4 @@
-//! `quartermaster uninstall` when the operator is gone, or was deleted together with its CRDs.
+//! `quartermaster uninstall` after the operator is gone, alone or together with its CRDs.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ async fn uninstall_deletes_the_rest_while_no_operator_runs() {
         "{said}"
     );
 
-    // It goes on where it was once the operator is back.
+    // The command continues once the operator is back.
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
     run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
     assert_eq!(
@@ -72,7 +72,7 @@ async fn uninstall_deletes_the_rest_while_no_operator_runs() {
     );
 }
 
-/// Of an operator without `--leader-elect` nothing is known.
+/// The state of an operator without `--leader-elect` is not known.
 #[tokio::test]
 async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     let shared = Bed::shared("alone").await;
@@ -91,7 +91,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     ];
     let arguments = [&guess[..], &["--operator-namespace=quartermaster-system"]].concat();
 
-    // Somebody guesses, or may not know.
+    // The user guesses, or may not read the Lease.
     let said = run.ends(1, &guess).await;
     assert!(
         said.contains(
@@ -99,7 +99,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
         ),
         "{said}"
     );
-    // In which Pod this runs says nothing of where the operator ran.
+    // The namespace of the command's own Pod proves nothing.
     let said = Run::on(bed)
         .env("POD_NAMESPACE", here)
         .ends(1, &guess)
@@ -164,12 +164,12 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
             .all(|child| children.contains(child)),
         "{children:?}"
     );
-    // Nor does Kubernetes take it away later.
+    // The garbage collector does not delete the copy later.
     let copy: ConfigMap = bed.api().get("copy").await.unwrap();
     assert_eq!(copy.owner_references(), []);
 }
 
-/// `kubectl delete -f deploy/` takes the operator and the CRDs at once.
+/// `kubectl delete -f deploy/` deletes the operator and the CRDs at once.
 #[tokio::test]
 async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let first = Bed::own("way-out").await;
@@ -182,7 +182,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     scene.well().await;
     let run = Run::on(&scene.bed);
 
-    // Not while it runs.
+    // The command refuses while the operator runs.
     let said = run
         .ends(1, &["uninstall", "--without-operator", "--yes"])
         .await;
@@ -192,7 +192,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     );
     assert_eq!(scene.left().await.len(), 6);
 
-    // Nor where its objects may be another's, which has a Lease of its own.
+    // The command refuses while objects may belong to another operator, which has its own Lease.
     let flags = ["--leader-elect", "--leader-election-id=other"];
     let other = Operator::start(
         &first,
@@ -236,7 +236,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("web", "stays Terminating", stuck).await;
 
-    // Whoever is asked knows it before.
+    // The note stands before the question.
     until(
         "that nobody renews the Lease is in the list",
         SOON,
@@ -254,7 +254,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     .await
     .unwrap();
 
-    // Plain, it says what holds it up, and the one command.
+    // Without flags, the command prints the blockers and the one command.
     let said = run
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
@@ -264,7 +264,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         "{said}"
     );
 
-    // That names what it leaves behind, takes away our finalizers, and no other's.
+    // That command lists what it leaves behind, and removes the operator's finalizers only.
     let uid = scene
         .bed
         .api::<ConfigMapSync>()
@@ -274,7 +274,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         .uid()
         .unwrap();
     let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
-    // With the Lease gone too, as with its namespace, it has to be said where it was.
+    // Without a Lease, as after the deletion of its namespace, the user has to give the namespace.
     scene
         .bed
         .plane
@@ -362,7 +362,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         "{children:?}"
     );
 
-    // The commands that it named take away the rest.
+    // The printed commands delete the rest.
     let delete = copies.strip_prefix("kubectl ").unwrap();
     scene
         .bed
@@ -377,7 +377,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     .unwrap();
 }
 
-/// A namespace that is deleted takes the Role of an operator along whose rights are of that namespace.
+/// With a namespace, the Role of an operator with `--watch-namespace` is deleted.
 #[tokio::test]
 async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     let bed = Bed::shared("going").await;
@@ -441,7 +441,7 @@ async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     );
 }
 
-/// Between two restarts, as a Pod that crashes has them, it counts as gone.
+/// Between the restarts of a Pod that crashes, the operator counts as gone.
 #[rstest]
 #[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
 #[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
@@ -460,7 +460,7 @@ async fn without_operator_stops_when_the_operator_is_back(
         "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
     bed.create::<ConfigMapSync>("first", sync.clone()).await;
 
-    // The proxy is for who has a token.
+    // The proxy needs a client with a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={here}:boss");
     bed.kubectl(&[
@@ -534,7 +534,7 @@ async fn without_operator_stops_when_the_operator_is_back(
     );
 }
 
-/// A reconcile in progress could have the children deleted, and without a Lease nobody knows whether there is one.
+/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in progress.
 #[tokio::test]
 async fn keep_children_waits_for_an_operator_that_is_not_known_to_be_gone() {
     let bed = Bed::shared("kept").await;
