@@ -9,7 +9,7 @@ use qm_runtime::signals::Signals;
 use qm_runtime::tasks::Tasks;
 use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
-use quartermaster::commands::paper::Paper;
+use quartermaster::commands::printer::Printer;
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // Nobody is left to tell when standard error is gone.
-            let _ = Paper::new(io::stderr(), false)
+            let _ = Printer::new(io::stderr(), false)
                 .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
         }
