@@ -36,7 +36,7 @@ pub(crate) enum OperatorState {
 }
 
 impl OperatorState {
-    /// Reads the Lease, and compares its last renewal with this machine's clock.
+    /// Reads the Lease, and judges it by the clock.
     pub(crate) async fn read(client: &Client, lease: &Key) -> Self {
         match LeaseVersion::read(client, lease).await {
             Ok(Some(lease)) => lease.by_clock(Timestamp::now()),
@@ -99,7 +99,8 @@ impl LeaseVersion {
             .map(Self::from))
     }
 
-    fn by_clock(&self, now: Timestamp) -> OperatorState {
+    /// Compares the last renewal with this machine's clock.
+    pub(crate) fn by_clock(&self, now: Timestamp) -> OperatorState {
         if self.holder.is_empty() || self.is_expired(now) {
             return OperatorState::Gone {
                 message: self.why_gone(),

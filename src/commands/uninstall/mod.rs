@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
@@ -171,8 +172,15 @@ impl Uninstall<'_> {
 
     /// Returns true if nothing more can be done about what remains, which has not changed for the time `unchanged`.
     async fn is_over(&self, remaining: &Remaining, unchanged: Duration) -> bool {
-        let waits = unchanged > self.args.stalled_after && remaining.waits_for_operator(self.args);
-        remaining.is_forbidden() || waits && !self.operator().await.is_running()
+        let is_stalled = unchanged > self.args.stalled_after;
+        if !is_stalled || !remaining.waits_for_operator(self.args) {
+            return remaining.is_forbidden();
+        }
+        match LeaseVersion::read(&self.client, &self.args.lease.key()).await {
+            Ok(lease) => !lease.is_some_and(|lease| lease.by_clock(Timestamp::now()).is_running()),
+            // A busy apiserver proves nothing.
+            Err(error) => !RequestError::is_busy(&error),
+        }
     }
 
     async fn operator(&self) -> OperatorState {
