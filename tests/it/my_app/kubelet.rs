@@ -13,16 +13,14 @@ use crate::support::{ACCOUNT, Bed, Operator, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_the_pod() {
-    let bed = by_hand("hand").await;
-    let here = async |name: &str| Bed::on(bed.plane.clone(), name).await;
     tokio::join!(
-        async { a_new_one_costs_two_writes_and_no_question(here("new").await).await },
-        async { the_status_follows_the_pod(here("status").await).await },
-        async { one_that_fails_is_made_again_more_and_more_slowly(here("fails").await).await },
-        async { a_node_that_is_gone_takes_its_pod_along(here("gone").await).await },
-        async { a_node_that_does_not_answer_is_waited_for(here("quiet").await).await },
-        async { one_that_is_being_deleted_is_waited_for(here("going").await).await },
-        async { where_the_namespace_is_being_deleted_none_is_made(here("ending").await).await },
+        async { a_new_one_costs_two_writes_and_no_question(by_hand("new").await).await },
+        async { the_status_follows_the_pod(by_hand("status").await).await },
+        async { one_that_fails_is_made_again_more_and_more_slowly(by_hand("fails").await).await },
+        async { a_node_that_is_gone_takes_its_pod_along(by_hand("gone").await).await },
+        async { a_node_that_does_not_answer_is_waited_for(by_hand("quiet").await).await },
+        async { one_that_is_being_deleted_is_waited_for(by_hand("going").await).await },
+        async { where_the_namespace_is_being_deleted_none_is_made(by_hand("ending").await).await },
     );
 }
 

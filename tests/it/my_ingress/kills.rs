@@ -47,8 +47,7 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
         // One AWS for each of the two, which play side by side.
         let site = match point {
             Point::Before => {
-                site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
-                    .await
+                site.another("killed").await
             }
             Point::After => Site::new("killed").await,
         };
@@ -131,8 +130,7 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
         let points = [point];
         let calls = at_each_write(&points, async |point, call| {
             let site = site
-                .another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
-                .await;
+                .another("killed").await;
             let adopt = [
                 ("ManagedBy", "kopf"),
                 ("quartermaster.dev/adopt-by", &*site.path("web")),
