@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::Resource as _;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -146,10 +148,7 @@ impl Installed {
 /// Deletes all objects of a kind; gives what is needed to create them again.
 async fn take_all<K>(client: &Client) -> Vec<K>
 where
-    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned,
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
 {
     let api = Api::<K>::all(client.clone());
     let mut all = api.list(&ListParams::default()).await.unwrap().items;
@@ -190,9 +189,10 @@ async fn policies_are_in_force(client: &Client) {
     let policy: ValidatingAdmissionPolicy = serde_json::from_value(json!({ "metadata": { "name": PROBE },
         "spec": { "matchConstraints": { "resourceRules": [rule] }, "validations": [{ "expression": "false" }] } }))
     .unwrap();
-    let binding: ValidatingAdmissionPolicyBinding = serde_json::from_value(json!({ "metadata": { "name": PROBE },
+    let binding: ValidatingAdmissionPolicyBinding =
+        serde_json::from_value(json!({ "metadata": { "name": PROBE },
         "spec": { "policyName": PROBE, "validationActions": ["Deny"] } }))
-    .unwrap();
+        .unwrap();
     create_all(client, std::slice::from_ref(&policy)).await;
     create_all(client, std::slice::from_ref(&binding)).await;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");

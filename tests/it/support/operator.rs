@@ -116,10 +116,7 @@ impl Operator {
     pub async fn launch(bed: &Bed, mut settings: Settings) -> Self {
         let elects = settings.flags.iter().any(|flag| flag == "--leader-elect");
         let named = |flag: &String| flag.starts_with("--leader-election-id=");
-        if elects
-            && matches!(bed.plane, Plane::Shared(_))
-            && !settings.flags.iter().any(named)
-        {
+        if elects && matches!(bed.plane, Plane::Shared(_)) && !settings.flags.iter().any(named) {
             let lease = format!("--leader-election-id={}", bed.namespace);
             settings = settings.flag(&lease);
         }
@@ -309,8 +306,7 @@ async fn grant_lease(bed: &Bed, name: &str) {
         json!({ "metadata": { "name": role }, "rules": [resource] }),
     )
     .await;
-    let of_role =
-        json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role });
+    let of_role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role });
     let account = json!({ "kind": "ServiceAccount", "namespace": SYSTEM, "name": ACCOUNT });
     grant::<RoleBinding>(
         bed,
