@@ -1,4 +1,4 @@
-//! How long tests take, each from its first control plane to its end.
+//! Records the duration of each test, from its first use of a control plane to its end.
 
 use std::fs::File;
 use std::io::Write as _;

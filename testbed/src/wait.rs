@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-/// How long after the first look at a state the second comes. Each later one takes a quarter longer to come, so that a long wait
-/// costs little.
+/// Pause before the second look at a state. Each further pause is a quarter longer, so that a long wait costs little.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long it takes to come at most.
+/// Longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Looks until `look` has something to show. An error of `look` is looked past, and told if it was the last.

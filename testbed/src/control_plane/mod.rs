@@ -88,7 +88,7 @@ pub struct ControlPlane {
     _slot: SemaphorePermit<'static>,
 }
 
-/// All that a control plane stored, for others to start with.
+/// What etcd of a stopped control plane stored, for others to start with.
 #[derive(Debug)]
 pub struct Snapshot {
     folder: Folder,
@@ -120,7 +120,7 @@ impl ControlPlane {
         Self::start_with(options, None).await
     }
 
-    /// The same, with all that was stored in the snapshot.
+    /// Starts the servers as [`ControlPlane::start`] does, on a copy of what the snapshot stored.
     ///
     /// # Errors
     /// As [`ControlPlane::start`].

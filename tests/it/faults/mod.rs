@@ -44,7 +44,7 @@ async fn bare(name: &str) -> Bed {
     bed
 }
 
-/// The same on a control plane of its own.
+/// Creates the namespace on a control plane of the test's own.
 async fn own(name: &str) -> Bed {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
     serve_maps(&bed).await;

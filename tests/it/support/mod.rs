@@ -105,7 +105,7 @@ pub async fn install(plane: &ControlPlane) {
     fill_tracker_role(plane, &[]).await;
 }
 
-/// What [`install`] leaves, for control planes to start with.
+/// The state of a control plane after [`install`], for others to start with.
 struct Installed {
     /// Without policies: an apiserver that starts with them asks for the kinds that it serves, to find their parameters, before
     /// it serves ours. It then knows those only up to 30 s later, and refuses owner references to them until then.

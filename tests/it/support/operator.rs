@@ -371,8 +371,8 @@ fn spawn(
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    /// One for all, because to make one takes long: it reads the system's certificates. It keeps no connection, which would
-    /// belong to the runtime of one test.
+    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection, which
+    /// would belong to the runtime of one test.
     static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
         let client = reqwest::Client::builder().no_proxy().timeout(SOON);
         client.pool_max_idle_per_host(0).build().unwrap()
