@@ -29,7 +29,7 @@ use testbed::ControlPlane;
 use testbed::control_plane::Snapshot;
 use testbed::proxy::Proxy;
 use testbed::wait::until;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 mod kills;
 mod look;
@@ -234,6 +234,13 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         )
         .await
         .unwrap();
+}
+
+/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep several
+/// times as much in memory, and CI's machine has room for one such control plane.
+pub async fn only_large_test() -> MutexGuard<'static, ()> {
+    static LARGE: Mutex<()> = Mutex::const_new(());
+    LARGE.lock().await
 }
 
 /// A control plane: one that tests share, or one that ends with its last user.
