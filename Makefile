@@ -39,8 +39,10 @@ demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up
 test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory -j2 moto control-plane tools test-binaries
 	@$(MAKE) --no-print-directory lint
-	@rm -rf target/audit
-	cargo test --workspace -- --test-threads=6 # most of them wait for something most of the time
+	@rm -rf target/audit target/times
+	@# Most tests wait for something most of the time.
+	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=8; ended=$$?; \
+	  echo "The ten slowest tests:"; sort -rn target/times | head; exit $$ended
 
 test-binaries:
 	cargo test --workspace --no-run

@@ -18,7 +18,7 @@ mod timings;
 mod value;
 
 pub use commands::ClusterCommand;
-pub use lease::LeaseOf;
+pub use lease::LeaseArgs;
 pub use timings::Timings;
 pub use value::Listen;
 

@@ -9,7 +9,7 @@ use qm_runtime::tasks::Tasks;
 use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, signals, telemetry};
 use quartermaster::PROGRAM;
 use quartermaster::cli::{Cli, Command, Config};
-use quartermaster::commands::paper::Paper;
+use quartermaster::commands::printer::Printer;
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
 use tracing::{error, info};
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // Nobody is left to tell when standard error is gone.
-            let _ = Paper::new(io::stderr(), false)
+            let _ = Printer::new(io::stderr(), false)
                 .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! The subcommands that people run against a cluster, with their own kubeconfig.
+//! The subcommands that users run against a cluster, with their own kubeconfig.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,54 +10,53 @@ use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use qm_api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
 
-use super::lease::LeaseOf;
+use super::lease::LeaseArgs;
 use super::value;
 
 const STATUS_AFTER_HELP: &str = "\
-STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
-Suspended, Deleting, or Unseen: nobody has looked at the object as it is now.
+STATE is Ready, NotReady (REASON and the message below the table tell why), Delivering (messages are Pending), Suspended,
+Terminating, or NotObserved: the operator has not reported on the object's present spec.
 
 Examples:
   quartermaster status
-      Everything, in all namespaces.
+      Show all namespaces.
   quartermaster status -n shop --watch
-      One namespace, again and again.
+      Show one namespace whenever it changes.
   quartermaster status -o json | jq '.objects[] | select(.state == \"NotReady\")'
-      For scripts.
+      Print JSON for scripts.
 
-Exit codes: 0 shown, whatever it shows; 1 the cluster could not be asked, or not about every kind; 2 usage.";
+Exit codes: 0 shown, whatever the state; 1 the cluster did not answer, or a kind could not be listed; 2 usage.";
 
 const HISTORY_AFTER_HELP: &str = "\
 Examples:
   quartermaster history tf/nginx-replicas -n shop
-      What the TrackedField has recorded, oldest first, and how far each message got.
+      Show the recorded changes, oldest first, and how far each message got.
   quartermaster history nginx-replicas -o json
-      For scripts: the entries as they are stored.
+      Print the stored entries as JSON for scripts.
 
-Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster could not be asked; 2 usage.";
+Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster did not answer; 2 usage.";
 
 const ADOPT_AFTER_HELP: &str = "\
-What is looked for: ConfigMaps where a ConfigMapSync is to have a copy, the Pod NAME-pod of a MyApp, the load balancer
-NAME-alb of a MyIngress. Only what nobody else marked as theirs is offered. With --yes each one gets the mark
-quartermaster.dev/adopt-by=NAMESPACE/NAME, an annotation or a tag, and the operator takes it over from there. What it would
-then overwrite or replace is left alone, unless its resource is named.
+The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
+balancer NAME-alb of a MyIngress. It lists those that have no other owner. With --yes it allows their adoption, by the annotation
+or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and the operator adopts them. An object that adoption would overwrite or
+replace is left alone, unless you name its resource.
 
-Region and credentials of AWS are what the SDK finds: AWS_REGION, AWS_PROFILE and so on. They are looked for only where a
-MyIngress is not ready.
+The AWS SDK finds region and credentials (AWS_REGION, AWS_PROFILE and so on). Only a MyIngress that is not ready needs them.
 
 Examples:
   quartermaster adopt
-      Show what can be handed over. Nothing is changed.
+      Show what can be adopted. Nothing is changed.
   quartermaster adopt -n shop --yes
-      Hand over what the resources of one namespace are to have, but nothing that changes by that.
+      Let the resources of one namespace adopt the objects that stay as they are.
   quartermaster adopt -n shop --yes cmsync/settings myapp/web
-      Hand over what these two are to have, whatever becomes of it.
+      Let these two resources adopt their objects, even those that change.
 
-Exit codes: 0 shown, or handed over; 1 something could not be looked at or handed over; 2 usage.";
+Exit codes: 0 shown or allowed; 1 an object could not be read, or its adoption not be allowed; 2 usage.";
 
 const UNINSTALL_AFTER_HELP: &str = "\
-Run it while the operator runs: it is the operator that takes away copies of ConfigMaps and load balancers. Then delete the
-operator. The CRDs stay unless --purge is given; so does whatever is not a resource of Quartermaster.
+Run this command while the operator runs, because only the operator deletes load balancers and copies of ConfigMaps. Then
+delete the operator. The CRDs stay unless you add --purge.
 
 Examples:
   quartermaster uninstall --dry-run
@@ -65,40 +64,40 @@ Examples:
   quartermaster uninstall
       Show what would be deleted, and ask.
   quartermaster uninstall --yes --purge --timeout=2m
-      For scripts: without a question, CRDs too.
+      Delete without a question, for scripts; the CRDs too.
   quartermaster uninstall --keep-children
-      Delete the resources alone: apps run on, copies and load balancers stay.
+      Delete the resources only: apps keep running, copies and load balancers stay.
   quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
-      The operator that ran there is gone, and resources stay Terminating: take its finalizers away. What it would have taken
-      away itself is left behind, and named.
+      Free resources that stay Terminating because the operator that ran there is gone: remove its finalizers. What the
+      operator would have deleted stays, and is listed.
 
-Exit codes: 0 all is gone, or shown; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes, and nothing was
-done.";
+Exit codes: 0 all is gone, or shown; 1 something is left, and is listed with what blocks it; 2 usage, or nobody confirmed, and
+nothing was deleted.";
 
-/// What people ask of a cluster.
+/// The commands that users run against a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
-    /// Show everything that Quartermaster manages, what is not well, and why
+    /// Show every resource, what is wrong with it, and why
     #[command(after_help = STATUS_AFTER_HELP)]
     Status(StatusArgs),
-    /// Draw what a TrackedField has recorded
+    /// Show the recorded changes of a TrackedField
     #[command(after_help = HISTORY_AFTER_HELP)]
     History(HistoryArgs),
-    /// Hand over what another program left without a mark: copies, Pods, load balancers
+    /// Adopt objects that another program created: copies, Pods, load balancers
     #[command(after_help = ADOPT_AFTER_HELP)]
     Adopt(AdoptArgs),
-    /// Delete all resources of Quartermaster's kinds, and say what holds one up
+    /// Delete all resources of Quartermaster's kinds, and name what blocks a deletion
     #[command(after_help = UNINSTALL_AFTER_HELP)]
     Uninstall(UninstallArgs),
 }
 
-/// Which cluster is meant, as kubectl's users say it.
+/// The cluster, by kubectl's flags.
 #[derive(Debug, Default, Args)]
-pub struct Cluster {
-    /// The kubeconfig, in place of $KUBECONFIG and ~/.kube/config
+pub struct ClusterArgs {
+    /// Use this kubeconfig instead of $KUBECONFIG and ~/.kube/config
     #[arg(long, value_name = "FILE", help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
-    /// A context of the kubeconfig, in place of its current one
+    /// Use this context of the kubeconfig instead of its current one
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub context: Option<String>,
     /// The program, as the user runs it.
@@ -106,15 +105,15 @@ pub struct Cluster {
     pub(crate) program: Program,
 }
 
-/// The words that run this program: `quartermaster`, or `kubectl quartermaster` where kubectl runs it as a plugin.
+/// The command that runs this program: `quartermaster`, or `kubectl quartermaster` for a plugin of kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program(pub(crate) &'static str);
 
 impl Program {
     const ALONE: &str = "quartermaster ";
 
-    /// Returns the program by the path of the file that was executed.
-    pub(crate) fn called(path: Option<&OsStr>) -> Self {
+    /// Returns the program of an executable with this path.
+    pub(crate) fn from_path(path: Option<&OsStr>) -> Self {
         let name = path.map(Path::new).and_then(Path::file_stem);
         let is_plugin = name
             .is_some_and(|name| name == "kubectl-quartermaster" || name == "kubectl_quartermaster");
@@ -143,12 +142,12 @@ impl Program {
 
 impl Default for Program {
     fn default() -> Self {
-        Self::called(env::args_os().next().as_deref())
+        Self::from_path(env::args_os().next().as_deref())
     }
 }
 
-impl Cluster {
-    /// A command of this program's or of kubectl's, to be pasted into a shell: for this cluster too.
+impl ClusterArgs {
+    /// Returns a command of this program or of kubectl for a shell, with the flags that select this cluster.
     pub fn command(&self, text: &str) -> String {
         let text = self.program.command(text);
         let file = self.kubeconfig.as_ref().map(|file| {
@@ -167,30 +166,30 @@ impl Cluster {
 
 /// The whole cluster, or one namespace of it.
 #[derive(Debug, Default, Args)]
-pub struct Scope {
+pub struct ScopeArgs {
     #[command(flatten)]
-    pub(crate) cluster: Cluster,
-    /// Only what is in this namespace. Default: every namespace
+    pub(crate) cluster: ClusterArgs,
+    /// Limit the command to this namespace
     #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
-    /// Every namespace, which is the default: for fingers that are used to kubectl
+    /// All namespaces (default)
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub(crate) all_namespaces: bool,
 }
 
-impl Scope {
-    /// The namespace that is meant; none means every one.
+impl ScopeArgs {
+    /// Returns the namespace; none means all.
     pub fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref()
     }
 }
 
-/// How something is printed.
+/// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people
+    /// Text for people
     Table,
-    /// For scripts
+    /// JSON for scripts
     Json,
 }
 
@@ -198,16 +197,16 @@ pub enum Output {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: ScopeArgs,
     #[command(flatten)]
-    pub(crate) lease: LeaseOf,
-    /// How it is printed
+    pub(crate) lease: LeaseArgs,
+    /// Print a table or JSON
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: Output,
-    /// Show it again and again, until Ctrl-C; where the output is no terminal, when something has changed
+    /// Refresh until Ctrl-C; without a terminal, print only changes
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// How often --watch looks; never more than a tenth of the time is spent on it
+    /// Refresh at this interval; requests take at most a tenth of the time
     #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "2s", hide = true)]
     pub(crate) interval: Duration,
 }
@@ -219,11 +218,11 @@ pub struct HistoryArgs {
     #[arg(value_name = "tf/NAME", value_parser = tracked_field)]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) cluster: Cluster,
-    /// Its namespace. Default: that of the kubeconfig's context
+    pub(crate) cluster: ClusterArgs,
+    /// Namespace of the TrackedField; without it, that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
-    /// How it is printed
+    /// Print a table or JSON
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: Output,
 }
@@ -232,11 +231,11 @@ pub struct HistoryArgs {
 #[derive(Debug, Args)]
 pub struct AdoptArgs {
     #[command(flatten)]
-    pub(crate) scope: Scope,
-    /// The resources of one namespace that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
-    #[arg(value_name = "KIND/NAME", value_parser = adopter, requires = "namespace", conflicts_with = "all_namespaces")]
-    pub(crate) resources: Vec<Named>,
-    /// Hand over what is shown; what is overwritten or replaced by that only if its resource is named
+    pub(crate) scope: ScopeArgs,
+    /// Adopt only for these resources of one namespace, such as cmsync/settings, myapp/web or mying/web
+    #[arg(value_name = "KIND/NAME", value_parser = parse_adopter, requires = "namespace", conflicts_with = "all_namespaces")]
+    pub(crate) resources: Vec<ResourceArg>,
+    /// Allow the listed adoptions; of objects that may change only if you name their resource
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
@@ -246,54 +245,53 @@ pub struct AdoptArgs {
 #[allow(clippy::struct_excessive_bools)] // flags are that
 pub struct UninstallArgs {
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: ScopeArgs,
     #[command(flatten)]
-    pub(crate) lease: LeaseOf,
-    /// Leave what the resources made: Deployments, Services and Pods run on, copies and load balancers stay
+    pub(crate) lease: LeaseArgs,
+    /// Keep Deployments, Services, Pods, copies and load balancers
     #[arg(long)]
     pub(crate) keep_children: bool,
-    /// Delete the CRDs too, once no resource is left
+    /// Delete the CRDs too, after the last resource
     #[arg(long, conflicts_with = "namespace")]
     pub(crate) purge: bool,
-    /// Take the operator's finalizers away, because it is gone and does not come back
+    /// Remove the operator's finalizers, because the operator is gone for good
     ///
-    /// What it would have taken away itself is left behind, and named: copies of ConfigMaps in other namespaces, load balancers
-    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, which is looked at for as
-    /// long as that is good, or there is none in the namespace that --operator-namespace says (nor any other that is renewed,
-    /// unless --leader-election-id says its name). Refused without -n while another operator's Lease is renewed. One that runs
-    /// without --leader-elect has none: stop it first.
+    /// Copies of ConfigMaps in other namespaces and load balancers in AWS stay, and are listed. The command needs proof that
+    /// the operator is gone: its Lease expires while the command watches it, or --operator-namespace names a namespace without
+    /// its Lease. While an operator's Lease is being renewed anywhere, a missing Lease counts only with --leader-election-id,
+    /// and -n is required. An operator without --leader-elect has no Lease: stop it first.
     #[arg(long)]
     pub(crate) without_operator: bool,
-    /// Do not ask
+    /// Delete without asking
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Show what would be deleted, and change nothing
+    /// Only show what would be deleted
     #[arg(long, conflicts_with = "yes")]
     pub(crate) dry_run: bool,
-    /// How long to wait until all is gone
+    /// Stop after this time, whatever is left
     #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "5m")]
     pub(crate) timeout: Duration,
-    /// Give up earlier when nothing has moved for so long, only the operator could move it, and no Lease says that it runs
+    /// Stop earlier if nothing has changed for this time, only the operator can go on, and no Lease proves that it runs
     #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "30s")]
     pub(crate) stalled_after: Duration,
 }
 
-/// A resource, as kubectl's users name it.
+/// A resource that the user names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
-    /// Its kind, as the API spells it.
+pub struct ResourceArg {
+    /// Kind as the API spells it.
     pub(crate) kind: String,
     pub(crate) name: String,
 }
 
-impl fmt::Display for Named {
+impl fmt::Display for ResourceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
     }
 }
 
-/// The kind `K`, if that is what kubectl's users call so.
-fn called<K: CustomResourceExt>(word: &str) -> Option<String> {
+/// Returns kind `K` if `word` is one of its names in kubectl.
+fn parse_kind<K: CustomResourceExt>(word: &str) -> Option<String> {
     let ApiResource {
         kind,
         plural,
@@ -306,13 +304,13 @@ fn called<K: CustomResourceExt>(word: &str) -> Option<String> {
     (long.into_iter().any(|known| known == word) || K::shortnames().contains(&word)).then_some(kind)
 }
 
-/// What `adopt` hands something over to: `cmsync/NAME`, `myapp/NAME`, `mying/NAME`.
-fn adopter(text: &str) -> Result<Named, String> {
+/// Parses `cmsync/NAME`, `myapp/NAME` or `mying/NAME`.
+fn parse_adopter(text: &str) -> Result<ResourceArg, String> {
     let named = text.split_once('/').and_then(|(word, name)| {
-        let kind = called::<ConfigMapSync>(word)
-            .or_else(|| called::<MyApp>(word))
-            .or_else(|| called::<MyIngress>(word));
-        Some(Named {
+        let kind = parse_kind::<ConfigMapSync>(word)
+            .or_else(|| parse_kind::<MyApp>(word))
+            .or_else(|| parse_kind::<MyIngress>(word));
+        Some(ResourceArg {
             kind: kind?,
             name: value::object(name)?,
         })
@@ -322,10 +320,10 @@ fn adopter(text: &str) -> Result<Named, String> {
     })
 }
 
-/// `tf/NAME`, `trackedfield/NAME` or `NAME`.
+/// Parses `tf/NAME`, `trackedfield/NAME` or `NAME`, and returns the name.
 fn tracked_field(text: &str) -> Result<String, String> {
     let (kind, name) = text.rsplit_once('/').unwrap_or(("tf", text));
-    if called::<TrackedField>(kind).is_some() && !name.is_empty() {
+    if parse_kind::<TrackedField>(kind).is_some() && !name.is_empty() {
         Ok(name.to_owned())
     } else {
         Err("write the name of a TrackedField, such as tf/nginx-replicas: only these have a history".into())
@@ -348,7 +346,7 @@ mod tests {
     #[case("trackedfields.tg.azamaton.ru/web", Some("web"))]
     #[case("cp/web", None)]
     #[case("tf/", None)]
-    fn what_has_a_history(#[case] text: &str, #[case] name: Option<&str>) {
+    fn history_takes_the_name_of_a_tracked_field(#[case] text: &str, #[case] name: Option<&str>) {
         assert_eq!(tracked_field(text).ok().as_deref(), name);
     }
 
@@ -362,21 +360,21 @@ mod tests {
     #[case("settings", None)]
     #[case("myapp/", None)]
     #[case("myapp/$(x)", None)]
-    fn what_can_be_handed_something(#[case] text: &str, #[case] named: Option<&str>) {
+    fn adopt_takes_the_name_of_a_kind_that_adopts(#[case] text: &str, #[case] named: Option<&str>) {
         assert_eq!(
-            adopter(text).ok().map(|it| it.to_string()).as_deref(),
+            parse_adopter(text).ok().map(|it| it.to_string()).as_deref(),
             named
         );
     }
 
     #[test]
-    fn a_command_that_is_pasted_is_for_the_same_cluster() {
+    fn printed_command_selects_the_same_cluster() {
         let command = |kubeconfig: Option<&str>, context: Option<&str>| {
             let context = context.map(Into::into);
-            Cluster {
+            ClusterArgs {
                 kubeconfig: kubeconfig.map(Into::into),
                 context,
-                ..Cluster::default()
+                ..ClusterArgs::default()
             }
             .command("kubectl get pods")
         };
@@ -394,7 +392,7 @@ mod tests {
     #[case("/usr/local/bin/kubectl-quartermaster", "kubectl quartermaster")]
     #[case("kubectl-quartermaster.exe", "kubectl quartermaster")]
     fn program_is_named_as_its_user_runs_it(#[case] path: &str, #[case] name: &str) {
-        let program = Program::called(Some(path.as_ref()));
+        let program = Program::from_path(Some(path.as_ref()));
         assert_eq!(program.as_str(), name);
         assert_eq!(
             program.command("quartermaster status"),
@@ -415,14 +413,13 @@ mod tests {
     #[case(&["uninstall", "--purge", "-n", "shop"], false)]
     #[case(&["uninstall", "--timeout", "0s"], false)]
     #[case(&["history"], false)]
-    // A name is one of many namespaces', and each would be meant.
+    // Several namespaces may have a resource of this name.
     #[case(&["adopt", "myapp/web"], false)]
     #[case(&["adopt", "-A", "myapp/web"], false)]
     #[case(&["adopt", "-n", "", "myapp/web"], false)]
     #[case(&["adopt", "-n", "shop", "myapp/web"], true)]
     #[case(&["uninstall", "-n", "", "--yes"], false)]
-    fn what_may_be_said(#[case] arguments: &[&str], #[case] good: bool) {
-        // Whatever the program is called.
+    fn arguments_are_checked(#[case] arguments: &[&str], #[case] good: bool) {
         for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {
             let said = Cli::try_parse_from([&[program], arguments].concat());
             assert_eq!(said.is_ok(), good, "{said:?}");

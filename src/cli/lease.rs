@@ -1,4 +1,4 @@
-//! Which Lease tells whether the operator runs.
+//! The Lease of the operator that a command looks for.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
@@ -6,39 +6,39 @@ use qm_runtime::Key;
 
 use super::{LEASE, OPERATOR_NAMESPACE, value};
 
-/// Where the operator's Lease is.
+/// The operator's Lease.
 #[derive(Debug)]
-pub struct LeaseOf {
+pub struct LeaseArgs {
     flags: LeaseFlags,
-    said_namespace: bool,
-    said_name: bool,
+    explicit_namespace: bool,
+    explicit_name: bool,
 }
 
 #[derive(Debug, Args)]
 struct LeaseFlags {
-    /// Namespace that the operator runs in: its Lease there tells whether it runs
+    /// Namespace of the operator and its Lease
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = value::namespace,
         default_value = OPERATOR_NAMESPACE, help_heading = "Operator")]
     operator_namespace: String,
-    /// Name of the Lease
+    /// Name of the operator's Lease
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = value::lease,
         default_value = LEASE, help_heading = "Operator")]
     leader_election_id: String,
 }
 
-impl LeaseOf {
-    /// The namespace, if the user has said which. A variable says where to look, and no more: a Pod has it for itself.
-    pub fn said_namespace(&self) -> Option<&str> {
+impl LeaseArgs {
+    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod has it for itself.
+    pub fn explicit_namespace(&self) -> Option<&str> {
         Some(self.flags.operator_namespace.as_str())
-            .filter(|name| self.said_namespace && !name.is_empty())
+            .filter(|name| self.explicit_namespace && !name.is_empty())
     }
 
-    /// The name, if the user has said it.
-    pub fn said_name(&self) -> Option<&str> {
-        Some(self.flags.leader_election_id.as_str()).filter(|_| self.said_name)
+    /// Returns the name if the user gave the flag.
+    pub fn explicit_name(&self) -> Option<&str> {
+        Some(self.flags.leader_election_id.as_str()).filter(|_| self.explicit_name)
     }
 
-    /// What says the same again, in a command that is shown; empty where it goes without saying.
+    /// Returns the flags that select this Lease in a printed command; none for the default.
     pub fn flags(&self) -> String {
         let Key { namespace, .. } = self.key();
         let place = if *namespace == *OPERATOR_NAMESPACE {
@@ -49,7 +49,6 @@ impl LeaseOf {
         place + &self.name_flag()
     }
 
-    /// Its part that says the name.
     pub fn name_flag(&self) -> String {
         let name = &self.flags.leader_election_id;
         if name == LEASE {
@@ -59,7 +58,6 @@ impl LeaseOf {
         }
     }
 
-    /// Where it is.
     pub fn key(&self) -> Key {
         let LeaseFlags {
             operator_namespace,
@@ -74,14 +72,17 @@ impl LeaseOf {
     }
 }
 
-impl FromArgMatches for LeaseOf {
+impl FromArgMatches for LeaseArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let said = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
-        let (said_namespace, said_name) = (said("operator_namespace"), said("leader_election_id"));
+        let is_explicit = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
+        let (explicit_namespace, explicit_name) = (
+            is_explicit("operator_namespace"),
+            is_explicit("leader_election_id"),
+        );
         Ok(Self {
             flags: LeaseFlags::from_arg_matches(matches)?,
-            said_namespace,
-            said_name,
+            explicit_namespace,
+            explicit_name,
         })
     }
 
@@ -91,7 +92,7 @@ impl FromArgMatches for LeaseOf {
     }
 }
 
-impl Args for LeaseOf {
+impl Args for LeaseArgs {
     fn group_id() -> Option<Id> {
         LeaseFlags::group_id()
     }

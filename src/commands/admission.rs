@@ -1,5 +1,6 @@
-//! Whether the admission policies are in force, and which objects are older than they are.
+//! The state of the admission policies, and the objects that are older than the policies.
 
+use anyhow::Context as _;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
@@ -7,135 +8,118 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 
-use super::objects::Object;
-use super::{is, words};
-use crate::admission_policies::{PolicyState, Shipped, judge, policy_name, shipped};
+use super::objects::ObjectSummary;
+use super::{RequestError, has_code, message};
+use crate::admission_policies::{self as policies, Shipped};
+use crate::admission_policies::{PolicyState, judge};
 use crate::registry::KINDS;
 
-/// Label of everything that is installed.
+/// Label of every object of an installation.
 const INSTALLED: &str = "app.kubernetes.io/name=quartermaster";
 
-/// One admission policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Policy {
-    /// Name, without the installation's prefix.
-    pub name: String,
+pub(crate) struct Policy {
+    /// Name without the installation's prefix.
+    name: String,
     /// `InForce`, `NotInForce` or `Unknown`.
-    pub state: &'static str,
-    /// Why it is not in force, or why that is unknown.
+    pub(crate) state: &'static str,
+    /// Reason why the policy is not in force, or why the state is unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub message: String,
-    /// When the younger of policy and binding was created.
+    pub(crate) message: String,
+    /// Creation time of the younger of policy and binding.
     #[serde(skip)]
     since: Option<jiff::Timestamp>,
 }
 
-/// An object that no policy has checked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)] // each is what its name says
-pub struct Unchecked {
-    pub kind: String,
-    pub namespace: String,
-    pub name: String,
-}
-
-/// Reads the policies of all installations.
-///
-/// # Errors
-/// The apiserver cannot be asked.
-pub async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
-    let installed = ListParams::default().labels(INSTALLED);
-    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
-    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let shipped = shipped().into_iter();
-    match futures::try_join!(policies.list(&installed), bindings.list(&installed)) {
-        Ok((policies, bindings)) => Ok(shipped
-            .map(|one| of(&one, &policies.items, &bindings.items))
-            .collect()),
-        Err(error) if is(&error, 403) => {
-            let message = words(&error);
-            let unknown = |one: Shipped| Policy {
-                name: one.name,
-                state: "Unknown",
-                message: message.clone(),
-                since: None,
-            };
-            Ok(shipped.map(unknown).collect())
+impl Policy {
+    fn new(shipped: &Shipped, state: PolicyState) -> Self {
+        let (state, message, since) = match state {
+            PolicyState::InForce(since) => ("InForce", String::new(), since),
+            PolicyState::NotInForce(problem) => ("NotInForce", problem, None),
+            PolicyState::Unknown(error) => ("Unknown", error, None),
+        };
+        Self {
+            name: shipped.name.clone(),
+            state,
+            message,
+            since,
         }
-        Err(error) => anyhow::bail!(
-            "the admission policies could not be listed: {}",
-            words(&error)
-        ),
     }
 }
 
-/// The state of one policy: of several installations the best.
-fn of(
+/// An object whose creation no policy has checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Unchecked {
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// Reads the policies of all installations.
+pub(crate) async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
+    let installed = ListParams::default().labels(INSTALLED);
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    let read = match futures::try_join!(policies.list(&installed), bindings.list(&installed)) {
+        Ok(read) => Ok(read),
+        Err(error) if has_code(&error, 403) => Err(message(&error)),
+        Err(error) => {
+            return Err(RequestError::from(error))
+                .context("the admission policies could not be listed");
+        }
+    };
+    let policy = |shipped: &Shipped| {
+        let state = match &read {
+            Ok((policies, bindings)) => best_state(shipped, &policies.items, &bindings.items),
+            Err(message) => PolicyState::Unknown(message.clone()),
+        };
+        Policy::new(shipped, state)
+    };
+    Ok(policies::shipped().iter().map(policy).collect())
+}
+
+/// Returns the state of one policy, the best one of several installations.
+fn best_state(
     shipped: &Shipped,
     policies: &[ValidatingAdmissionPolicy],
     bindings: &[ValidatingAdmissionPolicyBinding],
-) -> Policy {
-    let is_one = |name: &str| {
-        name.strip_suffix(&shipped.name)
-            .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('-'))
+) -> PolicyState {
+    let is_policy = |name: &str| {
+        let prefix = name.strip_suffix(&shipped.name);
+        prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('-'))
     };
     let mut found = None;
-    for policy in policies.iter().filter(|policy| is_one(&policy.name_any())) {
+    for policy in policies.iter().filter(|it| is_policy(&it.name_any())) {
         let name = policy.name_any();
         let binds = |binding: &&ValidatingAdmissionPolicyBinding| {
-            binding
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.policy_name.as_ref())
-                == Some(&name)
+            let spec = binding.spec.as_ref();
+            spec.is_some_and(|spec| spec.policy_name.as_ref() == Some(&name))
         };
         for binding in bindings.iter().filter(binds).map(Some).chain([None]) {
             let state = judge(shipped, &name, Some(policy), binding, None);
             if matches!(state, PolicyState::InForce(_)) {
-                return policy_of(shipped, state);
+                return state;
             }
             found.get_or_insert(state);
         }
     }
-    let missing = || {
-        PolicyState::NotInForce(format!(
-            "ValidatingAdmissionPolicy ...-{} not found",
-            shipped.name
-        ))
-    };
-    policy_of(shipped, found.unwrap_or_else(missing))
+    let not_found = format!("ValidatingAdmissionPolicy ...-{} not found", shipped.name);
+    found.unwrap_or(PolicyState::NotInForce(not_found))
 }
 
-fn policy_of(shipped: &Shipped, state: PolicyState) -> Policy {
-    let (state, message, since) = match state {
-        PolicyState::InForce(since) => ("InForce", String::new(), since),
-        PolicyState::NotInForce(problem) => ("NotInForce", problem, None),
-        PolicyState::Unknown(error) => ("Unknown", error, None),
-    };
-    Policy {
-        name: shipped.name.clone(),
-        state,
-        message,
-        since,
-    }
-}
-
-/// The objects that are older than the policy of their kind, which has therefore never checked their creation.
-pub fn unchecked(policies: &[Policy], objects: &[Object]) -> Vec<Unchecked> {
-    let is_older = |object: &&Object| {
-        let kind = KINDS
-            .iter()
-            .find(|kind| kind.resource().kind == object.kind);
-        let name = kind.map(|kind| policy_name(kind.controller));
-        let since = policies
-            .iter()
-            .find(|policy| Some(&policy.name) == name.as_ref())
-            .and_then(|policy| policy.since);
-        // Times of creation have whole seconds.
+/// Returns the objects that are older than the policy of their kind, which has never checked their creation.
+pub(crate) fn unchecked(policies: &[Policy], objects: &[ObjectSummary]) -> Vec<Unchecked> {
+    let is_older = |object: &&ObjectSummary| {
+        let mut kinds = KINDS.iter();
+        let kind = kinds.find(|kind| kind.resource().kind == object.kind);
+        let name = kind.map(|kind| policies::policy_name(kind.controller));
+        let policy = policies.iter().find(|it| Some(&it.name) == name.as_ref());
+        let since = policy.and_then(|policy| policy.since);
+        // Creation times have whole seconds.
         since.is_some_and(|since| object.created.is_some_and(|created| created <= since))
     };
-    let unchecked = |object: &Object| Unchecked {
+    let unchecked = |object: &ObjectSummary| Unchecked {
         kind: object.kind.clone(),
         namespace: object.namespace.clone(),
         name: object.name.clone(),

@@ -2,166 +2,147 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
 use qm_api::tracked_field::{Action, Delivery, Entry};
-use qm_runtime::telemetry::causes;
 use serde_json::json;
 
-use super::paper::{Cell, Ink, Paper, count, shorten, stamp};
-use super::{is, words};
+use super::objects::changes;
+use super::printer::{Cell, Colour, Printer, count, format_time, shorten};
+use super::{RequestError, has_code};
 use crate::cli::commands::{HistoryArgs, Output};
 
-/// How long the longest bar is.
-const BAR: usize = 24;
+/// Length of the longest bar.
+const MAX_BAR: usize = 24;
+/// Maximum number of suggested names.
+const MAX_SUGGESTED: u32 = 20;
+const HEAD: [&str; 5] = ["TIME", "", "ACTION", "VALUE", "DELIVERY"];
 
-/// Draws it.
-///
-/// # Errors
-/// There is none of that name, or the cluster cannot be asked.
-pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
-    let namespace = args
-        .namespace
-        .as_deref()
-        .unwrap_or_else(|| client.default_namespace())
-        .to_owned();
-    let api: Api<TrackedField> = Api::namespaced(client.clone(), &namespace);
+pub(crate) async fn run(
+    client: Client,
+    args: &HistoryArgs,
+    out: &mut Printer,
+) -> anyhow::Result<ExitCode> {
+    let namespace = args.namespace.as_deref();
+    let namespace = namespace.unwrap_or_else(|| client.default_namespace());
+    let api: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
     let field = match api.get(&args.name).await {
-        Ok(field) => field,
-        Err(error) if is(&error, 404) => {
-            let elsewhere: Api<TrackedField> = Api::all(client);
-            let named = ListParams::default()
-                .limit(20)
-                .fields(&format!("metadata.name={}", args.name));
-            let elsewhere = elsewhere
-                .list_metadata(&named)
-                .await
-                .map(|list| list.items)
-                .unwrap_or_default();
-            if !elsewhere.is_empty() {
-                let places = elsewhere.iter().filter_map(ResourceExt::namespace);
-                let places = places
-                    .map(|place| format!("-n {place}"))
-                    .collect::<Vec<_>>()
-                    .join(" or ");
-                anyhow::bail!(
-                    "there is no TrackedField {} in namespace {namespace}; there is one with {places}",
-                    args.name
-                );
-            }
-            let there = match api.list_metadata(&ListParams::default().limit(20)).await {
-                Err(error) if is(&error, 404) => {
-                    let install = args.cluster.command(crate::INSTALL_CRDS);
-                    anyhow::bail!("the CRD of TrackedFields is not installed ({install})");
-                }
-                list => list.map_or_else(
-                    |_| Vec::new(),
-                    |list| list.items.iter().map(ResourceExt::name_any).collect(),
-                ),
-            };
-            let there = if there.is_empty() {
-                "none at all there".to_owned()
-            } else {
-                there.join(", ")
-            };
-            anyhow::bail!(
-                "there is no TrackedField {} in namespace {namespace}; there is {there}",
-                args.name
-            );
+        Err(error) if has_code(&error, 404) => {
+            return Err(not_found(&client, namespace, args).await);
         }
-        Err(error) => anyhow::bail!(words(&error)),
+        field => field.map_err(RequestError::from)?,
     };
-    let history = field
-        .history()
-        .map_err(|error| anyhow::anyhow!("its history cannot be read: {}", causes(&error)))?;
+    let history = field.history().context("its history cannot be read")?;
     let waiting = field.annotations().get(WAITING);
+    let target = &field.spec.target;
     if args.output == Output::Json {
-        let shown = json!({
+        out.json(&json!({
             "namespace": namespace,
             "name": args.name,
-            "target": field.spec.target,
+            "target": target,
             "field": field.spec.field,
             "contactPoint": field.spec.contact_point,
             "waiting": waiting,
             "history": history,
-        });
-        out.json(&shown)?;
+        }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let target = &field.spec.target;
-    let of = if target.namespace.is_empty() {
-        String::new()
-    } else {
-        format!("{}/", target.namespace)
+    let name = match target.namespace.as_str() {
+        "" => target.name.clone(),
+        namespace => format!("{namespace}/{}", target.name),
     };
     out.line(format!(
-        "{} of {} {of}{}, told to contact point {}",
-        field.spec.field, target.kind, target.name, field.spec.contact_point
+        "{} of {} {name}, sent to contact point {}",
+        field.spec.field, target.kind, field.spec.contact_point
     ))?;
     if let Some(waiting) = waiting {
-        out.line(format!("It waits: {waiting}"))?;
+        out.line(format!("Waiting: {waiting}"))?;
     }
     out.line("")?;
     if history.is_empty() {
         out.line("Nothing is recorded yet.")?;
-        return Ok(ExitCode::SUCCESS);
+    } else {
+        out.table(&HEAD, &rows(&history))?;
+        out.line("")?;
+        out.line(summary(&history))?;
     }
-    out.table(
-        &["TIME", "", "ACTION", "VALUE", "DELIVERY"],
-        &draw(&history),
-    )?;
-    out.line("")?;
-    out.line(summary(&history))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A row for each entry, and one where another subject begins. Pure.
-pub fn draw(history: &[Entry]) -> Vec<Vec<Cell>> {
-    let most = most(history);
-    let mut subject = None;
+/// Returns an error with the namespaces that have a `TrackedField` of this name, or with the names in this namespace.
+async fn not_found(client: &Client, namespace: &str, args: &HistoryArgs) -> anyhow::Error {
+    let name = &args.name;
+    let some = ListParams::default().limit(MAX_SUGGESTED);
+    let everywhere: Api<TrackedField> = Api::all(client.clone());
+    let same_name = some.clone().fields(&format!("metadata.name={name}"));
+    let elsewhere = everywhere.list_metadata(&same_name).await;
+    let elsewhere = elsewhere.map(|list| list.items).unwrap_or_default();
+    let namespaces = elsewhere.iter().filter_map(ResourceExt::namespace);
+    let namespaces: Vec<_> = namespaces.map(|it| format!("-n {it}")).collect();
+
+    let here: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
+    let there = if namespaces.is_empty() {
+        let names: Vec<_> = match here.list_metadata(&some).await {
+            Ok(list) => list.items.iter().map(ResourceExt::name_any).collect(),
+            Err(error) if has_code(&error, 404) => {
+                let install = args.cluster.command(crate::INSTALL_CRDS);
+                return anyhow::anyhow!("the CRD of TrackedFields is not installed ({install})");
+            }
+            Err(_) => Vec::new(),
+        };
+        if names.is_empty() {
+            "none at all there".into()
+        } else {
+            names.join(", ")
+        }
+    } else {
+        format!("one with {}", namespaces.join(" or "))
+    };
+    anyhow::anyhow!("there is no TrackedField {name} in namespace {namespace}; there is {there}")
+}
+
+/// Returns a row for each entry, and one where target or field have changed. Pure.
+fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
+    let largest = largest(history);
+    let mut last = None;
     let mut rows = Vec::new();
     for entry in history {
-        // What another program wrote names none.
-        if let Some(next) = &entry.subject {
-            if subject.is_some_and(|subject| subject != next) {
-                rows.push(vec![
-                    "".into(),
-                    Cell::new("╌", Ink::Dim),
-                    "".into(),
-                    Cell::new(next.as_str(), Ink::Dim),
-                ]);
+        // An entry of the original program has no subject.
+        if let Some(subject) = &entry.subject {
+            if last.is_some_and(|last| last != subject) {
+                let dim = |text: &str| Cell::new(text, Colour::Dim);
+                rows.push(vec!["".into(), dim("╌"), "".into(), dim(subject.as_str())]);
             }
-            subject = Some(next);
+            last = Some(subject);
         }
-        let time = entry
-            .time
-            .as_ref()
-            .map_or_else(|| "?".into(), |time| stamp(time.0));
-        let (sign, ink) = match entry.action {
-            Action::Created => ("┌", Ink::Green),
-            Action::Updated => ("│", Ink::Plain),
-            Action::Deleted => ("└", Ink::Red),
+        let time = entry.time.as_ref();
+        let time = time.map_or_else(|| "?".into(), |time| format_time(time.0));
+        let (sign, colour) = match entry.action {
+            Action::Created => ("┌", Colour::Green),
+            Action::Updated => ("│", Colour::Plain),
+            Action::Deleted => ("└", Colour::Red),
         };
         rows.push(vec![
             time.into(),
-            Cell::new(sign, ink),
-            Cell::new(entry.action.as_str(), ink),
-            value(entry, most).into(),
+            Cell::new(sign, colour),
+            Cell::new(entry.action.as_str(), colour),
+            value(entry, largest).into(),
             delivery(entry),
         ]);
     }
     rows
 }
 
-/// The largest value, if all are numbers that a bar can show: none is below 0, one is above.
-fn most(history: &[Entry]) -> Option<f64> {
-    let mut most = 0.0_f64;
+/// Returns the largest value, if all values are numbers that bars can show.
+fn largest(history: &[Entry]) -> Option<f64> {
+    let mut largest = 0.0_f64;
     for entry in history.iter().filter(|entry| entry.value.is_some()) {
-        most = most.max(number(entry)?);
+        largest = largest.max(number(entry)?);
     }
-    (most > 0.0).then_some(most)
+    (largest > 0.0).then_some(largest)
 }
 
 fn number(entry: &Entry) -> Option<f64> {
@@ -169,88 +150,65 @@ fn number(entry: &Entry) -> Option<f64> {
     (number.is_finite() && number >= 0.0 && entry.cut.is_none()).then_some(number)
 }
 
-fn value(entry: &Entry, most: Option<f64>) -> String {
-    let mut text = match (&entry.value, entry.missing) {
-        (Some(value), _) => shorten(value),
-        (None, true) => "(not set)".into(),
-        (None, false) => String::new(),
+fn value(entry: &Entry, largest: Option<f64>) -> String {
+    let mut text = match &entry.value {
+        Some(value) => shorten(value),
+        None if entry.missing => "(not set)".into(),
+        None => String::new(),
     };
-    if let (Some(most), Some(number)) = (most, number(entry)) {
+    if let (Some(largest), Some(number)) = (largest, number(entry)) {
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             clippy::cast_precision_loss
         )]
-        let length = (number / most * BAR as f64).ceil() as usize;
-        let bar = "▇".repeat(length.min(BAR));
-        text = if bar.is_empty() {
-            text
-        } else {
-            format!("{text:<6} {bar}")
-        };
+        let length = (number / largest * MAX_BAR as f64).ceil() as usize;
+        if length > 0 {
+            text = format!("{text:<6} {}", "▇".repeat(length.min(MAX_BAR)));
+        }
     }
     if let Some(cut) = &entry.cut {
         text = format!("{text} ({} bytes)", cut.length);
     }
     if let Some(merged) = entry.merged {
-        let first = entry
-            .first_value
-            .as_deref()
-            .map_or_else(String::new, |first| {
-                format!(", the first {}", shorten(first))
-            });
+        let merged = usize::try_from(merged).unwrap_or(usize::MAX);
+        let first = entry.first_value.as_deref();
+        let first = first.map(|first| format!(", the first {}", shorten(first)));
         text = format!(
-            "{text} ({} in one{first})",
-            count(
-                usize::try_from(merged).unwrap_or(usize::MAX),
-                "change",
-                "changes"
-            )
+            "{text} ({} in one{})",
+            count(merged, "change", "changes"),
+            first.unwrap_or_default()
         );
     }
     text
 }
 
 fn delivery(entry: &Entry) -> Cell {
-    let reason = entry
-        .reason
-        .as_deref()
-        .map_or_else(String::new, |reason| format!(": {reason}"));
+    let reason = entry.reason.as_deref();
+    let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
     match entry.delivery {
-        Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Ink::Yellow),
-        Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Ink::Red),
-        Some(Delivery::Delivered) => Cell::new("Delivered", Ink::Green),
-        // What another program wrote counts as delivered.
-        None => Cell::new("-", Ink::Dim),
+        Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Colour::Yellow),
+        Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Colour::Red),
+        Some(Delivery::Delivered) => Cell::new("Delivered", Colour::Green),
+        // An entry of the original program counts as delivered.
+        None => Cell::new("-", Colour::Dim),
     }
 }
 
 fn summary(history: &[Entry]) -> String {
-    let changes = |is: fn(&Entry) -> bool| {
-        history
-            .iter()
-            .filter(|entry| is(entry))
-            .map(Entry::changes)
-            .sum::<u64>()
-    };
-    let all = usize::try_from(changes(|_| true)).unwrap_or(usize::MAX);
-    let mut words = format!(
+    let mut text = format!(
         "{} in {}",
-        count(all, "change", "changes"),
+        count(changes(history, |_| true), "change", "changes"),
         count(history.len(), "entry", "entries")
     );
-    for (number, what) in [
-        (changes(Entry::is_pending), "wait to be told"),
-        (
-            changes(|entry| entry.delivery == Some(Delivery::Failed)),
-            "could not be told",
-        ),
-    ] {
+    let pending = changes(history, Entry::is_pending);
+    let failed = changes(history, |it| it.delivery == Some(Delivery::Failed));
+    for (number, delivery) in [(pending, "pending"), (failed, "failed")] {
         if number > 0 {
-            words = format!("{words}, {number} {what}");
+            text = format!("{text}, {number} {delivery}");
         }
     }
-    words
+    text
 }
 
 #[cfg(test)]
@@ -259,21 +217,17 @@ mod tests {
 
     use serde_json::Value;
 
-    use super::super::paper;
     use super::*;
+    use crate::commands::printer;
 
     fn drawn(history: Value) -> String {
         let history: Vec<Entry> = serde_json::from_value(history).unwrap();
-        let table = paper::draw(
-            &["TIME", "", "ACTION", "VALUE", "DELIVERY"],
-            &draw(&history),
-            false,
-        );
+        let table = printer::draw(&HEAD, &rows(&history), false);
         format!("{table}{}", summary(&history))
     }
 
     #[test]
-    fn a_timeline_of_numbers_has_bars() {
+    fn numbers_have_bars() {
         let all = json!([
             { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1" },
             { "time": "2026-01-01T00:00:01.5Z", "action": "Updated", "value": "12", "delivery": "Delivered", "subject": "Deployment/shop/web/replicas" },
@@ -286,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn words_have_none_and_are_harmless_and_short() {
+    fn texts_are_escaped_and_shortened() {
         let long = "x".repeat(100);
         let all = json!([
             { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "nginx\u{1b}[2J\n", "delivery": "Delivered" },

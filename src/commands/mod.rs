@@ -1,5 +1,4 @@
-//! What people run beside the operator, with their own kubeconfig and their own rights: [`status`], [`history`], [`adopt`] and
-//! [`uninstall`]. What is printed goes through [`paper`]; objects of every kind are read as [`objects`] has them.
+//! The commands that users run beside the operator, with their own kubeconfig and permissions.
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -8,61 +7,63 @@ use anyhow::Context as _;
 use http::Uri;
 use kube::Client;
 use kube::config::Kubeconfig;
-use qm_runtime::{client, cluster};
+use qm_runtime::{client, cluster, telemetry};
 
-use self::paper::Paper;
+use self::printer::Printer;
 use crate::cli::ClusterCommand;
-use crate::cli::commands::Cluster;
+use crate::cli::commands::ClusterArgs;
 
-pub mod admission;
-pub mod adopt;
-pub mod going;
-pub mod history;
-pub mod lease;
-pub mod objects;
-pub mod paper;
-pub mod report;
-pub mod status;
-pub mod uninstall;
+mod admission;
+mod adopt;
+mod history;
+mod objects;
+mod operator_state;
+pub mod printer;
+mod report;
+mod status;
+mod terminating;
+mod uninstall;
 
-/// The field manager of what is written here.
-pub const MANAGER: &str = "quartermaster/cli";
+/// The field manager of these commands.
+const MANAGER: &str = "quartermaster/cli";
 
-/// Does what is asked for. The exit code is as `--help` has it.
+/// Runs a command and returns its exit code, which its `--help` explains.
 ///
 /// # Errors
-/// The cluster cannot be asked, or refuses.
+/// The cluster does not answer, or refuses.
 pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let mut out = Paper::new(io::stdout(), io::stdout().is_terminal());
+    let mut out = Printer::new(io::stdout(), io::stdout().is_terminal());
     let result = runtime.block_on(async {
         match command {
             ClusterCommand::Status(args) => {
-                status::run(connect(&args.scope.cluster).await?.0, &args, &mut out).await
+                let (client, _) = connect(&args.scope.cluster).await?;
+                status::run(client, &args, &mut out).await
             }
             ClusterCommand::History(args) => {
-                history::run(connect(&args.cluster).await?.0, &args, &mut out).await
+                let (client, _) = connect(&args.cluster).await?;
+                history::run(client, &args, &mut out).await
             }
             ClusterCommand::Adopt(args) => {
-                let (client, called) = connect(&args.scope.cluster).await?;
-                adopt::run(client, &called, &args, &mut out.lasting()).await
+                let (client, cluster) = connect(&args.scope.cluster).await?;
+                adopt::run(client, &cluster, &args, &mut out.ignoring_errors()).await
             }
             ClusterCommand::Uninstall(args) => {
-                let (client, called) = connect(&args.scope.cluster).await?;
-                uninstall::run(client, &called, &args, &mut out.lasting()).await
+                let (client, cluster) = connect(&args.scope.cluster).await?;
+                uninstall::run(client, &cluster, &args, &mut out.ignoring_errors()).await
             }
         }
     });
-    // A name that is being resolved would hold up the exit.
+    // Dropping the runtime would wait for a DNS lookup in progress.
     runtime.shutdown_background();
     result
 }
 
-/// The cluster that is meant, and what people call it.
-async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
-    let (config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
+/// Connects to a cluster, and returns the cluster's name for the user.
+async fn connect(args: &ClusterArgs) -> anyhow::Result<(Client, String)> {
+    let (config, kubeconfig) = match (&args.kubeconfig, &args.context) {
         (None, None) => (cluster::current().await?, cluster::kubeconfig().ok()),
         (file, context) => {
             let mut kubeconfig = match file {
@@ -77,71 +78,118 @@ async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
             (cluster::of(kubeconfig.clone()).await?, Some(kubeconfig))
         }
     };
-    let called = called(&config.cluster_url, kubeconfig.as_ref());
-    Ok((client::for_command(config, &crate::PROGRAM)?, called))
+    let name = cluster_name(&config.cluster_url, kubeconfig.as_ref());
+    Ok((client::for_command(config, &crate::PROGRAM)?, name))
 }
 
-/// A cluster's URL, and the context that leads to it.
-fn called(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
-    // Without a user's name and password, and without what else may stand there.
-    let port = url
-        .port()
-        .map_or_else(String::new, |port| format!(":{port}"));
-    let place = format!(
-        "{}://{}{port}",
-        url.scheme_str().unwrap_or("https"),
-        url.host().unwrap_or_default()
-    );
+/// Returns a cluster's URL without credentials, and the context of the kubeconfig that has this URL.
+fn cluster_name(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
+    let scheme = url.scheme_str().unwrap_or("https");
+    let host = url.host().unwrap_or_default();
+    let port = url.port().map_or_else(String::new, |it| format!(":{it}"));
+    let path = url.path().trim_end_matches('/');
+    let server = format!("{scheme}://{host}{port}{path}");
     let context = kubeconfig.and_then(|kubeconfig| {
         let current = kubeconfig.current_context.as_ref()?;
-        let context = kubeconfig
-            .contexts
-            .iter()
-            .find(|named| named.name == *current)?
-            .context
-            .as_ref()?;
-        let cluster = kubeconfig
-            .clusters
-            .iter()
-            .find(|named| named.name == context.cluster)?
-            .cluster
-            .as_ref()?;
-        // In a Pod it may not be the kubeconfig that leads somewhere.
-        (cluster.server.as_ref()?.parse::<Uri>().ok()? == *url).then_some(current)
+        let mut contexts = kubeconfig.contexts.iter();
+        let context = contexts.find(|context| context.name == *current)?;
+        let cluster = &context.context.as_ref()?.cluster;
+        let mut clusters = kubeconfig.clusters.iter();
+        let cluster = clusters.find(|named| named.name == *cluster)?;
+        // In a Pod the client may have used the Pod's own credentials instead.
+        let configured: Uri = cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()?;
+        (configured == *url).then_some(current)
     });
-    let path = url.path().trim_end_matches('/');
-    context.map_or_else(
-        || format!("{place}{path}"),
-        |name| format!("context {name}, {place}{path}"),
-    )
+    match context {
+        Some(context) => format!("context {context}, {server}"),
+        None => server,
+    }
 }
 
-/// What the apiserver says, in words.
-pub(crate) fn words(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(said) if said.message.is_empty() => {
-            format!("it answers {} without a word", said.code)
+/// A failed request, with the apiserver's message.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct RequestError {
+    message: String,
+    code: Option<u16>,
+}
+
+impl From<kube::Error> for RequestError {
+    fn from(error: kube::Error) -> Self {
+        Self::new(&error)
+    }
+}
+
+impl RequestError {
+    fn new(error: &kube::Error) -> Self {
+        let code = match error {
+            kube::Error::Api(status) => Some(status.code),
+            _ => None,
+        };
+        Self {
+            message: message(error),
+            code,
         }
-        kube::Error::Api(said) => said.message.clone(),
-        // As it was told: what kube puts before it helps nobody.
-        kube::Error::Service(error) => qm_runtime::telemetry::causes(&**error),
-        error => qm_runtime::telemetry::causes(error),
+    }
+
+    /// Returns the error of a list in `namespace`, or in all namespaces; a user may lack the permission for all only.
+    fn of_list(error: &kube::Error, namespace: Option<&str>) -> Self {
+        let mut error = Self::new(error);
+        if error.code == Some(403) && namespace.is_none() {
+            error.message += "; for one namespace: -n NAMESPACE";
+        }
+        error
+    }
+
+    /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
+    fn is_busy(error: &anyhow::Error) -> bool {
+        matches!(
+            error.downcast_ref(),
+            Some(Self {
+                code: Some(429 | 503 | 504),
+                ..
+            })
+        )
     }
 }
 
-/// The same of a list of all that lies in `namespace`, or anywhere: who may not have that may have less.
-pub(crate) fn words_of_list(error: &kube::Error, namespace: Option<&str>) -> String {
-    let words = words(error);
-    if is(error, 403) && namespace.is_none() {
-        format!("{words}; for what lies in one: -n NAMESPACE")
-    } else {
-        words
+/// Returns the apiserver's message, or the cause of a missing answer.
+fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.message.is_empty() => {
+            format!("HTTP status {} without a message", status.code)
+        }
+        kube::Error::Api(status) => status.message.clone(),
+        // kube's own text adds nothing.
+        kube::Error::Service(error) => telemetry::causes(&**error),
+        error => telemetry::causes(error),
     }
 }
 
-/// What an answer of this code says.
-pub(crate) fn is(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(said) if said.code == code)
+fn has_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// Prints why the cluster does not answer, once for each reason.
+#[derive(Default)]
+struct OutageReporter(String);
+
+impl OutageReporter {
+    fn report(&mut self, error: &anyhow::Error, out: &mut Printer) -> io::Result<()> {
+        let text = format!("the cluster does not answer; will retry: {error:#}");
+        if text != self.0 {
+            out.line(&text)?;
+            self.0 = text;
+        }
+        Ok(())
+    }
+}
+
+/// Returns ` in namespace NAMESPACE`, or nothing for all namespaces.
+fn in_namespace(namespace: Option<&str>) -> String {
+    namespace.map_or_else(String::new, |namespace| {
+        format!(" in namespace {namespace}")
+    })
 }
 
 #[cfg(test)]
@@ -153,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_called_by_its_context_and_its_url_without_a_password() {
+    fn cluster_name_has_context_and_url_without_password() {
         let kubeconfig = |server: &str| -> Kubeconfig {
             serde_json::from_value(json!({
                 "current-context": "prod",
@@ -162,8 +210,9 @@ mod tests {
             }))
             .unwrap()
         };
-        let with =
-            |url: &str, server: &str| called(&url.parse().unwrap(), Some(&kubeconfig(server)));
+        let with = |url: &str, server: &str| {
+            cluster_name(&url.parse().unwrap(), Some(&kubeconfig(server)))
+        };
         assert_eq!(
             with("https://a.example:6443", "https://a.example:6443"),
             "context prod, https://a.example:6443"
@@ -178,7 +227,7 @@ mod tests {
             "a Pod's own"
         );
         assert_eq!(
-            called(&"https://me:hunter2@[::1]:6443/".parse().unwrap(), None),
+            cluster_name(&"https://me:hunter2@[::1]:6443/".parse().unwrap(), None),
             "https://[::1]:6443"
         );
     }

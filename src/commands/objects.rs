@@ -1,4 +1,4 @@
-//! Objects of all kinds, as the commands look at them: how one stands ([`Object::of`], pure), and how all are listed.
+//! Lists of the objects of all kinds, and their summaries.
 
 use std::fmt;
 
@@ -15,354 +15,311 @@ use qm_core::readiness::{Readiness, from_condition};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::is;
-use super::paper::Ink;
+use super::printer::Colour;
+use super::{RequestError, has_code};
 use crate::controllers::contact_point::standing::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::registry;
 
-/// How many objects a list holds at once.
-pub const PAGE: u32 = 500;
-/// What something that is no apiserver is told to be.
-pub const NO_KUBERNETES: &str = "this is no apiserver of Kubernetes: it tells no version";
-/// The reason of every kind's condition while `spec.suspend` is true.
-pub const SUSPENDED: &str = "Suspended";
+/// Number of objects in a page of a list.
+const PAGE: u32 = 500;
+/// Reason of every kind's condition while `spec.suspend` is true.
+pub(crate) const SUSPENDED: &str = "Suspended";
 
-/// How an object stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum State {
-    /// All is well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) enum ObjectState {
     Ready,
-    /// It is not.
     NotReady,
-    /// Messages are on their way.
+    /// Messages are Pending, and none has failed.
     Delivering,
-    /// `spec.suspend` is true.
     Suspended,
-    /// It is being deleted.
-    Deleting,
-    /// Nobody has looked at it as it is now.
-    Unseen,
+    Terminating,
+    /// The operator has not reported on the present spec.
+    #[default]
+    NotObserved,
 }
 
-impl State {
-    /// Its colour.
-    pub fn ink(self) -> Ink {
+impl ObjectState {
+    pub(crate) fn colour(self) -> Colour {
         match self {
-            Self::Ready => Ink::Green,
-            Self::NotReady => Ink::Red,
-            _ => Ink::Yellow,
+            Self::Ready => Colour::Green,
+            Self::NotReady => Colour::Red,
+            _ => Colour::Yellow,
         }
     }
 }
 
-impl From<Readiness> for State {
+impl From<Readiness> for ObjectState {
     fn from(ready: Readiness) -> Self {
         match ready {
             Readiness::True => Self::Ready,
             Readiness::False => Self::NotReady,
-            Readiness::Unknown => Self::Unseen,
+            Readiness::Unknown => Self::NotObserved,
         }
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for ObjectState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
 }
 
-/// A message that is not delivered.
+/// A change that is Pending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Undelivered {
-    /// When the change was seen.
+pub(crate) struct Undelivered {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub time: Option<jiff::Timestamp>,
-    /// What happened.
-    pub action: &'static str,
-    /// The field's value.
+    pub(crate) time: Option<jiff::Timestamp>,
+    pub(crate) action: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub value: Option<String>,
+    pub(crate) value: Option<String>,
 }
 
-/// What is of interest of an object.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The facts about an object that the commands use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Object {
-    /// Its kind, as the API spells it.
-    pub kind: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// How it stands.
-    pub state: State,
-    /// Why it is not well, in a word; empty where it is.
+pub(crate) struct ObjectSummary {
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) state: ObjectState,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub reason: String,
-    /// The same in words.
+    pub(crate) reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub message: String,
-    /// Since when it is or is not well, where that is known.
+    pub(crate) message: String,
+    /// Start of the state, or time of the oldest Pending change.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<jiff::Timestamp>,
-    /// How many changes wait to be told.
+    pub(crate) since: Option<jiff::Timestamp>,
+    /// Number of Pending changes.
     #[serde(skip_serializing_if = "is_zero")]
-    pub pending: u64,
-    /// How many changes of its history could not be told.
+    pub(crate) pending: usize,
+    /// Number of failed changes in the history.
     #[serde(skip_serializing_if = "is_zero")]
-    pub failed: u64,
-    /// The oldest change that waits to be told.
+    pub(crate) failed: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub oldest_undelivered: Option<Undelivered>,
-    /// What holds it up, where it is being deleted and somebody looked.
+    pub(crate) oldest_undelivered: Option<Undelivered>,
+    /// Blockers of the deletion.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub held: Vec<String>,
-    /// When it was created.
+    pub(crate) held: Vec<String>,
     #[serde(skip)]
-    pub created: Option<jiff::Timestamp>,
-    /// Only the operator lets it go, where somebody looked.
+    pub(crate) created: Option<jiff::Timestamp>,
     #[serde(skip)]
-    pub needs_operator: bool,
+    pub(crate) uid: String,
+    #[serde(skip)]
+    pub(crate) finalizers: Vec<String>,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde asks so
-fn is_zero(number: &u64) -> bool {
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-impl Object {
-    /// How an object of that kind stands.
-    pub fn of(kind: &KindInfo, object: &DynamicObject) -> Self {
-        let mut row = Self {
+impl ObjectSummary {
+    pub(crate) fn new(kind: &KindInfo, object: &DynamicObject) -> Self {
+        let metadata = &object.metadata;
+        let mut summary = Self {
             kind: kind.resource().kind,
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
-            state: State::Unseen,
-            reason: String::new(),
-            message: String::new(),
-            since: None,
-            pending: 0,
-            failed: 0,
-            oldest_undelivered: None,
-            held: Vec::new(),
-            created: object
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map(|time| time.0),
-            needs_operator: false,
+            created: metadata.creation_timestamp.as_ref().map(|time| time.0),
+            uid: object.uid().unwrap_or_default(),
+            finalizers: object.finalizers().to_vec(),
+            ..Self::default()
         };
         if kind.controller == tracked_field::NAME {
-            row.track(object);
+            summary.read_history(object);
         } else {
-            row.judge(object);
+            summary.read_conditions(object);
         }
-        let suspended = object.data["spec"]["suspend"] == Value::Bool(true);
-        if suspended && row.state != State::Unseen {
-            row.state = State::Suspended;
-            row.reason = SUSPENDED.into();
+        let is_suspended = object.data["spec"]["suspend"] == Value::Bool(true);
+        if is_suspended && summary.state != ObjectState::NotObserved {
+            summary.state = ObjectState::Suspended;
+            summary.reason = SUSPENDED.into();
         }
-        if let Some(since) = &object.metadata.deletion_timestamp {
-            row.state = State::Deleting;
-            row.since = Some(since.0);
-            if condition(object).is_none_or(|condition| condition.status == "True") {
-                row.reason = String::new();
-                row.message = String::new();
+        if let Some(since) = &metadata.deletion_timestamp {
+            summary.state = ObjectState::Terminating;
+            summary.since = Some(since.0);
+            if condition(object, READY).is_none_or(|ready| ready.status == "True") {
+                summary.reason.clear();
+                summary.message.clear();
             }
         }
-        row
+        summary
     }
 
-    /// The kind whose status is a list.
-    fn track(&mut self, object: &DynamicObject) {
+    /// Reads the status of a `TrackedField`, which is a list.
+    fn read_history(&mut self, object: &DynamicObject) {
         let status = &object.data["status"];
-        let history = if status.is_null() {
-            Ok(History::new())
-        } else {
-            serde_json::from_value::<History>(status.clone())
-        };
-        let changes = |is: fn(&Entry) -> bool, history: &History| {
-            history
-                .iter()
-                .filter(|entry| is(entry))
-                .map(Entry::changes)
-                .sum()
-        };
-        let history = match history {
-            Ok(history) => history,
+        let history = match serde_json::from_value::<Option<History>>(status.clone()) {
+            Ok(history) => history.unwrap_or_default(),
             Err(error) => {
-                (self.state, self.reason, self.message) = (
-                    State::NotReady,
-                    "HistoryUnreadable".into(),
-                    error.to_string(),
-                );
+                self.state = ObjectState::NotReady;
+                self.reason = "HistoryUnreadable".into();
+                self.message = error.to_string();
                 return;
             }
         };
-        self.pending = changes(Entry::is_pending, &history);
-        self.failed = changes(|entry| entry.delivery == Some(Delivery::Failed), &history);
-        self.oldest_undelivered = history
-            .iter()
-            .find(|entry| entry.is_pending())
-            .map(|entry| Undelivered {
-                time: entry.time.as_ref().map(|time| time.0),
-                action: entry.action.as_str(),
-                value: entry.value.clone(),
-            });
-        let oldest = self.oldest_undelivered.as_ref();
+        self.pending = changes(&history, Entry::is_pending);
+        self.failed = changes(&history, |it| it.delivery == Some(Delivery::Failed));
         let waiting = readiness::waiting(object);
         let (ready, _) = readiness::from_waiting(waiting, !history.is_empty());
-        self.state = if ready == Readiness::True && oldest.is_some() {
-            State::Delivering
-        } else {
-            ready.into()
-        };
-        if let Some((reason, words)) = waiting {
-            (self.reason, self.message) = (reason.into(), words.into());
+        self.state = ready.into();
+        if let Some((reason, message)) = waiting {
+            self.reason = reason.into();
+            self.message = message.into();
         }
-        self.since = oldest.and_then(|oldest| oldest.time);
+        if let Some(oldest) = history.iter().find(|entry| entry.is_pending()) {
+            let time = oldest.time.as_ref().map(|time| time.0);
+            self.oldest_undelivered = Some(Undelivered {
+                time,
+                action: oldest.action.as_str(),
+                value: oldest.value.clone(),
+            });
+            self.since = time;
+            if ready == Readiness::True {
+                self.state = ObjectState::Delivering;
+            }
+        }
     }
 
-    /// A kind with a condition.
-    fn judge(&mut self, object: &DynamicObject) {
+    fn read_conditions(&mut self, object: &DynamicObject) {
         let status = &object.data["status"];
-        let Some(condition) = condition(object) else {
+        let Some(ready) = condition(object, READY) else {
             // The original program of ContactPoint wrote no conditions.
             if status["ready"] == Value::Bool(true) {
-                self.state = State::Ready;
+                self.state = ObjectState::Ready;
             }
             return;
         };
-        self.since = Some(condition.last_transition_time.0);
-        let observed = status["observedGeneration"]
-            .as_i64()
-            .or(condition.observed_generation);
-        let said = Some((observed, &*condition.status, &*condition.reason));
-        let (ready, _) = from_condition(object.metadata.generation, said);
-        self.state = ready.into();
-        // That an older spec was had tells nothing of this one.
-        let unrecorded = condition_of(object, OUTCOMES_RECORDED);
-        if condition.status != "True" {
-            self.reason = condition.reason;
-            let of = if object.metadata.generation > observed {
+        let generation = object.metadata.generation;
+        let observed = status["observedGeneration"].as_i64();
+        let observed = observed.or(ready.observed_generation);
+        let shown = Some((observed, &*ready.status, &*ready.reason));
+        self.state = from_condition(generation, shown).0.into();
+        self.since = Some(ready.last_transition_time.0);
+        let unrecorded = condition(object, OUTCOMES_RECORDED);
+        if ready.status != "True" {
+            let of_older = if generation > observed {
                 "of an older spec: "
             } else {
                 ""
             };
-            let also = unrecorded
-                .map(|condition| format!("; {}", condition.message))
-                .unwrap_or_default();
-            self.message = format!("{of}{}{also}", condition.message);
-        } else if let Some(condition) = unrecorded {
-            // Ready can be True although messages of some `TrackedField`s cannot be sent.
-            (self.state, self.reason, self.message) =
-                (State::NotReady, condition.reason, condition.message);
-            self.since = Some(condition.last_transition_time.0);
+            self.reason = ready.reason;
+            self.message = format!("{of_older}{}", ready.message);
+            if let Some(unrecorded) = unrecorded {
+                self.message = format!("{}; {}", self.message, unrecorded.message);
+            }
+        } else if let Some(unrecorded) = unrecorded {
+            // A ContactPoint can be ready although outcomes of some TrackedFields cannot be written.
+            self.state = ObjectState::NotReady;
+            self.reason = unrecorded.reason;
+            self.message = unrecorded.message;
+            self.since = Some(unrecorded.last_transition_time.0);
         }
     }
 
-    /// `KIND/NAME`, as kubectl writes it.
-    pub fn title(&self) -> String {
+    /// Returns `KIND/NAME in NAMESPACE`.
+    pub(crate) fn title(&self) -> String {
+        format!("{} in {}", self.short_title(), self.namespace)
+    }
+
+    /// Returns `KIND/NAME`, as kubectl writes it.
+    pub(crate) fn short_title(&self) -> String {
         format!("{}/{}", self.kind.to_lowercase(), self.name)
+    }
+
+    /// Returns true if the object has a finalizer that the operator removes after its cleanup.
+    pub(crate) fn needs_operator(&self) -> bool {
+        self.finalizers.iter().any(|it| is_own_finalizer(it))
     }
 }
 
-/// The condition that says how it is.
-pub fn condition(object: &DynamicObject) -> Option<Condition> {
-    condition_of(object, READY)
+pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
+    let mut kinds = registry::KINDS.iter();
+    kinds.any(|kind| kind.finalizer == Some(finalizer))
 }
 
-fn condition_of(object: &DynamicObject, type_: &str) -> Option<Condition> {
+/// Counts the changes of these entries; a merged entry has several.
+pub(crate) fn changes(history: &[Entry], is_counted: impl Fn(&Entry) -> bool) -> usize {
+    let counted = history.iter().filter(|entry| is_counted(entry));
+    let changes: u64 = counted.map(Entry::changes).sum();
+    changes.try_into().unwrap_or(usize::MAX)
+}
+
+pub(crate) fn condition(object: &DynamicObject, type_: &str) -> Option<Condition> {
     let conditions = object.data["status"]["conditions"].as_array()?;
-    let found = conditions
-        .iter()
-        .find(|condition| condition["type"] == type_)?;
+    let found = conditions.iter().find(|it| it["type"] == type_)?;
     serde_json::from_value(found.clone()).ok()
 }
 
-/// The objects of a kind.
-pub fn api(client: &Client, kind: &KindInfo, namespace: Option<&str>) -> Api<DynamicObject> {
+pub(crate) fn api(client: &Client, kind: &KindInfo, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind.resource()),
         None => Api::all_with(client.clone(), &kind.resource()),
     }
 }
 
-/// What is made of each object of a kind; none where its CRD is absent.
-///
-/// # Errors
-/// They may not be listed, or the apiserver cannot.
-pub async fn list<T>(
+/// Lists the objects of a kind and returns `convert` of each; none if the CRD is not installed.
+pub(crate) async fn list<T>(
     client: &Client,
     kind: &KindInfo,
     namespace: Option<&str>,
-    mut keep: impl FnMut(DynamicObject) -> T,
-) -> kube::Result<Option<Vec<T>>> {
-    match pages(&api(client, kind, namespace), &mut keep).await {
-        Err(error) if is(&error, 404) => Ok(None),
-        listed => listed.map(Some),
+    convert: impl FnMut(DynamicObject) -> T,
+) -> Result<Option<Vec<T>>, RequestError> {
+    match pages(&api(client, kind, namespace), convert).await {
+        Ok(listed) => Ok(Some(listed)),
+        Err(error) if has_code(&error, 404) => Ok(None),
+        Err(error) => Err(RequestError::of_list(&error, namespace)),
     }
 }
 
-/// What is made of each object there is, which are read in pages.
-///
-/// # Errors
-/// They may not be listed, or the apiserver cannot.
-pub async fn pages<K, T>(api: &Api<K>, mut keep: impl FnMut(K) -> T) -> kube::Result<Vec<T>>
+/// Lists objects in pages and returns `convert` of each.
+pub(crate) async fn pages<K, T>(
+    api: &Api<K>,
+    mut convert: impl FnMut(K) -> T,
+) -> kube::Result<Vec<T>>
 where
     K: Clone + fmt::Debug + serde::de::DeserializeOwned,
 {
-    let mut kept = Vec::new();
+    let mut converted = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
         let list = api.list(&page).await?;
-        kept.extend(list.items.into_iter().map(&mut keep));
+        converted.extend(list.items.into_iter().map(&mut convert));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page.continue_token = Some(token),
-            None => return Ok(kept),
+            None => return Ok(converted),
         }
     }
 }
 
-/// Its CRD; none where there is none, or it may not be read: that is a right of the cluster's.
-///
-/// # Errors
-/// The apiserver cannot be asked.
-pub async fn crd(
+/// Reads the metadata of a kind's CRD; none if the CRD is not installed.
+pub(crate) async fn crd(
     client: &Client,
     kind: &KindInfo,
 ) -> kube::Result<Option<PartialObjectMeta<CustomResourceDefinition>>> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     match api.get_metadata_opt(&kind.crd_name()).await {
-        Err(error) if is(&error, 403) => Ok(None),
+        Err(error) if has_code(&error, 404) => Ok(None),
         read => read,
     }
 }
 
-/// Whether it is an apiserver: something else knows none of our kinds either.
-///
-/// # Errors
-/// It cannot be asked now.
-pub async fn is_kubernetes(client: &Client) -> kube::Result<bool> {
+/// Checks that the server is an apiserver: any other server has none of Quartermaster's kinds either.
+pub(crate) async fn ensure_kubernetes(client: &Client) -> anyhow::Result<()> {
     match client.apiserver_version().await {
-        Ok(_) => Ok(true),
-        Err(error) if is(&error, 403) => Ok(true),
-        Err(error) if is(&error, 404) || matches!(error, kube::Error::SerdeError(_)) => Ok(false),
-        Err(error) => Err(error),
+        Ok(_) => Ok(()),
+        Err(error) if has_code(&error, 403) => Ok(()),
+        Err(error) if has_code(&error, 404) || matches!(error, kube::Error::SerdeError(_)) => {
+            anyhow::bail!("the server is not a Kubernetes apiserver: it reports no version")
+        }
+        Err(error) => Err(RequestError::from(error).into()),
     }
 }
 
-/// The kind that a controller of that name acts on.
-pub fn kind(controller: &str) -> Option<&'static KindInfo> {
-    registry::KINDS
-        .iter()
-        .find(|kind| kind.controller == controller)
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use qm_api::common::WAITING;
@@ -371,7 +328,12 @@ mod tests {
 
     use super::*;
 
-    fn object(controller: &str, more: &Value) -> Object {
+    pub(crate) fn kind(controller: &str) -> &'static KindInfo {
+        let mut kinds = registry::KINDS.iter();
+        kinds.find(|kind| kind.controller == controller).unwrap()
+    }
+
+    fn object(controller: &str, more: &Value) -> ObjectSummary {
         let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });
         for (field, value) in more.as_object().unwrap() {
             if field == "metadata" {
@@ -383,14 +345,11 @@ mod tests {
                 object[field] = value.clone();
             }
         }
-        Object::of(
-            kind(controller).unwrap(),
-            &serde_json::from_value(object).unwrap(),
-        )
+        ObjectSummary::new(kind(controller), &serde_json::from_value(object).unwrap())
     }
 
     fn conditions(status: &str, reason: &str, observed: i64) -> Value {
-        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "words",
+        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "why",
             "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed });
         json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
     }
@@ -415,41 +374,41 @@ mod tests {
     }
 
     #[rstest]
-    #[case::new("myapp", json!({}), State::Unseen, "")]
-    #[case::well("myapp", conditions("True", "Ready", 2), State::Ready, "")]
-    #[case::ill(
+    #[case::new("myapp", json!({}), ObjectState::NotObserved, "")]
+    #[case::ready("myapp", conditions("True", "Ready", 2), ObjectState::Ready, "")]
+    #[case::not_ready(
         "myapp",
         conditions("False", "Conflict", 2),
-        State::NotReady,
+        ObjectState::NotReady,
         "Conflict"
     )]
-    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), State::Unseen, "")]
-    #[case::ill_of_an_older_spec(
+    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), ObjectState::NotObserved, "")]
+    #[case::not_ready_of_an_older_spec(
         "myapp",
         conditions("False", "Conflict", 1),
-        State::Unseen,
+        ObjectState::NotObserved,
         "Conflict"
     )]
-    #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), State::Suspended, "Suspended")]
-    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), State::Unseen, "")]
-    #[case::going("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "DeletionProtected")]
-    #[case::going_well("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "")]
-    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), State::Ready, "")]
-    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), State::Unseen, "")]
-    #[case::of_which_one_cannot_be_written(
+    #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), ObjectState::Suspended, "Suspended")]
+    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), ObjectState::NotObserved, "")]
+    #[case::deleting("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "DeletionProtected")]
+    #[case::deleting_while_ready("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "")]
+    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), ObjectState::Ready, "")]
+    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), ObjectState::NotObserved, "")]
+    #[case::with_unrecorded_outcomes(
         "contactpoint",
         without_outcomes("True", "Ready"),
-        State::NotReady,
+        ObjectState::NotReady,
         "WriteRejected"
     )]
-    #[case::no_history("trackedfield", json!({}), State::Unseen, "")]
-    #[case::waits("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), State::NotReady, "TargetNotFound")]
-    #[case::told("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), State::Ready, "")]
-    #[case::unreadable("trackedfield", json!({ "status": { "a": 1 } }), State::NotReady, "HistoryUnreadable")]
-    fn how_it_stands(
+    #[case::no_history("trackedfield", json!({}), ObjectState::NotObserved, "")]
+    #[case::waiting("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), ObjectState::NotReady, "TargetNotFound")]
+    #[case::delivered("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), ObjectState::Ready, "")]
+    #[case::unreadable_history("trackedfield", json!({ "status": { "a": 1 } }), ObjectState::NotReady, "HistoryUnreadable")]
+    fn object_state_follows_status(
         #[case] controller: &str,
         #[case] more: Value,
-        #[case] state: State,
+        #[case] state: ObjectState,
         #[case] reason: &str,
     ) {
         let object = object(controller, &more);
@@ -461,27 +420,27 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_contact_point_also_names_the_objects_that_cannot_be_written() {
+    fn stopped_contact_point_also_names_unrecorded_outcomes() {
         let object = object("contactpoint", &without_outcomes("False", "Forbidden"));
         assert_eq!(
             (&*object.reason, &*object.message),
-            ("Forbidden", "words; why")
+            ("Forbidden", "why; why")
         );
     }
 
     #[rstest]
-    #[case::it_says_so(200, r#"{"major":"1","minor":"36","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}"#, Some(true))]
-    #[case::it_may_not_be_asked(403, "forbidden", Some(true))]
-    #[case::it_knows_nothing(404, "not found", Some(false))]
-    #[case::it_says_something_else(200, "<html>", Some(false))]
-    #[case::nobody_is_logged_in(401, "unauthorized", None)]
-    #[case::busy(429, "busy", None)]
-    #[case::away(503, "unavailable", None)]
+    #[case::version(200, r#"{"major":"1","minor":"36","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}"#, "")]
+    #[case::forbidden(403, "forbidden", "")]
+    #[case::no_version(404, "not found", "not a Kubernetes apiserver")]
+    #[case::another_page(200, "<html>", "not a Kubernetes apiserver")]
+    #[case::unauthorized(401, "unauthorized", "unauthorized")]
+    #[case::busy(429, "busy", "busy")]
+    #[case::starting(503, "unavailable", "unavailable")]
     #[tokio::test]
-    async fn only_what_has_no_version_is_no_kubernetes(
+    async fn server_without_version_is_not_kubernetes(
         #[case] code: u16,
         #[case] body: &'static str,
-        #[case] is: Option<bool>,
+        #[case] problem: &str,
     ) {
         let answer = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
             let body = kube::client::Body::from(body.as_bytes().to_vec());
@@ -489,14 +448,14 @@ mod tests {
                 http::Response::builder().status(code).body(body).unwrap(),
             )
         });
-        assert_eq!(
-            is_kubernetes(&Client::new(answer, "default")).await.ok(),
-            is
-        );
+        let checked = ensure_kubernetes(&Client::new(answer, "default")).await;
+        let error = checked.err().map(|error| format!("{error:#}"));
+        assert_eq!(error.is_none(), problem.is_empty(), "{error:?}");
+        assert!(error.unwrap_or_default().contains(problem));
     }
 
     #[test]
-    fn what_waits_to_be_told_is_counted_in_changes() {
+    fn pending_entries_are_counted_in_changes() {
         let entry = |second: u8, delivery: &str, merged: Option<u8>| {
             json!({ "time": format!("2026-01-01T00:00:0{second}Z"), "action": "Updated", "value": second.to_string(),
                 "delivery": delivery, "merged": merged })
@@ -509,7 +468,7 @@ mod tests {
         let object = object("trackedfield", &json!({ "status": history }));
         assert_eq!(
             (object.state, object.pending, object.failed),
-            (State::Delivering, 4, 1)
+            (ObjectState::Delivering, 4, 1)
         );
         let oldest = object.oldest_undelivered.unwrap();
         assert_eq!(

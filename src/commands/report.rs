@@ -1,198 +1,286 @@
-//! What `status` shows: of every object how it stands, and what all of it comes to. Pure.
+//! The report of `status`, as JSON and as text.
 
-use jiff::Timestamp;
+use std::{io, slice};
+
+use crate::{INSTALL_CRDS, REPLACE_CRDS};
 use serde::Serialize;
 
 use super::admission::{Policy, Unchecked, unchecked};
-use super::lease::Operator;
-use super::objects::{Object, State};
-use super::paper::count;
-use crate::registry;
+use super::in_namespace;
+use super::objects::{ObjectState, ObjectSummary, SUSPENDED};
+use super::operator_state::OperatorState;
+use super::printer::{Cell, Colour, Printer, count, format_age, shorten};
+use crate::cli::commands::ScopeArgs;
 
-/// All that is shown.
+/// Maximum number of printed objects that are older than the admission policies.
+const MAX_UNCHECKED: usize = 20;
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Report {
-    /// Whether the operator runs, as far as is known.
-    pub operator: Who,
-    /// What there is.
+pub(crate) struct StatusReport {
+    operator: OperatorState,
     #[serde(flatten)]
-    pub seen: Seen,
-    /// How many there are of each state, and what is oldest.
-    pub summary: Summary,
+    snapshot: ClusterSnapshot,
+    summary: Summary,
 }
 
-/// What was seen of the kinds and their objects.
+/// The state of the cluster, as far as the user may read it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Seen {
-    /// The CRDs that are not installed.
-    pub absent: Vec<String>,
-    /// The CRDs that an operator of this version does not work with, as far as they may be read.
-    pub not_served: Vec<Without>,
-    /// The kinds that may not be listed.
-    pub not_listed: Vec<Without>,
-    /// The admission policies.
-    pub admission_policies: Vec<Policy>,
-    /// The objects that are older than the policy of their kind.
-    pub unchecked: Vec<Unchecked>,
-    /// Every object.
-    pub objects: Vec<Object>,
+pub(crate) struct ClusterSnapshot {
+    /// Names of CRDs that are not installed.
+    #[serde(rename = "missingCRDs")]
+    pub(crate) missing_crds: Vec<String>,
+    /// CRDs that an operator of this version does not serve.
+    #[serde(rename = "incompatibleCRDs")]
+    pub(crate) incompatible_crds: Vec<UnavailableKind>,
+    /// Kinds that the user may not list.
+    pub(crate) forbidden_kinds: Vec<UnavailableKind>,
+    pub(crate) admission_policies: Vec<Policy>,
+    /// Objects that are older than the policy of their kind.
+    pub(crate) unchecked: Vec<Unchecked>,
+    pub(crate) objects: Vec<ObjectSummary>,
 }
 
-/// What something is missing of.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Without {
-    /// Its name.
-    pub name: String,
-    /// Why.
-    pub message: String,
+pub(crate) struct UnavailableKind {
+    pub(crate) name: String,
+    pub(crate) message: String,
 }
 
-/// Whether the operator runs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Who {
-    /// `Runs`, `Stopped` or `Unknown`.
-    pub state: &'static str,
-    /// Who acts.
+struct Summary {
+    objects: usize,
+    ready: usize,
+    not_ready: usize,
+    delivering: usize,
+    suspended: usize,
+    terminating: usize,
+    not_observed: usize,
+    /// Number of Pending changes.
+    undelivered: usize,
+    /// `NAMESPACE/NAME` of the `TrackedField` with the oldest of them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
-    /// When they renewed the Lease, if they are late with it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub renewed: Option<Timestamp>,
-    /// Why nobody does, or why it is not known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
+    oldest_undelivered: Option<String>,
 }
 
-impl From<Operator> for Who {
-    fn from(operator: Operator) -> Self {
-        let who = |state, holder, message| Self {
-            state,
-            holder,
-            renewed: None,
-            message,
-        };
-        match operator {
-            Operator::Runs(holder) | Operator::NotYet(holder) => who("Runs", Some(holder), None),
-            Operator::Late(holder, renewed) => Self {
-                renewed: Some(renewed),
-                ..who("Runs", Some(holder), None)
-            },
-            Operator::Stopped(why) => who("Stopped", None, Some(why)),
-            Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => {
-                who("Unknown", None, Some(why))
-            }
+impl StatusReport {
+    pub(crate) fn new(operator: OperatorState, mut snapshot: ClusterSnapshot) -> Self {
+        snapshot.objects.sort_by(|a, b| {
+            (&a.namespace, &a.kind, &a.name).cmp(&(&b.namespace, &b.kind, &b.name))
+        });
+        snapshot.unchecked = unchecked(&snapshot.admission_policies, &snapshot.objects);
+        Self {
+            operator,
+            summary: Summary::of(&snapshot.objects),
+            snapshot,
         }
     }
-}
 
-/// What all of it comes to.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Summary {
-    /// How many objects there are.
-    pub objects: usize,
-    /// Those that are well.
-    pub ready: usize,
-    /// Those that are not.
-    pub not_ready: usize,
-    /// Those whose messages are on their way.
-    pub delivering: usize,
-    /// Those that are left alone.
-    pub suspended: usize,
-    /// Those that are being deleted.
-    pub deleting: usize,
-    /// Those that nobody has looked at as they are now.
-    pub unseen: usize,
-    /// How many changes wait to be told.
-    pub undelivered: u64,
-    /// The `TrackedField` with the oldest of them, `NAMESPACE/NAME`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub oldest_undelivered: Option<String>,
-}
-
-impl Seen {
-    /// Whether no kind may be listed.
-    pub fn sees_none(&self) -> bool {
-        self.not_listed.len() == registry::KINDS.len()
+    /// Returns true if every kind could be listed.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.snapshot.forbidden_kinds.is_empty()
     }
+
+    pub(crate) fn print(&self, scope: &ScopeArgs, out: &mut Printer) -> io::Result<()> {
+        let ClusterSnapshot {
+            missing_crds,
+            incompatible_crds,
+            forbidden_kinds,
+            objects,
+            ..
+        } = &self.snapshot;
+        if objects.is_empty() {
+            let place = in_namespace(scope.namespace());
+            let explain = if missing_crds.is_empty() && forbidden_kinds.is_empty() {
+                let command = "kubectl explain trackedfield.spec";
+                format!(": {}", scope.cluster.command(command))
+            } else {
+                String::new()
+            };
+            out.line(format!(
+                "There is nothing of Quartermaster{place} yet{explain}"
+            ))?;
+        } else {
+            self.print_objects(out)?;
+        }
+        for UnavailableKind { name, message } in forbidden_kinds {
+            out.line(format!(
+                "Not shown: {name}, which could not be listed: {message}"
+            ))?;
+        }
+        out.line(match &self.operator {
+            OperatorState::Running { holder, overdue } => {
+                let overdue = overdue.map(|at| format!(", last renewed {} ago", format_age(at)));
+                let overdue = overdue.unwrap_or_default();
+                format!("The operator runs: {holder} leads{overdue}")
+            }
+            state => state.problem().unwrap_or_default(),
+        })?;
+        self.print_admission(out)?;
+        for UnavailableKind { name, message } in incompatible_crds {
+            // The operator may be of the CRD's version. Then it would be wrong to replace the CRD by this program's.
+            if self.operator.is_running() {
+                out.line(format!(
+                    "Served only by an operator of its version: {name} {message}"
+                ))?;
+            } else {
+                let replace = scope.cluster.command(REPLACE_CRDS);
+                out.line(format!("Not served: {name} {message} ({replace})"))?;
+            }
+        }
+        if !missing_crds.is_empty() {
+            let install = scope.cluster.command(INSTALL_CRDS);
+            out.line(format!(
+                "Not installed: {} ({install})",
+                missing_crds.join(", ")
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn print_objects(&self, out: &mut Printer) -> io::Result<()> {
+        let objects = &self.snapshot.objects;
+        let rows: Vec<_> = objects.iter().map(row).collect();
+        out.table(&["NAMESPACE", "OBJECT", "STATE", "FOR", "REASON"], &rows)?;
+        for object in objects {
+            let state = object.state.to_string();
+            let (head, lines) = match &*object.held {
+                _ if object.state == ObjectState::Suspended => continue,
+                [] if object.message.is_empty() => continue,
+                [] => (&object.reason, slice::from_ref(&object.message)),
+                held => (&state, held),
+            };
+            out.section(&format!("{}: {head}", object.title()), lines)?;
+        }
+        out.line("")?;
+        out.line(self.summary.text())?;
+        if let Some(object) = oldest(objects)
+            && let Some(change) = &object.oldest_undelivered
+        {
+            let value = change.value.as_deref();
+            let value = value.map(|value| format!(" {:?}", shorten(value)));
+            let age = change.time.map(|at| format!(", for {}", format_age(at)));
+            out.line(format!(
+                "Oldest undelivered message: {}, {}{}{}; {} in all",
+                object.title(),
+                change.action,
+                value.unwrap_or_default(),
+                age.unwrap_or_default(),
+                count(self.summary.undelivered, "change waits", "changes wait"),
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Prints nothing while all policies are in force and no object is older than they are.
+    fn print_admission(&self, out: &mut Printer) -> io::Result<()> {
+        let ClusterSnapshot {
+            admission_policies,
+            unchecked,
+            ..
+        } = &self.snapshot;
+        let of_state = |state: &'static str| {
+            let policies = admission_policies.iter();
+            policies.filter(move |policy| policy.state == state)
+        };
+        if of_state("NotInForce").next().is_some() {
+            out.line("Admission policies that are not in force, so the permissions of authors may go unchecked:")?;
+            for policy in of_state("NotInForce") {
+                out.line(format!("  {}", policy.message))?;
+            }
+            out.line("  To install them: use what installed the operator (make deploy, kubectl apply or helm upgrade)")?;
+        }
+        if let Some(policy) = of_state("Unknown").next() {
+            let why = &policy.message;
+            out.line(format!(
+                "Whether the admission policies are in force is not known: {why}"
+            ))?;
+        }
+        if unchecked.is_empty() {
+            return Ok(());
+        }
+        let number = count(unchecked.len(), "object is older", "objects are older");
+        let authors = if unchecked.len() == 1 {
+            "its author's"
+        } else {
+            "their authors'"
+        };
+        out.line(format!(
+            "{number} than the admission policies, which did not check {authors} permissions:"
+        ))?;
+        for object in unchecked.iter().take(MAX_UNCHECKED) {
+            let kind = object.kind.to_lowercase();
+            out.line(format!("  {kind}/{} in {}", object.name, object.namespace))?;
+        }
+        if unchecked.len() > MAX_UNCHECKED {
+            out.line("  ... (-o json lists them all)")?;
+        }
+        out.line("  To have one checked, have its author change its spec, such as suspend, and back; it stays in this list.")?;
+        out.line("  Delete what you do not trust. That also deletes its children, copies and undelivered messages.")
+    }
+}
+
+fn row(object: &ObjectSummary) -> Vec<Cell> {
+    let reason = Some(object.reason.clone()).filter(|it| !it.is_empty() && it != SUSPENDED);
+    let pending = (object.pending > 0).then(|| format!("{} undelivered", object.pending));
+    let reasons: Vec<_> = reason.into_iter().chain(pending).collect();
+    let age = object.since.map(format_age).unwrap_or_default();
+    vec![
+        (&object.namespace).into(),
+        object.short_title().into(),
+        Cell::new(object.state.to_string(), object.state.colour()),
+        Cell::new(age, Colour::Dim),
+        reasons.join(", ").into(),
+    ]
 }
 
 impl Summary {
-    /// Each state that there are any of; the first two in any case.
-    pub fn words(&self) -> String {
-        let Self {
-            ready,
-            not_ready,
-            delivering,
-            suspended,
-            deleting,
-            unseen,
-            ..
-        } = self;
-        let others = [
-            (delivering, "delivering"),
-            (suspended, "suspended"),
-            (deleting, "deleting"),
-            (unseen, "unseen"),
-        ];
-        let others = others.into_iter().filter(|(number, _)| **number > 0);
-        let states = [(ready, "ready"), (not_ready, "not ready")]
-            .into_iter()
-            .chain(others);
-        let states = states
-            .map(|(number, state)| format!("{number} {state}"))
-            .collect::<Vec<_>>()
-            .join(", ");
-        format!("{}: {states}", count(self.objects, "object", "objects"))
+    fn of(objects: &[ObjectSummary]) -> Self {
+        let number = |state| objects.iter().filter(|it| it.state == state).count();
+        Self {
+            objects: objects.len(),
+            ready: number(ObjectState::Ready),
+            not_ready: number(ObjectState::NotReady),
+            delivering: number(ObjectState::Delivering),
+            suspended: number(ObjectState::Suspended),
+            terminating: number(ObjectState::Terminating),
+            not_observed: number(ObjectState::NotObserved),
+            undelivered: objects.iter().map(|object| object.pending).sum(),
+            oldest_undelivered: oldest(objects).map(|it| format!("{}/{}", it.namespace, it.name)),
+        }
+    }
+
+    /// Returns the number of each state; of states other than ready and not ready only if there are any.
+    fn text(&self) -> String {
+        let mut text = format!(
+            "{}: {} ready, {} not ready",
+            count(self.objects, "object", "objects"),
+            self.ready,
+            self.not_ready
+        );
+        for (number, state) in [
+            (self.delivering, "delivering"),
+            (self.suspended, "suspended"),
+            (self.terminating, "terminating"),
+            (self.not_observed, "not observed"),
+        ] {
+            if number > 0 {
+                text = format!("{text}, {number} {state}");
+            }
+        }
+        text
     }
 }
 
-/// What all of it comes to. Pure.
-pub fn report(operator: Operator, mut seen: Seen) -> Report {
-    seen.objects.sort_by(|one, other| {
-        (&one.namespace, &one.kind, &one.name).cmp(&(&other.namespace, &other.kind, &other.name))
+/// Returns the object with the oldest change that is Pending.
+fn oldest(objects: &[ObjectSummary]) -> Option<&ObjectSummary> {
+    let changes = objects.iter().filter_map(|object| {
+        let oldest = object.oldest_undelivered.as_ref()?;
+        Some((oldest.time, object))
     });
-    seen.unchecked = unchecked(&seen.admission_policies, &seen.objects);
-    let objects = &seen.objects;
-    let are = |state: State| {
-        objects
-            .iter()
-            .filter(|object| object.state == state)
-            .count()
-    };
-    let summary = Summary {
-        objects: objects.len(),
-        ready: are(State::Ready),
-        not_ready: are(State::NotReady),
-        delivering: are(State::Delivering),
-        suspended: are(State::Suspended),
-        deleting: are(State::Deleting),
-        unseen: are(State::Unseen),
-        undelivered: objects.iter().map(|object| object.pending).sum(),
-        oldest_undelivered: oldest(objects)
-            .map(|object| format!("{}/{}", object.namespace, object.name)),
-    };
-    Report {
-        operator: operator.into(),
-        seen,
-        summary,
-    }
-}
-
-/// The object with the oldest message that is not delivered.
-pub fn oldest(objects: &[Object]) -> Option<&Object> {
-    objects
-        .iter()
-        .filter(|object| object.oldest_undelivered.is_some())
-        .min_by_key(|object| {
-            object
-                .oldest_undelivered
-                .as_ref()
-                .and_then(|oldest| oldest.time)
-        })
+    let oldest = changes.min_by_key(|(time, _)| *time)?;
+    Some(oldest.1)
 }
 
 #[cfg(test)]
@@ -202,102 +290,60 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::commands::{lease, objects};
+    use crate::commands::objects::tests::kind;
 
-    fn object(controller: &str, namespace: &str, name: &str, status: &Value) -> Object {
-        let object = json!({ "metadata": { "namespace": namespace, "name": name }, "spec": {}, "status": status });
-        Object::of(
-            objects::kind(controller).unwrap(),
-            &serde_json::from_value(object).unwrap(),
-        )
+    fn object(controller: &str, metadata: &Value, status: &Value) -> ObjectSummary {
+        let object = json!({ "metadata": metadata, "spec": {}, "status": status });
+        ObjectSummary::new(kind(controller), &serde_json::from_value(object).unwrap())
     }
 
-    /// Or else one that is written into a file has a new report with every look.
-    #[test]
-    fn an_operator_that_stopped_is_the_same_report_however_long_ago() {
-        let said = lease::Said::Lease {
-            holder: "a".into(),
-            duration: std::time::Duration::from_secs(9),
-            renewed: Some("2026-01-01T00:00:00Z".parse().unwrap()),
+    fn report(objects: Vec<ObjectSummary>) -> StatusReport {
+        let snapshot = ClusterSnapshot {
+            objects,
+            ..ClusterSnapshot::default()
         };
-        let at = |time: &str| {
-            report(
-                lease::at_a_glance(&said, time.parse().unwrap()),
-                Seen::default(),
-            )
+        let operator = OperatorState::Unknown {
+            message: "why".into(),
         };
-        let one = at("2026-01-01T00:01:00Z");
-        assert_eq!(one, at("2026-01-01T00:01:01Z"));
-        let why = "a has not renewed its Lease since 2026-01-01 00:00:00Z";
-        assert_eq!(
-            (one.operator.state, one.operator.message.as_deref()),
-            ("Stopped", Some(why))
-        );
-        // Nor while it is about to count as stopped.
-        let late = at("2026-01-01T00:00:20Z");
-        assert_eq!(late, at("2026-01-01T00:00:21Z"));
-        assert_eq!(
-            late.operator.renewed,
-            Some("2026-01-01T00:00:00Z".parse().unwrap())
-        );
-        assert_eq!(at("2026-01-01T00:00:05Z").operator.renewed, None);
+        StatusReport::new(operator, snapshot)
     }
 
     #[test]
-    fn every_object_counts_somewhere() {
-        let going = json!({ "namespace": "a", "name": "going", "deletionTimestamp": "2026-01-01T00:00:00Z" });
-        let going = serde_json::from_value(json!({ "metadata": going, "spec": {} })).unwrap();
-        let objects = vec![
-            object("myapp", "a", "new", &Value::Null),
-            Object::of(objects::kind("configmapsync").unwrap(), &going),
-            object("contactpoint", "a", "web", &json!({ "ready": true })),
-        ];
-        let report = report(
-            Operator::Unknown("why".into()),
-            Seen {
-                objects,
-                ..Seen::default()
-            },
-        );
+    fn summary_counts_every_object() {
+        let name = |name: &str| json!({ "namespace": "a", "name": name });
+        let mut deleting = name("deleting");
+        deleting["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let report = report(vec![
+            object("myapp", &name("new"), &json!(null)),
+            object("configmapsync", &deleting, &json!(null)),
+            object("contactpoint", &name("web"), &json!({ "ready": true })),
+        ]);
         assert_eq!(
-            report.summary.words(),
-            "3 objects: 1 ready, 0 not ready, 1 deleting, 1 unseen"
+            report.summary.text(),
+            "3 objects: 1 ready, 0 not ready, 1 terminating, 1 not observed"
         );
     }
 
     #[test]
-    fn the_oldest_undelivered_of_all_is_found_and_all_are_counted() {
+    fn oldest_undelivered_change_is_found_and_all_are_counted() {
+        let name = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
         let pending = |time: &str| json!([{ "time": time, "action": "Updated", "value": "1", "delivery": "Pending" }]);
-        let objects = vec![
-            object("trackedfield", "b", "old", &pending("2026-01-01T00:00:00Z")),
-            object(
-                "trackedfield",
-                "a",
-                "young",
-                &pending("2026-01-02T00:00:00Z"),
-            ),
-            object("contactpoint", "b", "web", &json!({ "ready": true })),
-        ];
-        let report = report(
-            Operator::Unknown("why".into()),
-            Seen {
-                objects,
-                ..Seen::default()
-            },
+        let (old, young) = (
+            pending("2026-01-01T00:00:00Z"),
+            pending("2026-01-02T00:00:00Z"),
         );
-        let order: Vec<_> = report
-            .seen
-            .objects
-            .iter()
-            .map(|object| (object.namespace.as_str(), object.title()))
-            .collect();
-        let title = |text: &str| text.to_owned();
+        let report = report(vec![
+            object("trackedfield", &name("b", "old"), &old),
+            object("trackedfield", &name("a", "young"), &young),
+            object("contactpoint", &name("b", "web"), &json!({ "ready": true })),
+        ]);
+        let objects = report.snapshot.objects.iter();
         assert_eq!(
-            order,
+            objects.map(ObjectSummary::title).collect::<Vec<_>>(),
             [
-                ("a", title("trackedfield/young")),
-                ("b", title("contactpoint/web")),
-                ("b", title("trackedfield/old"))
+                "trackedfield/young in a",
+                "contactpoint/web in b",
+                "trackedfield/old in b"
             ]
         );
         let oldest_undelivered = Some("b/old".into());
@@ -311,7 +357,7 @@ mod tests {
         };
         assert_eq!(report.summary, summary);
         assert_eq!(
-            summary.words(),
+            summary.text(),
             "3 objects: 1 ready, 0 not ready, 2 delivering"
         );
     }

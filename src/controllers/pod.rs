@@ -49,7 +49,7 @@ pub const CRASH_LOOP: &str = "CrashLoopBackOff";
 
 /// Why a Pod does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct PodProblem {
     /// The kubelet's or the scheduler's own word.
     pub reason: String,
     /// Their words.
@@ -57,14 +57,14 @@ pub struct Trouble {
 }
 
 /// Why a Pod of this status does not run; none while it is on its way, or runs.
-pub fn trouble(status: &PodStatus) -> Option<Trouble> {
+pub fn problem(status: &PodStatus) -> Option<PodProblem> {
     let unscheduled = status.conditions.iter().flatten().find(|condition| {
         condition.type_ == "PodScheduled"
             && condition.status == "False"
             && condition.reason.as_deref() == Some(UNSCHEDULABLE)
     });
     if let Some(condition) = unscheduled {
-        return Some(Trouble {
+        return Some(PodProblem {
             reason: UNSCHEDULABLE.into(),
             message: condition.message.clone().unwrap_or_default(),
         });
@@ -77,10 +77,10 @@ pub fn trouble(status: &PodStatus) -> Option<Trouble> {
     containers
         .filter(|container| !container.ready)
         .filter_map(of_container)
-        .find(|trouble| is_reason(&trouble.reason))
+        .find(|problem| is_reason(&problem.reason))
 }
 
-fn of_container(container: &ContainerStatus) -> Option<Trouble> {
+fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
     let state = container.state.as_ref()?;
     let waiting = state.waiting.as_ref();
     let reason = waiting
@@ -109,7 +109,7 @@ fn of_container(container: &ContainerStatus) -> Option<Trouble> {
                 )
             },
         );
-        return Some(Trouble {
+        return Some(PodProblem {
             reason: CRASH_LOOP.into(),
             message,
         });
@@ -122,12 +122,12 @@ fn of_container(container: &ContainerStatus) -> Option<Trouble> {
         let cause = message
             .split_once("ErrImagePull: ")
             .map_or(message, |(_, cause)| cause);
-        return Some(Trouble {
+        return Some(PodProblem {
             reason: PULL_BACK_OFF.into(),
             message: cause.to_owned(),
         });
     }
-    Some(Trouble {
+    Some(PodProblem {
         reason: reason.to_owned(),
         message: message.to_owned(),
     })
@@ -189,10 +189,10 @@ mod tests {
     #[case::no_node(json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available" }] }), Some(("Unschedulable", "0/1 nodes are available")))]
     #[case::scheduled(json!({ "conditions": [{ "type": "PodScheduled", "status": "True" }] }), None)]
     fn what_is_said_of_a_pod(#[case] status: Value, #[case] said: Option<(&str, &str)>) {
-        let found = trouble(&serde_json::from_value(status).unwrap());
+        let found = problem(&serde_json::from_value(status).unwrap());
         assert_eq!(
             found,
-            said.map(|(reason, words)| Trouble {
+            said.map(|(reason, words)| PodProblem {
                 reason: reason.into(),
                 message: words.into()
             })

@@ -11,8 +11,9 @@ pub mod process;
 pub mod proxy;
 pub mod receiver;
 mod serve;
+mod timing;
 pub mod tls;
 pub mod usage;
 pub mod wait;
 
-pub use control_plane::{ControlPlane, Options, shared};
+pub use control_plane::{ControlPlane, Options};

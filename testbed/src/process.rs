@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::timing;
+
 /// How often an ended child, or an ended parent, is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -357,6 +359,7 @@ impl Folder {
     /// # Errors
     /// The folder cannot be made.
     pub fn new() -> anyhow::Result<Self> {
+        timing::begin();
         let path = tempfile::Builder::new()
             .prefix("quartermaster-")
             .tempdir()?

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-/// How often a state is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Pause before the second look at a state. Each further pause is a quarter longer, so that a long wait costs little.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Looks until `look` has something to show. An error of `look` is looked past, and told if it was the last.
 ///
@@ -17,7 +20,7 @@ pub async fn until<T>(
     deadline: Duration,
     mut look: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let end = Instant::now() + deadline;
+    let (end, mut pause) = (Instant::now() + deadline, FIRST_PAUSE);
     loop {
         let missed = match tokio::time::timeout(deadline, look()).await {
             Ok(Ok(Some(found))) => return Ok(found),
@@ -28,6 +31,7 @@ pub async fn until<T>(
         if Instant::now() > end {
             return Err(missed.context(what.to_string()));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 5 / 4).min(LONGEST_PAUSE);
     }
 }

@@ -2,14 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use testbed::control_plane::audit::Subject;
-use testbed::{ControlPlane, shared};
-use tokio::sync::{Mutex, MutexGuard};
+use testbed::{ControlPlane, Options};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 /// One test at a time: one of them kills the apiserver.
 async fn plane() -> (&'static ControlPlane, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::const_new(());
+    static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
     let alone = ALONE.lock().await;
-    (shared().await.expect("a control plane"), alone)
+    let start = || ControlPlane::start(Options::default());
+    let plane = SHARED.get_or_try_init(start).await;
+    (plane.expect("a control plane"), alone)
 }
 
 fn subject(user: &str, verb: &str, resource: &str, namespace: &str, name: &str) -> Subject {

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
 
+use crate::support::Bed;
+
 mod app_service;
 mod config_map_sync;
 mod contact_point;
@@ -59,7 +61,17 @@ async fn install(plane: &ControlPlane) {
     }
 }
 
-/// Creates an object in namespace `default`; the refusal's words otherwise.
+/// A client whose namespace is the test's own, where our CRDs are served.
+async fn served() -> Client {
+    let bed = Bed::bare("crds").await;
+    let sends = move |request| {
+        let client = bed.client.clone();
+        async move { client.send(request).await }
+    };
+    Client::new(tower::service_fn(sends), bed.namespace)
+}
+
+/// Creates an object in the client's namespace; the refusal's words otherwise.
 async fn create(
     client: &Client,
     kind: &ApiResource,
@@ -67,7 +79,7 @@ async fn create(
     spec: Option<&Value>,
     dry_run: bool,
 ) -> Result<DynamicObject, String> {
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
+    let api = Api::<DynamicObject>::default_namespaced_with(client.clone(), kind);
     let mut object = DynamicObject::new(name, kind);
     if let Some(spec) = spec {
         object.data = json!({ "spec": spec });

@@ -10,7 +10,6 @@ use kube::api::{Patch, PatchParams};
 use qm_api::TrackedField;
 use qm_api::tracked_field::Action;
 use serde_json::{Value, json};
-use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
@@ -56,7 +55,7 @@ async fn leader(bed: &Bed) -> (Option<String>, Option<i32>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expensive_paths_of_one_object_delay_no_other_field() {
-    let bed = Bed::own_with(Options::apiserver_only(), "expensive").await;
+    let bed = Bed::bare("expensive").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 0).await;
@@ -152,7 +151,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
 /// The operator looks it up on another thread; of states that come faster than that the newest one counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_path_through_a_large_object_ends_with_the_newest_value() {
-    let bed = Bed::own_with(Options::apiserver_only(), "large").await;
+    let bed = Bed::bare("large").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     deployment(&bed, "large", 30_000).await;

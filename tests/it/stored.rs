@@ -22,7 +22,7 @@ use testbed::receiver::Receiver;
 use testbed::usage::Memory;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::support::{Bed, Operator, SOON, Settings, only_large_test};
 
 const APPS: usize = 100;
 /// What a replica's container may use, in MiB.
@@ -155,6 +155,7 @@ impl Peak {
 #[case::paged(false)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool) {
+    let _guard = only_large_test().await;
     let bed = Bed::own_with(Options::apiserver_only(), "huge").await;
     let (proxy, file) = bed.through_proxy().await;
     if !streamed {
@@ -259,6 +260,7 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
 /// Everybody's objects, as large as an etcd takes them: decoded, the first two would take 180 MB, and the third twice as much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_objects_of_others_fit_into_the_memory_of_both_replicas() {
+    let _guard = only_large_test().await;
     let bed = Bed::own_with(Options::apiserver_only(), "others").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;

@@ -1,13 +1,18 @@
 //! Readiness of each kind, as its status or its annotation has it.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
-use qm_core::conditions::READY;
-use qm_core::kind::Kind;
+use qm_core::conditions::{HasConditions, MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
-use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_conditions};
+use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_status};
 
-use crate::app_service::OLD_SPEC;
+use crate::app_service::{AppCondition, AppServiceStatus, OLD_SPEC};
 use crate::common::{NAMES, WAITING};
+use crate::config_map_sync::ConfigMapSyncStatus;
+use crate::contact_point::ContactPointStatus;
+use crate::my_app::MyAppStatus;
+use crate::my_ingress::MyIngressStatus;
 use crate::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, config_map_sync,
     my_ingress,
@@ -31,27 +36,54 @@ pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
         .map(|text| text.split_once(": ").unwrap_or((text, "")))
 }
 
-macro_rules! readiness_from_conditions {
+macro_rules! has_conditions {
+    ($($status:ty $({ $ready:ident })?),* $(,)?) => {$(
+        impl HasConditions for $status {
+            fn conditions(&self) -> &[Condition] {
+                &self.conditions
+            }
+
+            fn conditions_mut(&mut self) -> &mut Vec<Condition> {
+                &mut self.conditions
+            }
+
+            fn observed_generation(&self) -> Option<i64> {
+                self.observed_generation
+            }
+
+            fn mirror_ready(&mut self, _is_ready: bool, generation: i64) {
+                self.observed_generation = Some(generation);
+                $(self.$ready = _is_ready;)?
+            }
+        }
+    )*};
+}
+
+has_conditions!(
+    ConfigMapSyncStatus,
+    ContactPointStatus { ready },
+    MyAppStatus { ready },
+    MyIngressStatus
+);
+
+macro_rules! kind {
     ($($kind:ty $({ $($constant:item)* })?),* $(,)?) => {$(
         impl Kind for $kind {
             const NAMES: &'static MetadataNames = &NAMES;
             $($($constant)*)?
 
             fn readiness(&self) -> ReadinessSummary<'_> {
-                match &self.status {
-                    Some(status) => from_conditions(
-                        self.metadata.generation,
-                        &status.conditions,
-                        status.observed_generation,
-                    ),
-                    None => (Readiness::Unknown, UNSEEN),
-                }
+                from_status(self.metadata.generation, self.status.as_ref())
+            }
+
+            fn is_suspended(&self) -> bool {
+                self.spec.suspend.unwrap_or_default()
             }
         }
     )*};
 }
 
-readiness_from_conditions!(
+kind!(
     ConfigMapSync {
         const FINALIZER: Option<&'static str> = Some(config_map_sync::FINALIZER);
     },
@@ -70,12 +102,7 @@ impl Kind for ContactPoint {
             Some(status) if status.ready && status.conditions.is_empty() => {
                 (Readiness::True, READY)
             }
-            Some(status) => from_conditions(
-                self.metadata.generation,
-                &status.conditions,
-                status.observed_generation,
-            ),
-            None => (Readiness::Unknown, UNSEEN),
+            status => from_status(self.metadata.generation, status.as_ref()),
         }
     }
 }
@@ -96,6 +123,52 @@ impl Kind for AppService {
             ))
         });
         from_condition(self.metadata.generation, ready)
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.spec.suspend.unwrap_or_default()
+    }
+}
+
+impl HasReadyCondition for AppService {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        let ready = self.status.as_ref()?.condition(READY)?;
+        Some(ReadyCondition {
+            is_true: ready.status == "True",
+            reason: ready.reason.as_deref().unwrap_or_default(),
+            message: ready.message.as_deref().unwrap_or_default(),
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        self.status.as_ref()?.observed_generation
+    }
+
+    fn set_ready_condition(
+        status: &mut AppServiceStatus,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    ) {
+        let value = if condition.is_true { "True" } else { "False" };
+        let same = status
+            .condition(READY)
+            .filter(|before| before.status == value);
+        let since = same.and_then(|before| before.last_transition_time.clone());
+        let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
+        let ready = AppCondition {
+            type_: READY.into(),
+            status: value.into(),
+            reason: Some(condition.reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(since.unwrap_or(now)),
+            last_update_time: None,
+            observed_generation: Some(generation),
+        };
+        status.observed_generation = Some(generation);
+        // Before the conditions of the Deployment.
+        status.conditions.retain(|other| other.type_ != READY);
+        status.conditions.insert(0, ready);
     }
 }
 

@@ -171,7 +171,7 @@ impl Elb {
     {
         if !self.fence.held() {
             return Err(AwsError::unsent(
-                Class::Conflict,
+                Class::Stale,
                 "NotLeading",
                 "this replica does not lead any more",
             ));
@@ -636,7 +636,7 @@ mod tests {
         let error = elb.delete_load_balancer("arn").await.err();
         assert_eq!(
             error.map(|error| (error.class, error.undone)),
-            Some((Class::Conflict, true))
+            Some((Class::Stale, true))
         );
     }
 }

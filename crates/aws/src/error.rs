@@ -234,7 +234,7 @@ impl AwsError {
             REGION_MISSING,
             ACCESS_DENIED,
         ];
-        self.class != Class::Conflict && !all.contains(&self.reason)
+        self.class != Class::Stale && !all.contains(&self.reason)
     }
 
     /// What metrics call it: AWS' own code, or the reason where it is none of the table.

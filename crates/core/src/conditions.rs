@@ -1,12 +1,39 @@
 //! Conditions as the API conventions have them: one of each type, and a transition time that moves with the status only.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The condition type that says whether all is well.
 pub const READY: &str = "Ready";
 /// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
-const MAX_MESSAGE: usize = 1024;
+pub const MAX_MESSAGE: usize = 1024;
+
+/// The condition `Ready`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyCondition<'a> {
+    /// Whether its status is `True`.
+    pub is_true: bool,
+    /// Its reason.
+    pub reason: &'a str,
+    /// Its message.
+    pub message: &'a str,
+}
+
+/// A status with a list of conditions.
+pub trait HasConditions {
+    /// Returns the conditions.
+    fn conditions(&self) -> &[Condition];
+
+    /// Returns the conditions for a change.
+    fn conditions_mut(&mut self) -> &mut Vec<Condition>;
+
+    /// Returns the generation of the spec that the status is about.
+    fn observed_generation(&self) -> Option<i64> {
+        get(self.conditions(), READY)?.observed_generation
+    }
+
+    /// Sets the fields that repeat the condition `Ready`, such as `observedGeneration`.
+    fn mirror_ready(&mut self, _is_ready: bool, _generation: i64) {}
+}
 
 /// Puts a condition into `conditions`, in place of the one of its type.
 pub fn set(
@@ -41,16 +68,36 @@ pub fn set(
     }
 }
 
-/// Sets the condition [`READY`] of the object of `metadata` to true, with the reason `Ready`.
-pub fn set_ready(conditions: &mut Vec<Condition>, metadata: &ObjectMeta, message: &str) {
-    let generation = metadata.generation.unwrap_or_default();
-    let now = Time(Timestamp::now());
-    set(conditions, READY, true, READY, message, generation, now);
-}
-
 /// The condition of that type.
 pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Returns the condition `Ready`.
+pub fn ready(conditions: &[Condition]) -> Option<ReadyCondition<'_>> {
+    get(conditions, READY).map(|ready| ReadyCondition {
+        is_true: ready.status == "True",
+        reason: &ready.reason,
+        message: &ready.message,
+    })
+}
+
+/// Sets the condition `Ready`.
+pub fn set_ready(
+    conditions: &mut Vec<Condition>,
+    ready: &ReadyCondition<'_>,
+    generation: i64,
+    now: Time,
+) {
+    set(
+        conditions,
+        READY,
+        ready.is_true,
+        ready.reason,
+        ready.message,
+        generation,
+        now,
+    );
 }
 
 /// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.

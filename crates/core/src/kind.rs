@@ -1,8 +1,11 @@
 //! A kind as the operator knows it: its API resource and what its controller may do.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::ApiResource;
+use kube::core::object::HasStatus;
 use kube::{CustomResourceExt, Resource};
 
+use crate::conditions::{self, HasConditions, ReadyCondition};
 use crate::names::MetadataNames;
 use crate::readiness::ReadinessSummary;
 use crate::schema::SchemaVersion;
@@ -18,6 +21,49 @@ pub trait Kind: Resource<DynamicType = ()> {
 
     /// Returns the readiness as last written.
     fn readiness(&self) -> ReadinessSummary<'_>;
+
+    /// Returns whether the spec asks the operator to change nothing.
+    fn is_suspended(&self) -> bool {
+        false
+    }
+}
+
+/// A kind whose status has the condition `Ready`.
+pub trait HasReadyCondition: Kind + HasStatus {
+    /// Returns the condition as last written, whichever generation it is about.
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>>;
+
+    /// Returns the generation that the status is about.
+    fn observed_generation(&self) -> Option<i64>;
+
+    /// Sets the condition of a status, and what else repeats it. `generation` is the object's; the transition time of a
+    /// condition that changes its status is `now`.
+    fn set_ready_condition(
+        status: &mut Self::Status,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    );
+}
+
+impl<K: Kind + HasStatus<Status: HasConditions>> HasReadyCondition for K {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        conditions::ready(self.status()?.conditions())
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        self.status()?.observed_generation()
+    }
+
+    fn set_ready_condition(
+        status: &mut Self::Status,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    ) {
+        conditions::set_ready(status.conditions_mut(), condition, generation, now);
+        status.mirror_ready(condition.is_true, generation);
+    }
 }
 
 /// Verbs on resources of one API group, as in a rule of a `ClusterRole`.

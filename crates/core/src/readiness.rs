@@ -1,8 +1,6 @@
 //! Readiness of an object, in two words: the status and the reason of its condition `Ready`.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-
-use crate::conditions::{self, READY};
+use crate::conditions::{self, HasConditions, READY};
 
 /// Reason of an object whose current spec no status speaks of yet.
 pub const UNSEEN: &str = "Unseen";
@@ -46,15 +44,15 @@ pub fn from_condition<'a>(
     }
 }
 
-/// Returns the readiness of an object of this generation whose status has these conditions and this observed generation.
-pub fn from_conditions(
+/// Returns the readiness of an object of this generation with this status.
+pub fn from_status<S: HasConditions>(
     generation: Option<i64>,
-    conditions: &[Condition],
-    observed: Option<i64>,
+    status: Option<&S>,
 ) -> ReadinessSummary<'_> {
-    let ready = conditions::get(conditions, READY).map(|ready| {
-        let observed = observed.or(ready.observed_generation);
-        (observed, &*ready.status, &*ready.reason)
+    let ready = status.and_then(|status| {
+        let ready = conditions::get(status.conditions(), READY)?;
+        let observed = status.observed_generation().or(ready.observed_generation);
+        Some((observed, &*ready.status, &*ready.reason))
     });
     from_condition(generation, ready)
 }

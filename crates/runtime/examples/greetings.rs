@@ -20,44 +20,46 @@ pub struct GreetingStatus {
     conditions: Vec<Condition>,
 }
 
-impl Kind for Greeting {
-    const NAMES: &'static MetadataNames = &metadata_names!("example.com");
-    fn readiness(&self) -> ReadinessSummary<'_> {
-        let conditions = self.status.as_ref().map_or(&[][..], |it| &it.conditions);
-        from_conditions(self.metadata.generation, conditions, None)
+impl HasConditions for GreetingStatus {
+    fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
+    fn conditions_mut(&mut self) -> &mut Vec<Condition> {
+        &mut self.conditions
     }
 }
 
-const KIND: KindInfo = KindInfo::of::<Greeting>("greeting", &[], DelegatedAccess::Nothing, &[]);
+impl Kind for Greeting {
+    const NAMES: &'static MetadataNames = &metadata_names!("example.com");
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        from_status(self.metadata.generation, self.status.as_ref())
+    }
+}
 
 struct Greetings {
-    objects: Objects<Greeting>,
     maps: Arc<Children<ConfigMap, ()>>,
 }
 
-impl Reconciler for Greetings {
-    type Object = Greeting;
-    type Error = Trouble;
-    async fn reconcile(&self, greeting: Arc<Greeting>) -> Result<Outcome, Trouble> {
-        let greeting = self.objects.newest(greeting);
-        let Some(owner) = Owner::of(&*greeting) else {
-            return Ok(Outcome::Done);
-        };
+impl Controller for Greetings {
+    type Kind = Greeting;
+
+    const KIND: &'static KindInfo =
+        &KindInfo::of::<Greeting>("greeting", &[], DelegatedAccess::Nothing, &[]);
+    const FIELD_MANAGER: &'static str = "greetings";
+
+    async fn reconcile(&self, cx: &mut Context<Greeting>) -> Result<Outcome> {
         let map = ConfigMap {
-            metadata: owner.child_metadata(owner.name()),
-            data: Some([("text".into(), greeting.spec.text.clone())].into()),
+            metadata: cx.owner.child_metadata(cx.owner.name()),
+            data: Some([("text".into(), cx.object.spec.text.clone())].into()),
             ..ConfigMap::default()
         };
-        let owners = &self.objects.owners;
-        self.maps.settle(&owner, map, owners, &[]).await?;
-        let GreetingStatus { mut conditions } = greeting.status.clone().unwrap_or_default();
-        conditions::set_ready(&mut conditions, &greeting.metadata, "ConfigMap exists");
-        let status = GreetingStatus { conditions };
-        self.objects.write_status(&greeting, &status).await?;
-        Ok(Outcome::Done)
+        self.maps.apply(cx, map, &[]).await?;
+        Ok(Outcome::ready("the ConfigMap exists"))
     }
 
-    fn gone(&self, key: &Key) {
+    fn forget(&self, key: &Key) {
         self.maps.forget(key);
     }
 }
@@ -66,14 +68,10 @@ impl Reconciler for Greetings {
 pub async fn main() -> anyhow::Result<()> {
     let settings = Settings::new(Program::new("greetings", "1.0.0"));
     manager::run_with_defaults(settings, |manager| {
-        let watched = manager.kind::<Greeting>(&KIND);
-        let objects = Objects::new(manager, &watched, "greetings");
-        let writer = manager.writer(&KIND, "greetings");
-        let maps = Children::new(manager, &writer, |_| (), objects.waker());
-        let listener = objects.listener();
-        let greetings = Arc::new(Greetings { objects, maps });
-        manager.control(watched, greetings, vec![], listener);
-        Ok(())
+        manager.add(|setup| {
+            let maps = setup.children(|_| (), &[]);
+            Ok(Greetings { maps })
+        })
     })
     .await
 }

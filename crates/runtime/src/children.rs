@@ -23,16 +23,16 @@ use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
 use self::pacer::{Basis, Pacer};
-pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use qm_core::names::MetadataNames;
 
+use super::controller::{Context, ReconciledKind};
 use super::drift::{Advice, Correction, Drift};
+use super::error::{Error, QUOTA_EXCEEDED, Result};
 use super::events::Events;
 use super::fields::{self, Projection};
 use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
-use super::owners::Owners;
 use super::ownership::{Claim, Owner, owner_of};
 use super::raw_object::BoundedObject;
 use super::seen::{Known, Look, Match, Seen};
@@ -41,7 +41,6 @@ use super::watching;
 use super::{Key, apply, short_digest};
 
 mod pacer;
-mod trouble;
 mod whole;
 
 /// How often what is found is looked at once more, because it came or went in between.
@@ -60,29 +59,8 @@ pub struct Writer {
     pub corrected: Counter,
     /// Changes to make instead of editing a child, by field.
     pub advice: Advice,
-}
-
-/// Kind of the owners of children.
-pub trait OwnerKind:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<K> OwnerKind for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static
-{
+    /// Set once there is an object that may have children.
+    pub needs_watch: Arc<SetOnce<()>>,
 }
 
 /// A kind of children.
@@ -125,7 +103,7 @@ pub struct Children<K, S> {
     report: fn(&K) -> S,
     quirks: Quirks<K>,
     wake: Arc<dyn Fn(&Key) + Send + Sync>,
-    wanted: Arc<SetOnce<()>>,
+    needs_watch: Arc<SetOnce<()>>,
     seen: Seen<S>,
     drift: Drift,
     unconfirmed: Pacer,
@@ -151,18 +129,8 @@ impl<K> Default for Quirks<K> {
 
 impl<K: ChildKind, S: Report> Children<K, S> {
     /// Creates the children of `writer`. `report` extracts what the owner's status needs; `wake` gets the owner of each
-    /// changed child. The watch starts with the first [`Children::want`].
+    /// changed child. The watch starts once `writer` needs it.
     pub fn new(
-        manager: &mut Manager,
-        writer: &Writer,
-        report: fn(&K) -> S,
-        wake: impl Fn(&Key) + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Self::with_quirks(manager, writer, report, Quirks::default(), wake)
-    }
-
-    /// Creates the children of `writer` of a kind with properties of its own.
-    pub fn with_quirks(
         manager: &mut Manager,
         writer: &Writer,
         report: fn(&K) -> S,
@@ -178,7 +146,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             report,
             quirks,
             wake: Arc::new(wake),
-            wanted: Arc::default(),
+            needs_watch: Arc::clone(&writer.needs_watch),
             seen: Seen::new(unlisted, manager.settings.timings.resync),
             drift: Drift::new(
                 &manager.settings.timings,
@@ -192,52 +160,47 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         manager.look(
             places,
             &ours,
-            &children.wanted,
+            &children.needs_watch,
             &children,
             |BoundedObject(child)| child,
         );
         children
     }
 
-    /// There is, or may be, somebody who has such a child.
-    pub fn want(&self) {
-        // Once is enough.
-        let _ = self.wanted.set(());
-    }
-
-    /// What is known of the child of this name that says it is of `owner`.
-    pub fn report(&self, key: &Key, owner: &Key) -> Option<S> {
+    /// Returns what is known of the child of this name, if `owner` owns it.
+    pub fn report(&self, key: &Key, owner: &Owner) -> Option<S> {
         self.seen
             .known(key)
-            .filter(|known| known.owner.as_ref() == Some(owner))
+            .filter(|known| known.owner_uid == owner.uid())
             .map(|known| known.report)
     }
 
     /// Waits until the children have been listed, as far as that is let in.
     pub async fn ready(&self) {
-        self.want();
+        // Once is enough.
+        let _ = self.needs_watch.set(());
         self.seen.ready().await;
     }
 
-    /// Has the child be as `desired`, which is marked as the owner's here. `owners` are all of its kind. The fields at the paths
-    /// of `left`, in the form of `managedFields`, are not ours any more and keep the value that they have.
+    /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of
+    /// `managedFields`, are released and keep their values.
     ///
-    /// A child whose state this process has not confirmed, and for which nobody has asked for anything since, may wait for
-    /// its turn: this wakes the owner then.
+    /// A child whose state this process has not confirmed, and which nobody has asked to change since, may wait for its
+    /// turn; the owner is woken then.
     ///
     /// # Errors
-    /// Why it is not so.
-    pub async fn settle<O: OwnerKind>(
+    /// Why the child does not match.
+    pub async fn apply<O: ReconciledKind>(
         &self,
-        owner: &Owner,
+        cx: &Context<O>,
         mut desired: K,
-        owners: &Owners<O>,
-        left: &[&[&str]],
-    ) -> Result<(), Trouble> {
+        released: &[&[&str]],
+    ) -> Result<()> {
         self.ready().await;
+        let owner = &cx.owner;
         let (whole, digest) = Self::finish(owner, &mut desired)?;
         let key = Key::of(&desired);
-        let there = match self.seen.look(&key, &digest) {
+        let may_exist = match self.seen.look(&key, &digest) {
             Look::Fine => return Ok(()),
             Look::Other
                 if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) =>
@@ -245,25 +208,24 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 return Ok(());
             }
             Look::Unknown => !owner.is_fresh(),
-            // That it goes may be long ago by now.
+            // A deletion that the watch has shown may be complete by now.
             Look::Going | Look::Other => true,
         };
         // The future holds the object several times: too large for the stack of every reconcile.
-        Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
+        Box::pin(self.ensure(cx, desired, &whole, digest, released, may_exist)).await
     }
 
-    /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
-    #[allow(clippy::too_many_arguments)] // all that is known of one child
-    async fn ensure<O: OwnerKind>(
+    /// Reads the child, if it may exist, and writes it unless it matches `desired`; `whole` is `desired` as sent.
+    async fn ensure<O: ReconciledKind>(
         &self,
-        owner: &Owner,
+        cx: &Context<O>,
         mut desired: K,
         whole: &Value,
         digest: String,
-        owners: &Owners<O>,
-        left: &[&[&str]],
-        mut there: bool,
-    ) -> Result<(), Trouble> {
+        released: &[&[&str]],
+        mut may_exist: bool,
+    ) -> Result<()> {
+        let owner = &cx.owner;
         let content = fields::content(whole);
         let key = Key::of(&desired);
         let api = self.api(&key);
@@ -272,7 +234,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let mut before = None;
         for turn in 1..=TRIES {
             let mut refused = None;
-            if !there {
+            if !may_exist {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
                         self.created(
@@ -286,8 +248,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     }
                     Ok(None) => {}
                     // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
-                    Err(trouble @ Trouble::Refused { .. }) => refused = Some(trouble),
-                    Err(trouble) => return Err(trouble),
+                    Err(error @ Error::Rejected { .. }) => refused = Some(error),
+                    Err(error) => return Err(error),
                 }
             }
             let Some(BoundedObject(live)) = Self::sent(&key, api.get_opt(&key.name).await)? else {
@@ -296,21 +258,21 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
-                owners.confirm(owner).await?;
-                there = false;
+                cx.confirm_owner().await?;
+                may_exist = false;
                 continue;
             };
-            there = true;
-            let claim = owner.claim(live.meta(), |uid| owners.lives(uid));
+            may_exist = true;
+            let claim = cx.claim(live.meta());
             if let Claim::Foreign(foreign) = &claim {
                 let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
-                return Err(Trouble::Conflict(words));
+                return Err(Error::NotOwned(words));
             }
             if claim == Claim::Restored {
-                owners.confirm(owner).await?;
+                cx.confirm_owner().await?;
             }
             if live.meta().deletion_timestamp.is_some() {
-                return Err(Trouble::Going(what::<K>(&key)));
+                return Err(Error::Terminating(what::<K>(&key)));
             }
             if claim == Claim::Ours
                 && let Some(message) = owner.contest()
@@ -341,20 +303,20 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             desired.meta_mut().uid = live.uid();
             // One that can never be as it is wanted is not claimed: it would go with its owner.
             if claim == Claim::HandedOver
-                && let Err(kube::Error::Api(said)) =
+                && let Err(kube::Error::Api(status)) =
                     apply::try_apply(&api, self.manager, &desired).await
-                && apply::is_immutable(&said)
+                && apply::is_immutable(&status)
             {
-                return Err(Trouble::Refused {
+                return Err(Error::Rejected {
                     what: what::<K>(&key),
-                    said,
+                    status,
                 });
             }
             if has_drifted && before.is_none() {
                 before = Some((observed, managed(&live).to_vec()));
             }
             let owned = self
-                .own(&api, owner, &claim, live, whole, left, has_drifted)
+                .own(&api, owner, &claim, live, whole, released, has_drifted)
                 .await?;
             match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
                 Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
@@ -364,15 +326,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     self.report_correction(owner, &key, &digest, before, &values);
                     return Ok(());
                 }
-                Err(trouble) if turn < TRIES => {
-                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &trouble).await?
+                Err(error) if turn < TRIES => {
+                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &error).await?
                     else {
-                        if trouble.fields().is_some()
-                            && Self::has_changed(&api, &key, &owned).await?
+                        if error.fields().is_some() && Self::has_changed(&api, &key, &owned).await?
                         {
                             continue;
                         }
-                        return Err(trouble);
+                        return Err(error);
                     };
                     let entries = json!({ "managedFields": taken.entries });
                     Self::sent(
@@ -381,18 +342,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     )?;
                     self.drift.took(&key, taken.taken);
                 }
-                Err(trouble) => return Err(trouble),
+                Err(error) => return Err(error),
             }
         }
-        Err(Trouble::Going(what::<K>(&key)))
+        Err(Error::Terminating(what::<K>(&key)))
     }
 
     /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
-    async fn has_changed(
-        api: &Api<BoundedObject<K>>,
-        key: &Key,
-        read: &K,
-    ) -> Result<bool, Trouble> {
+    async fn has_changed(api: &Api<BoundedObject<K>>, key: &Key, read: &K) -> Result<bool> {
         let newest = Self::sent(key, api.get_opt(&key.name).await)?;
         Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
     }
@@ -460,9 +417,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         claim: &Claim,
         live: K,
         whole: &Value,
-        left: &[&[&str]],
+        released: &[&[&str]],
         has_drifted: bool,
-    ) -> Result<K, Trouble> {
+    ) -> Result<K> {
         let mut entries = None;
         let mut patch = json!({});
         if *claim != Claim::Ours {
@@ -471,13 +428,13 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             patch = owner.marks(live.meta());
         }
         if *claim != Claim::Ours
-            || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left)
+            || managed_fields::is_to_be_handed_over(managed(&live), self.manager, released)
         {
             entries = Some(managed_fields::handed_over(
                 managed(&live),
                 self.manager,
                 whole,
-                left,
+                released,
             ));
         }
         if has_drifted {
@@ -515,9 +472,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         desired: &K,
         live: &K,
         whole: &Value,
-        trouble: &Trouble,
-    ) -> Result<Option<managed_fields::Transfer>, Trouble> {
-        let Some(refused) = trouble.fields() else {
+        error: &Error,
+    ) -> Result<Option<managed_fields::Transfer>> {
+        let Some(refused) = error.fields() else {
             return Ok(None);
         };
         let object = Self::content(live);
@@ -534,18 +491,18 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         (self.quirks.release)(&mut alone, live);
         match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
             Ok(()) => Ok(Some(taken)),
+            // Quota is checked after validation, so the object alone is valid.
+            Err(error) if error.classify().1 == QUOTA_EXCEEDED => Ok(Some(taken)),
             // The object alone may have another problem, such as a node port that another Service holds.
-            Err(Trouble::Refused { what, said }) if said.code == 422 => {
-                let alone = Trouble::Refused { what, said }.fields().unwrap_or_default();
+            Err(Error::Rejected { what, status }) if status.code == 422 => {
+                let alone = Error::Rejected { what, status }
+                    .fields()
+                    .unwrap_or_default();
                 Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
             }
-            // Quota is checked after validation, so the object alone is valid.
-            Err(Trouble::Refused { said, .. }) if said.message.contains("exceeded quota") => {
-                Ok(Some(taken))
-            }
             // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
-            Err(Trouble::Refused { .. }) => Ok(None),
-            Err(trouble) => Err(trouble),
+            Err(Error::Rejected { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -587,7 +544,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
-    /// Call it after [`Children::settle`].
+    /// Call it after [`Children::apply`].
     pub fn contested(&self, key: &Key) -> Option<(String, Duration)> {
         self.drift.contested(key)
     }
@@ -601,17 +558,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         fields::project(&Self::content(object), desired, managed(object))
     }
 
-    /// Has there be no such child of the owner's; whether it was deleted now. One that no watch shows may be there without our
-    /// label: it is asked for, once.
+    /// Deletes the child of this name, if the context's object owns it; returns whether it was deleted now. A child that no
+    /// watch shows may exist without our label: it is read once.
     ///
     /// # Errors
-    /// When it is there and could not be deleted.
-    pub async fn remove<O: OwnerKind>(
+    /// Why the child could not be read or deleted.
+    pub async fn ensure_absent<O: ReconciledKind>(
         &self,
-        owner: &Owner,
+        cx: &Context<O>,
         key: &Key,
-        owners: &Owners<O>,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool> {
+        let owner = &cx.owner;
         self.drift.forget(key);
         self.unconfirmed.forget(key);
         self.seen.take_lost(key);
@@ -626,8 +583,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let claimed = live
-            .map(|BoundedObject(live)| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
+        let claimed = live.map(|BoundedObject(live)| (cx.claim(live.meta()), live));
         let Some((claim, live)) =
             claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored))
         else {
@@ -635,7 +591,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             return Ok(false);
         };
         if claim == Claim::Restored {
-            owners.confirm(owner).await?;
+            cx.confirm_owner().await?;
         }
         Self::sent(key, self.seen.delete(&api, key, &live).await)?;
         Ok(true)
@@ -653,13 +609,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// Marks `desired`; gives it as it is sent, and its digest.
-    fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String), Trouble> {
+    fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String)> {
         owner.mark(desired.meta_mut());
-        let value = |desired: &K| -> Result<Value, Trouble> {
-            let mut value = serde_json::to_value(desired).map_err(|error| Trouble::Api {
-                what: what::<K>(&Key::of(desired)),
-                error: kube::Error::SerdeError(error),
-            })?;
+        let value = |desired: &K| -> Result<Value> {
+            let mut value = serde_json::to_value(desired)
+                .map_err(kube::Error::SerdeError)
+                .map_err(Error::api(what::<K>(&Key::of(desired))))?;
             value["apiVersion"] = K::api_version(&()).into();
             Ok(value)
         };
@@ -697,10 +652,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     fn known(&self, object: &K) -> Known<S> {
+        let (owner, owner_uid) = owner_of(object.meta(), self.names).unzip();
         Known {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
-            owner: owner_of(object.meta(), self.names),
+            owner,
+            owner_uid: owner_uid.unwrap_or_default().to_owned(),
             print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
             report: (self.report)(object),
@@ -728,8 +685,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// An answer, sorted.
-    fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
-        answer.map_err(|error| Trouble::of(what::<K>(key), error))
+    fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T> {
+        answer.map_err(|error| Error::of_child(what::<K>(key), error))
     }
 
     fn tell(&self, owner: Option<Key>) {

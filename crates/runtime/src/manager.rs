@@ -24,7 +24,6 @@ use tracing::warn;
 use super::availability::Availability;
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
-use super::children::Writer;
 use super::events::Events;
 use super::feed::Feed;
 use super::health::{Health, State, Watchdog};
@@ -261,17 +260,6 @@ impl Manager {
         );
         self.spawn(format!("the writer of {controller}'s Events"), write);
         events
-    }
-
-    /// Returns a writer of children for a kind's controller, whose writes have the field manager `field_manager`.
-    pub fn writer(&mut self, kind: &KindInfo, field_manager: &'static str) -> Writer {
-        Writer {
-            names: kind.names,
-            manager: field_manager,
-            events: self.events(kind.controller),
-            corrected: self.metrics.drift_corrections(kind.controller),
-            advice: &[],
-        }
     }
 
     /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is

@@ -30,7 +30,7 @@ pub enum Unconfirmed {
 impl Failure for Unconfirmed {
     fn class(&self) -> Class {
         match self {
-            Self::Gone => Class::Conflict,
+            Self::Gone => Class::Stale,
             Self::Unread(error) => error.class(),
         }
     }

@@ -333,23 +333,28 @@ impl Owner {
     }
 }
 
-/// Whose child an object says it is.
-pub fn owner_of(metadata: &ObjectMeta, names: &MetadataNames) -> Option<Key> {
+/// Returns whose child an object says it is: namespace, name, and UID, which is empty if the object lacks it.
+pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(Key, &'a str)> {
     // Anybody may write another annotation; a controller stands there for a reason.
-    if let Some(controller) = metadata
+    let controller = metadata
         .owner_references
         .iter()
         .flatten()
-        .find(|owner| owner.controller == Some(true))
-    {
-        return Some(Key::new(metadata.namespace.as_deref()?, &controller.name));
+        .find(|owner| owner.controller == Some(true));
+    if let Some(controller) = controller {
+        let key = Key::new(metadata.namespace.as_deref()?, &controller.name);
+        return Some((key, &controller.uid));
     }
     let (namespace, name) = metadata
         .annotations
         .as_ref()?
         .get(names.owner)?
         .split_once('/')?;
-    Some(Key::new(namespace, name))
+    let uid = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(names.owner_uid));
+    Some((Key::new(namespace, name), uid.map_or("", String::as_str)))
 }
 
 #[cfg(test)]

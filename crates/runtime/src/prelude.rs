@@ -1,15 +1,16 @@
 //! Items that most controllers need.
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+pub use qm_core::conditions::HasConditions;
 pub use qm_core::kind::{DelegatedAccess, Kind, KindInfo};
+pub use qm_core::metadata_names;
 pub use qm_core::names::MetadataNames;
-pub use qm_core::readiness::{ReadinessSummary, from_conditions};
-pub use qm_core::{conditions, metadata_names};
+pub use qm_core::readiness::{ReadinessSummary, from_status};
 
 pub use crate::Key;
-pub use crate::children::{Children, Trouble};
+pub use crate::children::Children;
+pub use crate::controller::{Context, Controller};
+pub use crate::error::{Error, Result};
 pub use crate::manager::{self, Manager};
-pub use crate::objects::Objects;
-pub use crate::ownership::Owner;
-pub use crate::reconciler::{Outcome, Reconciler};
+pub use crate::outcome::Outcome;
 pub use crate::settings::{Program, Settings};

@@ -39,7 +39,7 @@ pub trait Reconciler: Send + Sync + 'static {
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
-    ) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Requeue, Self::Error>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
@@ -54,19 +54,19 @@ pub trait Reconciler: Send + Sync + 'static {
     fn gone(&self, key: &Key);
 }
 
-/// Result of a successful reconcile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing is left to do until something changes. The next reconcile comes after the resync period at the latest, in case a
-    /// watch missed something.
-    Done,
-    /// The object waits for something that no watch shows. The next reconcile comes after a growing delay.
-    Waiting,
-    /// The next reconcile comes after this delay.
-    RequeueAfter(Duration),
-    /// A request outside the reconcile is in flight. Its answer wakes the next reconcile, at the latest after this
-    /// delay. The request may still fail, so the backoff is not reset.
-    Unfinished(Duration),
+/// When to reconcile an object again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Requeue {
+    /// When something changes. The resync reconciles the object all the same: a watch may have missed an event.
+    #[default]
+    OnChange,
+    /// With growing delays: the object waits for something that no watch shows.
+    Poll,
+    /// After this delay.
+    After(Duration),
+    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// still fail, so the backoff is not reset.
+    InFlight(Duration),
 }
 
 /// Error of a reconcile, with a class.
@@ -75,25 +75,26 @@ pub trait Failure: std::error::Error + Send + Sync + 'static {
     fn class(&self) -> Class;
 }
 
-/// Class of an error: decides the delay of the next reconcile.
+/// Class of an error: decides when to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The next reconcile comes after a change of the object or the resync period.
+    /// Wait until somebody changes the object, or for the resync.
     Terminal,
-    /// The next reconcile comes after a growing delay.
+    /// Retry with growing delays. This is no error: the object waits for something that no watch shows.
+    Waiting,
+    /// Retry with growing delays.
     Transient,
-    /// The next reconcile comes after a longer, growing delay: somebody has to fix something that no watch shows.
+    /// Retry with longer delays: somebody has to fix something first that no watch shows.
     Slow,
-    /// The reconcile met a conflict (the object changed or was replaced, or the lease was lost), which is no error. The next
-    /// reconcile comes after a growing delay.
-    Conflict,
+    /// Reconcile again: the object changed or was replaced meanwhile, or the lease is lost. This is no error.
+    Stale,
 }
 
 impl Failure for kube::Error {
     fn class(&self) -> Class {
         match self {
-            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Conflict,
-            error if client::is_not_leading(error) => Class::Conflict,
+            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Stale,
+            error if client::is_not_leading(error) => Class::Stale,
             _ => Class::Transient,
         }
     }
@@ -582,7 +583,7 @@ impl<R: Reconciler> Runner<R> {
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
-            Ok(Ok(Ok(outcome))) => self.well(key, outcome),
+            Ok(Ok(Ok(requeue))) => self.well(key, requeue),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(
@@ -605,19 +606,19 @@ impl<R: Reconciler> Runner<R> {
         delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (ReconcileResult, Duration) {
-        debug!(?outcome, "reconciled");
-        if !matches!(outcome, Outcome::Unfinished(_)) {
+    fn well(&self, key: &ObjectRef<R::Object>, requeue: Requeue) -> (ReconcileResult, Duration) {
+        debug!(?requeue, "reconciled");
+        if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
             self.slow.reset(key);
-            if outcome != Outcome::Waiting {
+            if requeue != Requeue::Poll {
                 self.waiting.reset(key);
             }
         }
-        match outcome {
-            Outcome::Done => (ReconcileResult::Success, self.resync()),
-            Outcome::Waiting => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
-            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
+        match requeue {
+            Requeue::OnChange => (ReconcileResult::Success, self.resync()),
+            Requeue::Poll => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
+            Requeue::After(delay) | Requeue::InFlight(delay) => {
                 (ReconcileResult::RequeueAfter, delay)
             }
         }
@@ -666,7 +667,7 @@ impl<R: Reconciler> Runner<R> {
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
         let transient =
-            class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+            class == Class::Transient || (class != Class::Stale && self.availability.is_out());
         if refusal(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
@@ -694,7 +695,14 @@ impl<R: Reconciler> Runner<R> {
                 warn!(error, ?delay, "reconcile failed; will retry");
                 (ReconcileResult::Error, delay)
             }
-            Class::Conflict => {
+            Class::Waiting => {
+                debug!(error, "the object waits; it is reconciled again");
+                (
+                    ReconcileResult::RequeueAfter,
+                    self.waiting.next_delay(key).max(left),
+                )
+            }
+            Class::Stale => {
                 debug!(error, "conflict; requeued");
                 (
                     ReconcileResult::Requeue,
@@ -754,14 +762,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::changed(api(409, ""), Class::Conflict)]
-    #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
+    #[case::changed(api(409, ""), Class::Stale)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Stale)]
     #[case::invalid(api(422, "spec.field"), Class::Transient)]
     #[case::in_trouble(api(500, ""), Class::Transient)]
-    #[case::held_back(
-        kube::Error::Service(Box::new(RequestError::NotLeading)),
-        Class::Conflict
-    )]
+    #[case::held_back(kube::Error::Service(Box::new(RequestError::NotLeading)), Class::Stale)]
     #[case::unanswered(
         kube::Error::Service(Box::new(RequestError::Timeout(Duration::ZERO))),
         Class::Transient
@@ -787,13 +792,13 @@ mod tests {
         type Object = Widget;
         type Error = kube::Error;
 
-        async fn reconcile(&self, _: Arc<Widget>) -> Result<Outcome, kube::Error> {
+        async fn reconcile(&self, _: Arc<Widget>) -> Result<Requeue, kube::Error> {
             self.began.lock().unwrap().push(Instant::now());
             match &*self.status.lock().unwrap() {
                 Some(status) => Err(kube::Error::Api(Box::new(
                     serde_json::from_value(status.clone()).unwrap(),
                 ))),
-                None => Ok(Outcome::Done),
+                None => Ok(Requeue::OnChange),
             }
         }
 
@@ -810,7 +815,7 @@ mod tests {
         type Object = Widget;
         type Error = kube::Error;
 
-        async fn reconcile(&self, object: Arc<Widget>) -> Result<Outcome, kube::Error> {
+        async fn reconcile(&self, object: Arc<Widget>) -> Result<Requeue, kube::Error> {
             sleep(Duration::from_millis(10)).await;
             *self
                 .counts
@@ -819,7 +824,7 @@ mod tests {
                 .entry(object.name_any())
                 .or_default() += 1;
             self.trigger.wake(&Key::of(object.as_ref()));
-            Ok(Outcome::Done)
+            Ok(Requeue::OnChange)
         }
 
         fn gone(&self, _: &Key) {}
@@ -897,9 +902,9 @@ mod tests {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
                 assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
             }
-            runner.well(&key, Outcome::Unfinished(Duration::ZERO));
+            runner.well(&key, Requeue::InFlight(Duration::ZERO));
         }
-        runner.well(&key, Outcome::Done);
+        runner.well(&key, Requeue::OnChange);
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
         }

@@ -59,6 +59,8 @@ pub struct Known<S> {
     pub version: u64,
     /// Whom it is news to.
     pub owner: Option<Key>,
+    /// The owner's UID; empty if the child lacks it.
+    pub owner_uid: String,
     /// Digest of the relevant content; a change triggers a check.
     pub print: u64,
     /// It is being deleted.

@@ -1,14 +1,22 @@
 //! Kind and program for unit tests.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kube::CustomResource;
-use qm_core::kind::Kind;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::runtime::reflector;
+use kube::{Client, CustomResource};
+use qm_core::conditions::ReadyCondition;
+use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::controller::{Context, KindContext};
+use crate::events::Events;
+use crate::ownership::Owner;
+use crate::reconciler::Trigger;
 use crate::settings::Program;
 
 pub(crate) const PROGRAM: Program = Program {
@@ -16,6 +24,7 @@ pub(crate) const PROGRAM: Program = Program {
     ..Program::new("widget-operator", "1.2.3")
 };
 pub(crate) const NAMES: MetadataNames = qm_core::metadata_names!("example.com");
+
 pub(crate) const FINALIZER: &str = "example.com/widget";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
 
@@ -45,4 +54,39 @@ impl Kind for Widget {
     fn readiness(&self) -> ReadinessSummary<'_> {
         (Readiness::Unknown, "")
     }
+}
+
+impl HasReadyCondition for Widget {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        None
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        None
+    }
+
+    fn set_ready_condition(
+        status: &mut WidgetStatus,
+        condition: &ReadyCondition<'_>,
+        _generation: i64,
+        _now: Time,
+    ) {
+        status
+            .fields
+            .insert("ready".into(), condition.reason.into());
+    }
+}
+
+/// Returns the context of a widget with this owner, where nobody else has a widget.
+pub(crate) fn context(client: &Client, owner: Owner) -> Context<Widget> {
+    let events = Events::new(client.clone(), "test", "qm-0").0;
+    let (objects, trigger) = (reflector::store().0, Trigger::default());
+    let shared = KindContext::new(
+        client.clone(),
+        "quartermaster/test",
+        objects,
+        trigger,
+        events,
+    );
+    Context::new(shared, Arc::new(Widget::default()), owner)
 }

@@ -1,87 +1,60 @@
-//! `quartermaster adopt`: finds what the documents' programs left without a mark, from the specs of our resources and what is
-//! there ([`look`]), whether the operator runs or not; says whose it is ([`find`]) and what may be handed over ([`offers`]);
-//! and hands it over.
+//! `quartermaster adopt`: finds the unowned objects whose names the resources need, and consents to their adoption. It reads
+//! specs only, so it needs no running operator.
 
-use std::fmt::Debug;
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Patch, PatchParams};
-use kube::core::NamespaceResourceScope;
-use kube::{Api, Client, Resource, ResourceExt};
-use qm_api::common::ADOPT_BY;
-use qm_api::common::REQUESTED_AT;
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use qm_api::common::{ADOPT_BY, REQUESTED_AT};
 use qm_api::{MyApp, MyIngress};
 use qm_aws::elb::Elb;
 use qm_aws::{Aws as _, Tags};
 use qm_runtime::leader::Fence;
 use qm_runtime::ownership::Owner;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use self::find::Verdict;
-use super::paper::{Paper, count};
-use super::{MANAGER, is, words};
-use crate::cli::commands::{AdoptArgs, Named};
+use self::classify::Adoptability;
+use super::printer::Printer;
+use super::{MANAGER, has_code, message};
+use crate::cli::commands::AdoptArgs;
 
-pub mod find;
-mod look;
-mod offers;
+mod classify;
+mod discover;
+mod plan;
 
-/// Something with the name of what a resource is to have.
-struct Found {
-    resource: Named,
-    /// The same as people read it, with its namespace.
-    of: String,
-    /// What it is, as people read it.
-    what: String,
+struct Adopt<'a> {
+    client: Client,
+    args: &'a AdoptArgs,
+    aws: Elb,
+}
+
+/// An object that a resource needs and does not own.
+struct Candidate {
     owner: Owner,
-    thing: Thing,
-    verdict: Verdict,
+    title: String,
+    object: CandidateObject,
+    adoptability: Adoptability,
 }
 
-impl Found {
-    /// What the resource `owner` of kind `K` is to have.
-    fn of<K: Resource<DynamicType = ()>>(
-        owner: &Owner,
-        what: String,
-        thing: Thing,
-        verdict: Verdict,
-    ) -> Self {
-        let resource = Named {
-            kind: K::kind(&()).into_owned(),
-            name: owner.name().to_owned(),
-        };
-        let of = format!("{resource} in {}", owner.namespace());
-        Self {
-            resource,
-            of,
-            what,
-            owner: owner.clone(),
-            thing,
-            verdict,
-        }
-    }
+enum CandidateObject {
+    Copy(ObjectVersion),
+    Pod(ObjectVersion),
+    /// The load balancer with this ARN.
+    LoadBalancer(String),
+    Unreadable,
 }
 
-/// How it is handed over.
-enum Thing {
-    Copy(Live),
-    Pod(Live),
-    Balancer(String),
-    /// It could not be looked at.
-    Unknown,
-}
-
-/// The very version of an object that was looked at. Its content is not kept: there may be many.
-struct Live {
+/// The version of an object that was classified. There may be too many objects to keep their content.
+struct ObjectVersion {
     namespace: String,
     name: String,
     uid: Option<String>,
     version: Option<String>,
 }
 
-impl Live {
+impl ObjectVersion {
     fn of(object: &impl ResourceExt) -> Self {
         Self {
             namespace: object.namespace().unwrap_or_default(),
@@ -92,162 +65,157 @@ impl Live {
     }
 }
 
-/// Shows what there is in the cluster that is called so, and hands it over if that is asked for.
-///
-/// # Errors
-/// The resources themselves cannot be read.
-pub async fn run(
+impl Candidate {
+    /// Returns none if there is no object, or if it needs no consent.
+    fn new(
+        owner: &Owner,
+        title: String,
+        read: Result<Option<(CandidateObject, Adoptability)>, String>,
+    ) -> Option<Self> {
+        let (object, adoptability) = match read {
+            Ok(read) => read?,
+            Err(error) => {
+                let problem = Adoptability::NotAdoptable(format!("it could not be read: {error}"));
+                (CandidateObject::Unreadable, problem)
+            }
+        };
+        (adoptability != Adoptability::AlreadyOwned).then(|| Self {
+            owner: owner.clone(),
+            title,
+            object,
+            adoptability,
+        })
+    }
+
+    /// Returns true if a failed read leaves open what adoption would do.
+    fn is_undetermined(&self) -> bool {
+        matches!(self.object, CandidateObject::Unreadable)
+            || matches!(self.adoptability, Adoptability::Unknown(_))
+    }
+
+    /// Returns the owner as the command line takes it: `KIND/NAME`.
+    fn resource(&self) -> String {
+        format!("{}/{}", self.owner.kind().to_lowercase(), self.owner.name())
+    }
+
+    fn owner_title(&self) -> String {
+        format!("{} in {}", self.resource(), self.owner.namespace())
+    }
+}
+
+pub(crate) async fn run(
     client: Client,
-    called: &str,
+    cluster_name: &str,
     args: &AdoptArgs,
-    out: &mut Paper,
+    out: &mut Printer,
 ) -> anyhow::Result<ExitCode> {
     let adopt = Adopt {
-        namespace: args.scope.namespace(),
-        named: &args.resources,
-        // No lease is needed: what is done is what its owner may do by hand.
+        // The fence is for the operator: a user needs no lease.
         aws: Elb::new(
             Fence::open(),
             qm_aws::AwsMetrics::default(),
             &qm_aws::Timings::default(),
         ),
         client,
+        args,
     };
-    let mut found = adopt.look().await?;
-    let mut failed = found.iter().any(|it| {
-        matches!(
-            (&it.thing, &it.verdict),
-            (Thing::Unknown, _) | (_, Verdict::Unsure(_))
-        )
-    });
-    offers::contest(&mut found);
-    offers::show(&found, called, args, out)?;
-    let (now, later) = offers::sort(&found, args);
-    if !now.is_empty() || !later.is_empty() {
+    let mut candidates = adopt.discover().await?;
+    let mut has_failed = candidates.iter().any(Candidate::is_undetermined);
+    plan::reject_contested(&mut candidates);
+    plan::print(&candidates, cluster_name, args, out)?;
+    let (adopted, unnamed) = plan::partition(&candidates, args);
+    if !adopted.is_empty() || !unnamed.is_empty() {
         out.line("")?;
     }
     if args.yes {
-        for offer in now {
-            let done = adopt.hand_over(offer).await;
-            failed |= done.is_err();
-            match done {
-                Ok(()) => out.line(format!("handed over to {}: {}", offer.of, offer.what))?,
-                Err(why) => out.line(format!(
-                    "NOT handed over to {}: {}: {why}",
-                    offer.of, offer.what
-                ))?,
+        for candidate in adopted {
+            let (title, owner) = (&candidate.title, candidate.owner_title());
+            match adopt.consent(candidate).await {
+                Ok(()) => out.line(format!("allowed {owner} to adopt {title}"))?,
+                Err(error) => {
+                    has_failed = true;
+                    out.line(format!("NOT allowed {owner} to adopt {title}: {error}"))?;
+                }
             }
         }
-    } else if !now.is_empty() {
-        let can = count(now.len(), "thing can", "things can");
-        let command = offers::command(
-            args,
-            adopt.namespace,
-            args.resources.iter().map(Named::to_string),
-        );
-        out.line(format!("{can} be handed over; to do so: {command}"))?;
+    } else if !adopted.is_empty() {
+        out.line(plan::adoptable(adopted.len(), args))?;
     }
-    for line in offers::to_be_named(&later, args) {
+    for line in plan::to_be_named(&unnamed, args) {
         out.line(line)?;
     }
-    Ok(if failed {
+    Ok(if has_failed {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
 }
 
-struct Adopt<'a> {
-    client: Client,
-    namespace: Option<&'a str>,
-    /// The resources that are meant; none means all.
-    named: &'a [Named],
-    aws: Elb,
-}
-
-fn api<K>(client: &Client, namespace: &str) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    Api::namespaced(client.clone(), namespace)
-}
-
 impl Adopt<'_> {
-    /// Sets the mark, on the very version that was looked at, and has its resource looked at where no watch tells of that.
-    async fn hand_over(&self, found: &Found) -> Result<(), String> {
-        let path = found.owner.path();
-        let consent = json!({ "annotations": { ADOPT_BY: path } });
-        match &found.thing {
-            Thing::Copy(live) => self.mark::<ConfigMap>(live, consent).await,
-            Thing::Pod(live) => {
-                self.mark::<Pod>(live, consent).await?;
-                self.wake::<MyApp>(&found.owner).await
+    /// Consents to the adoption of the version that was classified, and triggers a reconcile if no watch will.
+    async fn consent(&self, candidate: &Candidate) -> Result<(), String> {
+        let owner = &candidate.owner;
+        let resource = match &candidate.object {
+            CandidateObject::Unreadable => return Err("it could not be read".into()),
+            CandidateObject::Copy(copy) => {
+                let resource = ApiResource::erase::<ConfigMap>(&());
+                return self.annotate(&resource, copy, owner).await;
             }
-            Thing::Balancer(arn) => {
-                let tags: Tags = [(ADOPT_BY.to_owned(), path)].into();
-                self.aws
-                    .add_tags(arn, &tags)
-                    .await
-                    .map_err(|error| error.to_string())?;
-                self.wake::<MyIngress>(&found.owner).await
+            CandidateObject::Pod(pod) => {
+                let resource = ApiResource::erase::<Pod>(&());
+                self.annotate(&resource, pod, owner).await?;
+                MyApp::api_resource()
             }
-            Thing::Unknown => Err("it could not be looked at".into()),
-        }
-    }
-
-    async fn mark<K>(&self, live: &Live, mut metadata: Value) -> Result<(), String>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        metadata["uid"] = live.uid.clone().into();
-        metadata["resourceVersion"] = live.version.clone().into();
-        patch::<K>(&self.client, &live.namespace, &live.name, metadata).await
-    }
-
-    async fn wake<K>(&self, owner: &Owner) -> Result<(), String>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
+            CandidateObject::LoadBalancer(arn) => {
+                let tags: Tags = [(ADOPT_BY.to_owned(), owner.path())].into();
+                let tagged = self.aws.add_tags(arn, &tags).await;
+                tagged.map_err(|error| error.to_string())?;
+                MyIngress::api_resource()
+            }
+        };
         let now = jiff::Timestamp::now().to_string();
-        let metadata = json!({ "uid": owner.uid(), "annotations": { REQUESTED_AT: now } });
-        let woken = patch::<K>(&self.client, owner.namespace(), owner.name(), metadata).await;
-        woken.map_err(|why| {
-            format!("it is marked, but the operator is not told, and looks by itself later: {why}")
+        let request = json!({ "uid": owner.uid(), "annotations": { REQUESTED_AT: now } });
+        let triggered = self.patch(&resource, owner.namespace(), owner.name(), request);
+        triggered.await.map_err(|error| {
+            format!("the adoption is allowed, but waits for the next reconcile, which could not be requested: {error}")
         })
     }
-}
 
-async fn patch<K>(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-    metadata: Value,
-) -> Result<(), String>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned,
-{
-    let parameters = PatchParams {
-        field_manager: Some(MANAGER.into()),
-        ..PatchParams::default()
-    };
-    let patch = Patch::Merge(json!({ "metadata": metadata }));
-    match api::<K>(client, namespace)
-        .patch_metadata(name, &parameters, &patch)
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(error) if is(&error, 409) => {
-            Err("it has changed since it was looked at: run this again".into())
+    async fn annotate(
+        &self,
+        resource: &ApiResource,
+        object: &ObjectVersion,
+        owner: &Owner,
+    ) -> Result<(), String> {
+        let metadata = json!({
+            "uid": object.uid,
+            "resourceVersion": object.version,
+            "annotations": { ADOPT_BY: owner.path() },
+        });
+        self.patch(resource, &object.namespace, &object.name, metadata)
+            .await
+    }
+
+    async fn patch(
+        &self,
+        resource: &ApiResource,
+        namespace: &str,
+        name: &str,
+        metadata: Value,
+    ) -> Result<(), String> {
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, resource);
+        let params = PatchParams {
+            field_manager: Some(MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        match api.patch_metadata(name, &params, &patch).await {
+            Ok(_) => Ok(()),
+            Err(error) if has_code(&error, 409) => {
+                Err("it has changed since it was read: run this again".into())
+            }
+            Err(error) => Err(message(&error)),
         }
-        Err(error) => Err(words(&error)),
     }
 }

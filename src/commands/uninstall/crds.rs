@@ -1,78 +1,70 @@
-//! The CRDs: whose they are, and their end.
+//! The CRDs: their owner and their deletion.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Preconditions};
-use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
 use qm_api::common::SCHEMA;
 
-use super::{Refused, Uninstall, told};
-use crate::commands::{is, words};
+use super::Uninstall;
+use crate::commands::{RequestError, has_code, message, objects};
 use crate::registry;
 
-/// What of a CRD matters.
-pub struct Crd {
-    pub name: String,
-    pub uid: Option<String>,
-    pub deleting: bool,
-    /// It has the mark of this program's: its objects are ours.
-    pub ours: bool,
+pub(super) struct Crd {
+    pub(super) name: String,
+    pub(super) is_deleting: bool,
+    /// True for a CRD of this program. The objects of any other CRD are foreign, too.
+    pub(super) is_owned: bool,
+    /// Why the CRD was not deleted.
+    pub(super) problem: Option<RequestError>,
+    uid: Option<String>,
 }
 
 impl Uninstall<'_> {
-    /// The CRDs of our kinds that are there. Who may not see them can still delete the objects.
-    pub(super) async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
-        let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(self.client.clone());
-        let mut crds = Vec::new();
+    /// Reads the CRDs. The second value is the error of those that the user may not read; only `--purge` has to read all.
+    pub(super) async fn crds(&self) -> Result<(Vec<Crd>, Option<String>), RequestError> {
+        let (mut crds, mut unknown) = (Vec::new(), None);
         for kind in registry::KINDS {
-            match api.get_metadata_opt(&kind.crd_name()).await {
+            match objects::crd(&self.client, kind).await {
+                Ok(None) => {}
                 Ok(Some(crd)) => crds.push(Crd {
                     name: crd.name_any(),
+                    is_deleting: crd.metadata.deletion_timestamp.is_some(),
+                    is_owned: crd.annotations().contains_key(SCHEMA),
+                    problem: None,
                     uid: crd.uid(),
-                    deleting: crd.metadata.deletion_timestamp.is_some(),
-                    ours: crd.annotations().contains_key(SCHEMA),
                 }),
-                Ok(None) => {}
-                Err(error) if is(&error, 404) => {}
-                Err(error) if is(&error, 403) && !self.args.purge => {
-                    self.unseen.replace(Some(words(&error)));
-                    return Ok(crds);
+                Err(error) if has_code(&error, 403) && !self.args.purge => {
+                    unknown = Some(message(&error));
                 }
-                Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
-                Err(error) => return Err(told(&error, &words(&error))),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok((crds, unknown))
+    }
+
+    /// Returns true if the CRD is to be deleted, or is being deleted. CRDs stay if the command is limited to a namespace.
+    pub(super) fn is_purged(&self, crd: &Crd) -> bool {
+        crd.is_owned && self.namespace().is_none() && (crd.is_deleting || self.args.purge)
+    }
+
+    /// Deletes the CRDs. Returns those that still existed.
+    pub(super) async fn purge(&self) -> Result<Vec<Crd>, RequestError> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let (mut crds, _) = self.crds().await?;
+        crds.retain(|crd| self.is_purged(crd));
+        for crd in crds.iter_mut().filter(|crd| !crd.is_deleting) {
+            let params = DeleteParams::default().preconditions(Preconditions {
+                uid: crd.uid.clone(),
+                resource_version: None,
+            });
+            match api.delete(&crd.name, &params).await {
+                Ok(_) => {}
+                // Deleted or replaced meanwhile: the next round reads it again.
+                Err(error) if has_code(&error, 404) || has_code(&error, 409) => {}
+                Err(error) if has_code(&error, 403) => crd.problem = Some(error.into()),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(crds)
-    }
-
-    /// Deletes the CRDs, if they are to go; gives those that go and are still there.
-    pub(super) async fn purge(&self) -> anyhow::Result<Vec<Crd>> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let mut left = Vec::new();
-        if self.namespace().is_some() {
-            return Ok(left);
-        }
-        for crd in self.crds().await?.into_iter().filter(|crd| crd.ours) {
-            if !crd.deleting && self.args.purge {
-                let preconditions = Some(Preconditions {
-                    uid: crd.uid.clone(),
-                    resource_version: None,
-                });
-                let parameters = DeleteParams {
-                    preconditions,
-                    ..DeleteParams::default()
-                };
-                match api.delete(&crd.name, &parameters).await {
-                    Err(error) if is(&error, 404) || is(&error, 409) => {}
-                    Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
-                    Err(error) => anyhow::bail!(words(&error)),
-                    Ok(_) => {}
-                }
-            }
-            if crd.deleting || self.args.purge {
-                left.push(crd);
-            }
-        }
-        Ok(left)
     }
 }

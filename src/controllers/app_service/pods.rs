@@ -5,29 +5,29 @@ use kube::ResourceExt;
 use kube::core::object::Object;
 use kube::core::{NotUsed, ObjectList};
 
-use crate::controllers::pod::{self, Trouble};
+use crate::controllers::pod::{self, PodProblem};
 
 /// A Pod, of which only the status is read.
 pub type Pod = Object<NotUsed, PodStatus>;
 
 /// Why the Pods of the app do not run: of the first that says why.
-pub fn trouble(app: &str, pods: &ObjectList<Pod>) -> Option<Trouble> {
-    let mut troubles: Vec<_> = pods
+pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
+    let mut problems: Vec<_> = pods
         .iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_of(app, pod))
         .filter_map(|pod| {
-            let Trouble { reason, message } = pod::trouble(pod.status.as_ref()?)?;
+            let PodProblem { reason, message } = pod::problem(pod.status.as_ref()?)?;
             Some((
                 pod.name_any(),
-                Trouble {
+                PodProblem {
                     message: format!("Pod {}: {message}", pod.name_any()),
                     reason,
                 },
             ))
         })
         .collect();
-    troubles.sort_by(|(one, _), (other, _)| one.cmp(other));
-    troubles.into_iter().map(|(_, trouble)| trouble).next()
+    problems.sort_by(|(one, _), (other, _)| one.cmp(other));
+    problems.into_iter().map(|(_, problem)| problem).next()
 }
 
 /// Anybody may give a Pod the label that the Deployment selects by.
@@ -92,6 +92,6 @@ mod tests {
             pod("web-1", waiting("CreateContainerConfigError", "one")),
             pod("web-0", waiting("ContainerCreating", "")),
         ]);
-        assert_eq!(trouble("web", &pods).unwrap().message, "Pod web-1: one");
+        assert_eq!(problem("web", &pods).unwrap().message, "Pod web-1: one");
     }
 }

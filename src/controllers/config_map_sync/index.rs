@@ -24,7 +24,7 @@ use super::plan::{Destinations, Plan};
 /// What is known of the cluster.
 pub struct Index {
     /// The copies: all that has a mark. Reported is the UID in it.
-    pub copies: Seen<String>,
+    pub copies: Seen<()>,
     /// Set once there is a `ConfigMapSync`.
     pub wanted: Arc<SetOnce<()>>,
     state: Mutex<State>,
@@ -330,16 +330,17 @@ impl State {
 }
 
 /// What is kept of a copy.
-pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<String> {
+pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<()> {
     let version = version(metadata.meta().resource_version.as_deref());
     Known {
         uid: metadata.uid().unwrap_or_default(),
         version,
-        owner: owner_of(metadata.meta(), &NAMES),
+        owner: owner_of(metadata.meta(), &NAMES).map(|(owner, _)| owner),
+        owner_uid,
         // Metadata does not tell what of it changed.
         print: version,
         going: metadata.meta().deletion_timestamp.is_some(),
-        report: owner_uid,
+        report: (),
     }
 }
 
@@ -352,7 +353,7 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
         let key = Key::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
             Some(uid) => (
-                owner_of(&map.metadata, &NAMES),
+                owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
                 self.copies.shown(key.clone(), known(&map, uid.clone())),
             ),
             None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),

@@ -1,44 +1,43 @@
-//! `ConfigMapSync`: where the copies are to be ([`plan`]), what each is to be ([`copy`]), and what came of it ([`standing`]).
-//! What the watches show ([`index`]) wakes whom it concerns. At its end its copies go before it does (`ending`).
+//! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
+//!
+//! [`plan`] says where the copies are to be, [`copy`] what each is to be, and [`status`] what became of them. What the watches
+//! show ([`index`]) wakes the syncs that it concerns. The copies are deleted before their sync is (`finalize`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::identity;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Api;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client, Resource};
 use qm_api::ConfigMapSync;
-use qm_api::config_map_sync::{FINALIZER, GROUP};
-use qm_core::conditions::{self, READY};
+use qm_api::config_map_sync::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_runtime::cache::Touched;
+use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::Drift;
-use qm_runtime::events::Events;
+use qm_runtime::error::{Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
-use qm_runtime::owners::{Owners, Unconfirmed};
-use qm_runtime::ownership::Owner;
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use qm_runtime::written::Written;
-use qm_runtime::{Key, Scope, finalizer};
-use tracing::warn;
+use qm_runtime::outcome::Outcome;
+use qm_runtime::reconciler::Requeue;
+use qm_runtime::{Key, Scope};
 
-use self::copies::{Copies, Trouble};
+use self::copy_store::{CopyError, CopyStore};
 use self::index::{Index, Presence};
-use self::plan::{Plan, Refused};
-use self::standing::{Came, Reason, Snag};
+use self::plan::{Plan, PlanError};
+use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
 use crate::cli::Config;
 
-pub mod copies;
 pub mod copy;
-mod ending;
+pub mod copy_store;
+mod finalize;
 pub mod index;
 pub mod plan;
-pub mod standing;
+pub mod status;
 
-/// What the controller is called in logs and metrics.
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "configmapsync";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
@@ -69,484 +68,330 @@ pub const MANAGER: &str = "quartermaster/configmapsync";
 /// How many copies of one sync are written at once.
 const AT_ONCE: usize = 16;
 
-/// What can go wrong in a pass.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The source could not be read.
-    #[error("the source could not be read: {0}")]
-    ReadSource(#[source] kube::Error),
-    /// A copy could not be read or written.
-    #[error("copy {0} could not be written: {1}")]
-    WriteCopy(Key, #[source] kube::Error),
-    /// The object may be gone.
-    #[error(transparent)]
-    Owner(Unconfirmed),
-    /// The copies could not be listed.
-    #[error("the copies could not be listed: {0}")]
-    ListCopies(#[source] kube::Error),
-    /// The object itself could not be written.
-    #[error("the status or the finalizer could not be written: {0}")]
-    WriteStatus(#[source] kube::Error),
-}
-
-impl Failure for Error {
-    fn class(&self) -> Class {
-        match self {
-            Self::ReadSource(error)
-            | Self::WriteCopy(_, error)
-            | Self::ListCopies(error)
-            | Self::WriteStatus(error) => error.class(),
-            Self::Owner(unconfirmed) => unconfirmed.class(),
-        }
-    }
-}
-
-/// Whether anything was written for a copy.
-type Served = Result<bool, Trouble>;
-
-/// What a pass did.
-struct Pass {
-    came: Came,
-    wrote: bool,
-    /// Whether no watch tells when it is over.
-    asks: bool,
-    /// What is worth another try.
-    failure: Option<Error>,
-}
-
-/// What came of several copies.
-#[derive(Default)]
-struct Done {
-    wrote: bool,
-    snags: Vec<Snag>,
-    failure: Option<Error>,
-}
-
-impl Done {
-    fn of(copies: Vec<(Key, Served)>) -> Self {
-        let mut all = Self::default();
-        for (copy, result) in copies {
-            let (reason, words) = match result {
-                Ok(written) => {
-                    all.wrote |= written;
-                    continue;
-                }
-                Err(Trouble::Snag { reason, words }) => (reason, words),
-                Err(Trouble::Failed(error)) => {
-                    let words = error.to_string();
-                    all.failure = Some(Error::WriteCopy(copy.clone(), error));
-                    (Reason::WriteFailed, words)
-                }
-                Err(Trouble::Owner(unconfirmed)) => {
-                    let words = unconfirmed.to_string();
-                    all.failure = Some(Error::Owner(unconfirmed));
-                    (Reason::WriteFailed, words)
-                }
-            };
-            all.snags.push(Snag {
-                namespace: copy.namespace.to_string(),
-                reason,
-                words,
-            });
-        }
-        all
-    }
-}
-
 /// The controller.
 pub struct ConfigMapSyncs {
-    client: Client,
     scope: Scope,
-    /// Copies may be written where Kubernetes itself lives.
+    /// Whether copies may be written where Kubernetes itself lives.
     protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
-    copies: Copies,
-    events: Events,
-    written: Written<ConfigMapSync>,
-    /// When something was last written of which no status tells yet.
-    unsaid: Mutex<HashMap<Key, Time>>,
+    copies: CopyStore,
+    /// When copies were last written of which no status tells yet.
+    unreported: Mutex<HashMap<Key, Time>>,
 }
 
-/// Hands the controller in.
+/// What became of several copies.
+#[derive(Default)]
+struct CopyTotals {
+    has_written: bool,
+    problems: Vec<CopyProblem>,
+    error: Option<Error>,
+}
+
+/// Adds the controller.
+///
+/// # Errors
+/// None.
 pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
-    let syncs = manager.kind::<ConfigMapSync>(&KIND);
-    let resync = config.timings.resync;
-    let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
-    let (newest, others) = (manager.watches.clone(), manager.others.clone());
-    manager.look::<PartialObjectMeta<ConfigMap>, _>(
-        manager.scope.places(&manager.client),
-        &others,
-        &index.wanted,
-        &index,
-        identity,
-    );
-    if manager.scope == Scope::Cluster {
-        let everywhere = vec![(None, Api::all(manager.client.clone()))];
-        manager.look::<PartialObjectMeta<Namespace>, _>(
-            everywhere,
-            &newest,
-            &index.wanted,
-            &index,
-            identity,
+    manager.add(|setup| {
+        let resync = config.timings.resync;
+        let manager = &mut *setup.manager;
+        let index = Index::new(&manager.scope, resync, setup.trigger.clone());
+        let index = Arc::new(index);
+        let (newest, others) = (manager.watches.clone(), manager.others.clone());
+        let maps = manager.scope.places(&manager.client);
+        let wanted = &index.wanted;
+        manager.look::<PartialObjectMeta<ConfigMap>, _>(maps, &others, wanted, &index, identity);
+        if manager.scope == Scope::Cluster {
+            let namespaces = vec![(None, Api::all(manager.client.clone()))];
+            manager.look::<PartialObjectMeta<Namespace>, _>(
+                namespaces, &newest, wanted, &index, identity,
+            );
+        }
+        let drift = Drift::new(
+            &manager.settings.timings,
+            setup.events.clone(),
+            manager.metrics.drift_corrections(NAME),
+            copy_store::ADVICE,
         );
-    }
-    let owners = Owners::new(manager.client.clone(), syncs.store.clone());
-    let events = manager.events(NAME);
-    let corrected = manager.metrics.drift_corrections(NAME);
-    let drift = Drift::new(
-        &manager.settings.timings,
-        events.clone(),
-        corrected,
-        copies::ADVICE,
-    );
-    let controller = Arc::new(ConfigMapSyncs {
-        client: manager.client.clone(),
-        scope: manager.scope.clone(),
-        protected: config.protected_destinations,
-        no_cross_namespace_refs: config.no_cross_namespace_refs,
-        copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners, drift),
-        index,
-        events,
-        written: Written::new(syncs.trigger.clone()),
-        unsaid: Mutex::default(),
-    });
-    let (told, trigger) = (Arc::clone(&controller), syncs.trigger.clone());
-    manager.control(
-        syncs,
-        controller,
-        Vec::new(),
-        move |touched, all_seen| match touched {
-            Touched::Present(sync) => {
-                let key = Key::of(sync.as_ref());
-                told.index.follow(&key, &sync, told.plan(&sync).ok());
-                if all_seen && !told.written.knows(&key, &sync) {
-                    trigger.wake(&key);
-                }
-            }
-            Touched::Gone(sync) => {
-                let key = Key::of(sync.as_ref());
-                told.gone(&key);
-                trigger.wake(&key);
-            }
-        },
-    );
-    Ok(())
+        Ok(ConfigMapSyncs {
+            scope: manager.scope.clone(),
+            protected: config.protected_destinations,
+            no_cross_namespace_refs: config.no_cross_namespace_refs,
+            copies: CopyStore::new(Arc::clone(&index), drift),
+            index,
+            unreported: Mutex::default(),
+        })
+    })
 }
 
-impl ConfigMapSyncs {
-    fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, Refused> {
-        let only = sync
-            .metadata
-            .namespace
-            .as_deref()
-            .filter(|_| self.no_cross_namespace_refs);
-        Plan::of(&sync.spec, &self.scope, self.protected, only)
-    }
+impl Controller for ConfigMapSyncs {
+    type Kind = ConfigMapSync;
+    const KIND: &'static KindInfo = &KIND;
+    const FIELD_MANAGER: &'static str = MANAGER;
 
-    fn api(&self, key: &Key) -> Api<ConfigMapSync> {
-        Api::namespaced(self.client.clone(), &key.namespace)
-    }
-
-    /// Copies what is to be copied.
-    async fn sync(
-        &self,
-        key: &Key,
-        sync: &ConfigMapSync,
-        owner: &Owner,
-        plan: &Plan,
-    ) -> Result<Pass, Error> {
-        let blocked = |reason: Reason, words| {
-            let asks = reason.is_asked_for_again();
-            Ok(Pass {
-                came: Came::Blocked { reason, words },
-                wrote: false,
-                asks,
-                failure: None,
-            })
+    async fn reconcile(&self, cx: &mut Context<ConfigMapSync>) -> Result<Outcome> {
+        let plan = match self.plan(&cx.object) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(blocked(cx, error.reason(), error.to_string())),
         };
+        cx.add_finalizer().await?;
         self.index.ready().await;
         if plan.selects()
             && let Some(why) = self.index.blind()
         {
-            return blocked(
-                Reason::Forbidden,
-                format!("the namespaces that the selector means are not known: {why}"),
-            );
+            let message = format!("the namespaces that the selector means are not known: {why}");
+            return Ok(blocked(cx, FORBIDDEN, message));
         }
-        if let Some(links) = self.index.closes_loop(key) {
-            return blocked(Reason::Loop, standing::closed_loop(key, &links));
+        if let Some(links) = self.index.closes_loop(&cx.key) {
+            let message = status::closed_loop(&cx.key, &links);
+            return Ok(blocked(cx, LOOP, message));
         }
-        let destinations = self.index.destinations(plan);
-        let wanted: BTreeSet<Key> = destinations
+        let destinations = self.index.destinations(&plan);
+        let desired: BTreeSet<Key> = destinations
             .iter()
             .map(|(namespace, _)| Key::new(namespace, &plan.name))
             .collect();
-        let source: Api<ConfigMap> = Api::namespaced(self.client.clone(), &plan.source.namespace);
-        let source = match source.get_opt(&plan.source.name).await {
+        let maps: Api<ConfigMap> = Api::namespaced(cx.client().clone(), &plan.source.namespace);
+        let source = match maps.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
-            Ok(None) => {
-                let message = if self.index.lacks_source_namespace(plan) {
-                    let Key {
-                        namespace, name, ..
-                    } = &plan.source;
-                    format!(
-                        "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create \
-                         both (existing copies are kept)"
-                    )
-                } else {
-                    format!(
-                        "ConfigMap {} does not exist: create it (existing copies are kept)",
-                        plan.source
-                    )
-                };
-                let ours = self.ours(owner);
-                let there = ours
-                    .iter()
-                    .filter(|copy| wanted.contains(copy))
-                    .cloned()
-                    .collect();
-                let (cleared, _) = self.clear(owner, sync, ours, &wanted, &there).await;
-                let Done {
-                    wrote,
-                    snags,
-                    failure,
-                } = Done::of(cleared);
-                let came = Came::Blocked {
-                    reason: Reason::SourceNotFound,
-                    words: message,
-                };
-                return Ok(Pass {
-                    came,
-                    wrote,
-                    asks: !snags.is_empty(),
-                    failure,
-                });
+            Ok(None) => return self.without_source(cx, &plan, &desired).await,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                return Ok(blocked(cx, FORBIDDEN, status.message.clone()));
             }
-            Err(kube::Error::Api(said)) if said.code == 403 => {
-                return blocked(Reason::Forbidden, said.message.clone());
-            }
-            Err(error) => return Err(Error::ReadSource(error)),
+            Err(error) => return Err(Error::api("the source could not be read")(error)),
         };
-        let digest = copy::digest(&source, &sync.spec, owner);
-        let serve = |(namespace, presence): (String, Presence)| {
-            let copy = Key::new(&namespace, &plan.name);
-            self.serve(owner, sync, &source, &digest, copy, presence)
-        };
-        let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve))
-            .buffered(AT_ONCE)
-            .collect()
-            .await;
-        let right = done
+        let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
+        let ensured = destinations.into_iter().map(|(namespace, presence)| {
+            self.ensure(
+                cx,
+                &source,
+                &digest,
+                Key::new(&namespace, &plan.name),
+                presence,
+            )
+        });
+        let mut results: Vec<_> = stream::iter(ensured).buffered(AT_ONCE).collect().await;
+        let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
             .map(|(copy, _)| copy.clone())
             .collect();
-        let (cleared, stay) = self
-            .clear(owner, sync, self.ours(owner), &wanted, &right)
-            .await;
-        done.extend(cleared);
-        let Done {
-            wrote,
-            mut snags,
-            failure,
-        } = Done::of(done);
-        snags.extend(plan.refused.iter().map(|(namespace, refused)| Snag {
+        let owned = self.copies.owned(cx);
+        let (removed, kept) = self.remove_undesired(cx, owned, &desired, &matching).await;
+        results.extend(removed);
+        let CopyTotals {
+            has_written,
+            mut problems,
+            error,
+        } = CopyTotals::of(results);
+        problems.extend(plan.refused.iter().map(|(namespace, error)| CopyProblem {
             namespace: namespace.clone(),
-            reason: reason(refused),
-            words: refused.to_string(),
+            reason: error.reason(),
+            message: error.to_string(),
         }));
-        let blind = self.index.blind().is_some();
-        let asks = snags
+        let is_blind = self.index.blind().is_some();
+        let is_polled = problems
             .iter()
-            .any(|snag| blind || snag.reason.is_asked_for_again());
-        Ok(Pass {
-            came: Came::Copied {
-                destinations: wanted.len() + plan.refused.len(),
-                right: right.len(),
-                stay,
-                snags,
-            },
-            wrote,
-            asks,
-            failure,
-        })
+            .any(|it| is_blind || status::is_polled(it.reason));
+        let copied = Copied {
+            destinations: desired.len() + plan.refused.len(),
+            matching: matching.len(),
+            kept,
+            problems,
+        };
+        self.record_writes(cx, has_written);
+        let outcome = status::copied(&mut cx.status, &copied, now());
+        reported(outcome, is_polled, error)
     }
 
-    /// The copies that it has, wanted or not.
-    fn ours(&self, owner: &Owner) -> Vec<Key> {
-        self.copies.those(owner)
+    async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
+        self.delete_copies(cx).await
     }
 
-    /// Takes away what of `ours` is not wanted any more, once what takes its place is `there`; of each copy, whether there was
-    /// one, and how many stay.
-    async fn clear(
+    fn observe(&self, cx: &mut Context<ConfigMapSync>) {
+        if cx.object.spec.suspend.unwrap_or_default() {
+            // Nobody has counted.
+            (cx.status.destinations, cx.status.copies) = (None, None);
+        }
+    }
+
+    fn changed(&self, sync: &Arc<ConfigMapSync>) {
+        self.index
+            .follow(&Key::of(sync.as_ref()), sync, self.plan(sync).ok());
+    }
+
+    fn forget(&self, key: &Key) {
+        self.index.forget(key);
+        self.unreported
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
+    }
+}
+
+impl ConfigMapSyncs {
+    fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, PlanError> {
+        let namespace = sync.metadata.namespace.as_deref();
+        let only = namespace.filter(|_| self.no_cross_namespace_refs);
+        Plan::of(&sync.spec, &self.scope, self.protected, only)
+    }
+
+    /// Reports a source that does not exist. The copies stay, except those that the spec no longer asks for.
+    async fn without_source(
         &self,
-        owner: &Owner,
-        sync: &ConfigMapSync,
-        ours: Vec<Key>,
-        wanted: &BTreeSet<Key>,
-        there: &BTreeSet<Key>,
-    ) -> (Vec<(Key, Served)>, usize) {
-        let others = ours.into_iter().filter(|copy| !wanted.contains(copy));
-        let (stay, go): (Vec<_>, Vec<_>) =
-            others.partition(|copy| plan::stays(copy, wanted, there));
-        (self.release(owner, sync, go).await, stay.len())
+        cx: &mut Context<ConfigMapSync>,
+        plan: &Plan,
+        desired: &BTreeSet<Key>,
+    ) -> Result<Outcome> {
+        let Key { namespace, name } = &plan.source;
+        let message = if self.index.lacks_source_namespace(plan) {
+            format!(
+                "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create both \
+                 (existing copies are kept)"
+            )
+        } else {
+            format!(
+                "ConfigMap {} does not exist: create it (existing copies are kept)",
+                plan.source
+            )
+        };
+        let owned = self.copies.owned(cx);
+        let existing = owned.iter().filter(|copy| desired.contains(copy));
+        let existing = existing.cloned().collect();
+        let (removed, _) = self.remove_undesired(cx, owned, desired, &existing).await;
+        let CopyTotals {
+            has_written,
+            problems,
+            error,
+        } = CopyTotals::of(removed);
+        self.record_writes(cx, has_written);
+        let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
+        reported(outcome, !problems.is_empty(), error)
     }
 
-    /// Deletes these copies, or takes the mark off them. One that cannot be released holds up no other.
+    /// Releases the copies of `owned` that the spec no longer asks for, once those that replace them exist. Returns what became
+    /// of each, and how many stay.
+    async fn remove_undesired(
+        &self,
+        cx: &Context<ConfigMapSync>,
+        owned: Vec<Key>,
+        desired: &BTreeSet<Key>,
+        existing: &BTreeSet<Key>,
+    ) -> (Vec<(Key, Result<bool, CopyError>)>, usize) {
+        let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
+        let (kept, removed): (Vec<_>, Vec<_>) =
+            undesired.partition(|copy| plan::stays(copy, desired, existing));
+        (self.release(cx, removed).await, kept.len())
+    }
+
+    /// Deletes these copies, or removes the ownership of those that are to stay. One that fails does not block the others.
     async fn release(
         &self,
-        owner: &Owner,
-        sync: &ConfigMapSync,
+        cx: &Context<ConfigMapSync>,
         copies: impl IntoIterator<Item = Key>,
-    ) -> Vec<(Key, Served)> {
+    ) -> Vec<(Key, Result<bool, CopyError>)> {
         let released = copies.into_iter().map(|copy| async move {
-            let result = self.copies.release(owner, &sync.spec, &copy).await;
+            let result = self.copies.release(cx, &copy).await;
             (copy, result)
         });
         stream::iter(released).buffered(AT_ONCE).collect().await
     }
 
-    /// Serves one destination; whether anything was written.
-    async fn serve(
+    /// Makes one copy match; returns whether anything was written.
+    async fn ensure(
         &self,
-        owner: &Owner,
-        sync: &ConfigMapSync,
+        cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
         copy: Key,
         presence: Presence,
-    ) -> (Key, Served) {
+    ) -> (Key, Result<bool, CopyError>) {
         let result = match presence {
-            Presence::Missing => Err(Trouble::snag(
-                Reason::NamespaceNotFound,
+            Presence::Missing => Err(CopyError::blocked(
+                NAMESPACE_NOT_FOUND,
                 format!("create namespace {}", copy.namespace),
             )),
-            Presence::Going => Err(Trouble::snag(
-                Reason::NamespaceTerminating,
-                "the namespace is being deleted".into(),
+            Presence::Going => Err(CopyError::blocked(
+                NAMESPACE_TERMINATING,
+                "the namespace is being deleted",
             )),
-            Presence::There => {
-                self.copies
-                    .settle(owner, &sync.spec, source, digest, &copy)
-                    .await
-            }
+            Presence::There => self.copies.ensure(cx, source, digest, &copy).await,
         };
         (copy, result)
     }
 
-    fn unsaid(&self) -> MutexGuard<'_, HashMap<Key, Time>> {
-        self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn write(
-        &self,
-        key: &Key,
-        sync: &ConfigMapSync,
-        came: &Came,
-        wrote: bool,
-    ) -> Result<(), Error> {
-        let now = Time(jiff::Timestamp::now());
-        if wrote {
-            self.unsaid().insert(key.clone(), now.clone());
+    /// Sets `lastSyncTime`, also for writes of an earlier reconcile whose status could not be written.
+    fn record_writes(&self, cx: &mut Context<ConfigMapSync>, has_written: bool) {
+        let mut unreported = self
+            .unreported
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if has_written {
+            unreported.insert(cx.key.clone(), now());
         }
-        let wrote = self.unsaid().get(key).cloned();
-        let generation = sync.metadata.generation.unwrap_or_default();
-        let status = standing::status(sync.status.as_ref(), came, wrote, generation, now);
-        let written = self
-            .written
-            .status(&self.api(key), MANAGER, sync, &status)
-            .await
-            .map_err(Error::WriteStatus)?;
-        if written.is_none() {
-            return Ok(());
+        if unreported.get(&cx.key) == cx.status.last_sync_time.as_ref() {
+            unreported.remove(&cx.key);
+        } else if let Some(time) = unreported.get(&cx.key) {
+            cx.status.last_sync_time = Some(time.clone());
         }
-        self.unsaid().remove(key);
-        let before = sync
-            .status
-            .as_ref()
-            .map(|before| &*before.conditions)
-            .unwrap_or_default();
-        if let Some(now) = conditions::news(before, &status.conditions, READY) {
-            let well = now.status == "True" || now.reason == Reason::Suspended.to_string();
-            if now.reason == Reason::Forbidden.to_string() {
-                warn!(
-                    cause = now.message,
-                    "a ConfigMap may not be read or written; will retry"
-                );
-            }
-            self.events.standing(
-                well,
-                sync.object_ref(&()),
-                "Copy",
-                &now.reason,
-                now.message.clone(),
-            );
-        }
-        Ok(())
     }
 }
 
-fn reason(refused: &Refused) -> Reason {
-    match refused {
-        Refused::SpecInvalid(_) => Reason::SpecInvalid,
-        Refused::OutOfScope(_) => Reason::OutOfScope,
-        Refused::DestinationRefused(_) => Reason::DestinationRefused,
+impl CopyTotals {
+    fn of(results: Vec<(Key, Result<bool, CopyError>)>) -> Self {
+        let mut totals = Self::default();
+        for (copy, result) in results {
+            let (reason, message) = match result {
+                Ok(has_written) => {
+                    totals.has_written |= has_written;
+                    continue;
+                }
+                Err(CopyError::Blocked { reason, message }) => (reason, message),
+                Err(CopyError::Failed(error)) => {
+                    let message = error.to_string();
+                    totals.error = Some(error);
+                    (WRITE_FAILED, message)
+                }
+            };
+            totals.problems.push(CopyProblem {
+                namespace: copy.namespace.to_string(),
+                reason,
+                message,
+            });
+        }
+        totals
     }
 }
 
-impl Reconciler for ConfigMapSyncs {
-    type Object = ConfigMapSync;
-    type Error = Error;
-
-    async fn reconcile(&self, sync: Arc<ConfigMapSync>) -> Result<Outcome, Error> {
-        let key = Key::of(sync.as_ref());
-        let sync = self.written.newest(&key, sync);
-        let Some(owner) = Owner::of(sync.as_ref()) else {
-            return Ok(Outcome::Done);
-        };
-        let owner = owner.fresh(sync.status.is_none());
-        if sync.meta().deletion_timestamp.is_some() {
-            return self.finish(&key, &sync, &owner).await;
-        }
-        let plan = if sync.spec.suspend.unwrap_or_default() {
-            Err((
-                Reason::Suspended,
-                "nothing is copied while spec.suspend is true".into(),
-            ))
-        } else {
-            self.plan(&sync)
-                .map_err(|refused| (reason(&refused), refused.to_string()))
-        };
-        let plan = match plan {
-            Ok(plan) => plan,
-            Err((reason, words)) => {
-                self.write(&key, &sync, &Came::Blocked { reason, words }, false)
-                    .await?;
-                return Ok(Outcome::Done);
-            }
-        };
-        let api = self.api(&key);
-        let guarded = finalizer::put(&self.written, &api, MANAGER, sync, FINALIZER);
-        let sync = guarded.await.map_err(Error::WriteStatus)?;
-        let Pass {
-            came,
-            wrote,
-            asks,
-            failure,
-        } = self.sync(&key, &sync, &owner, &plan).await?;
-        self.write(&key, &sync, &came, wrote).await?;
-        match failure {
-            Some(failure) => Err(failure),
-            None if asks => Ok(Outcome::Waiting),
-            None => Ok(Outcome::Done),
-        }
+/// Reports that nothing was copied.
+fn blocked(
+    cx: &mut Context<ConfigMapSync>,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Outcome {
+    let outcome = status::blocked(&mut cx.status, reason, message);
+    if status::is_polled(reason) {
+        outcome.requeue(Requeue::Poll)
+    } else {
+        outcome
     }
+}
 
-    fn gone(&self, key: &Key) {
-        self.index.forget(key);
-        self.written.forget(key);
-        self.unsaid().remove(key);
+/// Ends a reconcile with what it reports, and the failure that is retried.
+fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
+    match error {
+        Some(error) => Err(Error::Reported {
+            outcome: Box::new(outcome),
+            error: Box::new(error),
+        }),
+        None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
+        None => Ok(outcome),
     }
+}
+
+/// Returns the time, as exact as the API stores it.
+fn now() -> Time {
+    let now = Timestamp::now();
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }

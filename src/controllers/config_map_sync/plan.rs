@@ -6,8 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use qm_api::spec_size::StoredSpec as _;
+use qm_runtime::error::SPEC_INVALID;
 use qm_runtime::{Key, Scope};
 
+use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 /// Namespaces that Kubernetes itself lives in.
@@ -16,18 +18,29 @@ const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube
 /// cluster (<https://docs.aws.amazon.com/eks/latest/userguide/auth-configmap.html>).
 const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-service-ca.crt"];
 
-/// Why there is no plan.
+/// Why a spec has no plan, or a destination gets no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// The spec says something that cannot be done; an older CRD let it in.
+pub enum PlanError {
+    /// An object that is older than the rules of its CRD breaks one.
     #[error("{0}")]
     SpecInvalid(String),
-    /// It concerns what this operator does not serve.
+    /// The operator does not watch a namespace that the spec names.
     #[error("{0}")]
     OutOfScope(String),
-    /// Nobody is let write there through the operator.
+    /// The operator copies nothing to the destination.
     #[error("{0}")]
-    DestinationRefused(String),
+    DestinationNotAllowed(String),
+}
+
+impl PlanError {
+    /// Returns the condition's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SpecInvalid(_) => SPEC_INVALID,
+            Self::OutOfScope(_) => OUT_OF_SCOPE,
+            Self::DestinationNotAllowed(_) => DESTINATION_NOT_ALLOWED,
+        }
+    }
 }
 
 /// What one `ConfigMapSync` concerns.
@@ -40,7 +53,7 @@ pub struct Plan {
     /// Where they are.
     pub to: Destinations,
     /// Where none is let be, of those that are named, and why.
-    pub refused: BTreeMap<String, Refused>,
+    pub refused: BTreeMap<String, PlanError>,
 }
 
 /// The namespaces of copies.
@@ -65,11 +78,11 @@ impl Plan {
         scope: &Scope,
         protected: bool,
         only: Option<&str>,
-    ) -> Result<Self, Refused> {
-        spec.check_size().map_err(Refused::SpecInvalid)?;
+    ) -> Result<Self, PlanError> {
+        spec.check_size().map_err(PlanError::SpecInvalid)?;
         let name = spec.copy_name();
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
-            return Err(Refused::SpecInvalid(
+            return Err(PlanError::SpecInvalid(
                 "write sourceNamespace and configMapName: what is to be copied".into(),
             ));
         }
@@ -79,7 +92,7 @@ impl Plan {
             ("configMapName", &*spec.config_map_name, SUBDOMAIN),
         ] {
             if !may_exist(name, longest) {
-                return Err(Refused::SpecInvalid(format!(
+                return Err(PlanError::SpecInvalid(format!(
                     "{field}: nothing can be called {name:?}: write lower-case letters, digits and '-', at most {longest}"
                 )));
             }
@@ -93,7 +106,7 @@ impl Plan {
             spec.destination_namespace_selector.is_some(),
         ];
         if given.iter().filter(|given| **given).count() != 1 {
-            return Err(Refused::SpecInvalid(
+            return Err(PlanError::SpecInvalid(
                 "say where to: give one of destinationNamespace, destinationNamespaces and destinationNamespaceSelector"
                     .into(),
             ));
@@ -109,13 +122,13 @@ impl Plan {
             } else {
                 return None;
             };
-            Some(Refused::OutOfScope(message))
+            Some(PlanError::OutOfScope(message))
         };
         if let Some(refused) = outside(&spec.source_namespace) {
             return Err(refused);
         }
         if !protected && PROTECTED_NAMES.contains(&name) {
-            return Err(Refused::DestinationRefused(format!(
+            return Err(PlanError::DestinationNotAllowed(format!(
                 "copies named {name} are refused, because others trust them: give another destinationName, or run the \
                  operator with --allow-protected-destinations"
             )));
@@ -123,21 +136,21 @@ impl Plan {
         let mut refused = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
             Some(_) if *scope != Scope::Cluster => {
-                return Err(Refused::OutOfScope(
+                return Err(PlanError::OutOfScope(
                     "destinationNamespaceSelector needs an operator without --watch-namespace: name the namespaces in \
                      destinationNamespaces"
                         .into(),
                 ));
             }
             Some(_) if only.is_some() => {
-                return Err(Refused::OutOfScope(format!(
+                return Err(PlanError::OutOfScope(format!(
                     "destinationNamespaceSelector selects other namespaces than the ConfigMapSync's own \
                      ({NO_CROSS_NAMESPACE_REFS})"
                 )));
             }
             Some(selector) => {
                 if let Some(bad) = impossible(selector) {
-                    return Err(Refused::SpecInvalid(format!(
+                    return Err(PlanError::SpecInvalid(format!(
                         "destinationNamespaceSelector: {bad:?} is none: {LABELS}"
                     )));
                 }
@@ -147,7 +160,7 @@ impl Plan {
                     )
                 };
                 let selector = Selector::try_from(selector.clone())
-                    .map_err(|error| Refused::SpecInvalid(unknown(error)))?;
+                    .map_err(|error| PlanError::SpecInvalid(unknown(error)))?;
                 Destinations::Selected {
                     selector,
                     protected,
@@ -155,7 +168,7 @@ impl Plan {
             }
             None => {
                 if named.contains(&spec.source_namespace) && name == spec.config_map_name {
-                    return Err(Refused::SpecInvalid(
+                    return Err(PlanError::SpecInvalid(
                         "a ConfigMap cannot be copied onto itself: name another namespace or another destinationName"
                             .into(),
                     ));
@@ -168,7 +181,7 @@ impl Plan {
                             "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
                              namespace, or run the operator with --allow-protected-destinations"
                         );
-                        refused.insert(namespace, Refused::DestinationRefused(message));
+                        refused.insert(namespace, PlanError::DestinationNotAllowed(message));
                     } else {
                         named.insert(namespace);
                     }
@@ -299,7 +312,7 @@ mod tests {
         assert_eq!(stays(&key(old), &keys(wanted), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
+    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
@@ -361,7 +374,7 @@ mod tests {
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, Refused::SpecInvalid(said) if said.contains(words)),
+            matches!(&refused, PlanError::SpecInvalid(said) if said.contains(words)),
             "{refused:?}"
         );
     }
@@ -374,7 +387,7 @@ mod tests {
     fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, Refused::DestinationRefused(said) if said.contains("--allow-protected")),
+            matches!(&refused, PlanError::DestinationNotAllowed(said) if said.contains("--allow-protected")),
             "{refused:?}"
         );
         plan(&spec, &Scope::Cluster, true).unwrap();
@@ -402,7 +415,7 @@ mod tests {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
         let refused = plan(&spec, &scope, false).unwrap_err();
         assert!(
-            matches!(&refused, Refused::OutOfScope(said) if said.contains(words)),
+            matches!(&refused, PlanError::OutOfScope(said) if said.contains(words)),
             "{refused:?}"
         );
     }

@@ -16,7 +16,7 @@ use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
 use qm_runtime::events::Events;
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, short_digest};
 
@@ -205,12 +205,12 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
     type Object = ContactPoint;
     type Error = Error;
 
-    async fn reconcile(&self, point: Arc<ContactPoint>) -> Result<Outcome, Error> {
+    async fn reconcile(&self, point: Arc<ContactPoint>) -> Result<Requeue, Error> {
         let key = Key::of(point.as_ref());
         let point = self.written.newest(&key, point);
         if point.meta().deletion_timestamp.is_some() {
             self.gone(&key);
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         let now = Time(jiff::Timestamp::now());
         let generation = point.metadata.generation.unwrap_or_default();
@@ -221,7 +221,7 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 standing::suspended(point.status.as_ref(), &spec, generation, now.clone());
             standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
             self.write(&key, &point, status).await?;
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
@@ -253,7 +253,7 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                     }
                 }
                 // Not all of them at once.
-                Ok(Outcome::RequeueAfter(
+                Ok(Requeue::After(
                     self.reread.mul_f64(rand::random_range(1.0..1.2)),
                 ))
             }
@@ -279,8 +279,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 }
                 match blocked {
                     Blocked::SecretUnreadable(_) => Err(Error::ReadSecret(blocked)),
-                    Blocked::SpecInvalid(_) => Ok(Outcome::Done),
-                    _ => Ok(Outcome::Waiting),
+                    Blocked::SpecInvalid(_) => Ok(Requeue::OnChange),
+                    _ => Ok(Requeue::Poll),
                 }
             }
         }

@@ -8,6 +8,7 @@ use qm_api::my_app::{
     BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
 use qm_api::spec_size;
+use qm_runtime::error::SPEC_INVALID;
 use qm_runtime::ownership::Owner;
 use qm_runtime::short_digest;
 
@@ -15,15 +16,13 @@ use crate::controllers::pod::{restricted_container, restricted_pod};
 
 /// The variable that holds the banner.
 pub const BANNER: &str = "BANNER";
-/// Annotation of a Pod that we made: the digest of what it was made from. One that we took over has none.
+/// Annotation of a Pod that the operator created: digest of the desired state. An adopted Pod has none.
 pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
 /// The label that document 003 gives the Pod.
 pub const APP: &str = "app";
 
-/// The reason of one without an image.
+/// Reason of an app without an image.
 pub const IMAGE_MISSING: &str = "ImageMissing";
-/// The reason of one that an older CRD let in.
-pub const SPEC_INVALID: &str = "SpecInvalid";
 
 /// What the Pod runs, by `/bin/sh -c`. Plain POSIX, so that dash, bash and busybox all take it:
 /// the banner stays in its variable, where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as
@@ -36,13 +35,13 @@ trap 'kill $! 2>/dev/null; exit 0' TERM INT
 while :; do sleep 86400 & wait $! || exit; done
 ";
 
-/// Why there can be no Pod. The variant's name is the condition's reason.
+/// Why the Pod cannot be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// No image: an object that is older than the rule.
+pub enum InvalidMyApp {
+    /// An object that is older than the rule has no image.
     #[error("{NO_IMAGE}")]
     ImageMissing,
-    /// A field, or the name, is what its rule refuses today.
+    /// An object that is older than the rule breaks it.
     #[error("{0}")]
     SpecInvalid(&'static str),
     /// The stored spec, of so many bytes, was too large to be read.
@@ -50,7 +49,7 @@ pub enum Invalid {
     SpecTooLarge(usize),
 }
 
-impl Invalid {
+impl InvalidMyApp {
     /// The condition's reason.
     pub fn reason(self) -> &'static str {
         match self {
@@ -60,93 +59,93 @@ impl Invalid {
     }
 }
 
-/// What the Pod of a `MyApp` is made from.
+/// The desired state of a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct DesiredPod<'a> {
     /// The image.
     pub image: &'a str,
     /// The banner; empty for none.
     pub banner: &'a str,
-    /// Whether it is to fit the restricted profile.
+    /// Whether the Pod fits the restricted profile.
     pub restricted: bool,
 }
 
-/// What is wanted, if it can be. An object that is older than the rules of its CRD may hold anything.
+/// Validates the spec. An object that is older than the rules of its CRD may hold anything.
 ///
 /// # Errors
-/// Why it cannot be, in words that say what to write.
-pub fn validate(app: &MyApp) -> Result<Wanted<'_>, Invalid> {
+/// What to write instead.
+pub fn validate(app: &MyApp) -> Result<DesiredPod<'_>, InvalidMyApp> {
     let spec = &app.spec;
     if let Some(bytes) = spec.oversized {
-        return Err(Invalid::SpecTooLarge(bytes));
+        return Err(InvalidMyApp::SpecTooLarge(bytes));
     }
     if spec.image.is_empty() {
-        return Err(Invalid::ImageMissing);
+        return Err(InvalidMyApp::ImageMissing);
     }
     if !is_label(&app.name_any()) {
-        return Err(Invalid::SpecInvalid(NAME));
+        return Err(InvalidMyApp::SpecInvalid(NAME));
     }
     if spec.banner.len() > MAX_BANNER {
-        return Err(Invalid::SpecInvalid(LONG_BANNER));
+        return Err(InvalidMyApp::SpecInvalid(LONG_BANNER));
     }
     if spec.banner.contains('\0') {
-        return Err(Invalid::SpecInvalid(NUL_BANNER));
+        return Err(InvalidMyApp::SpecInvalid(NUL_BANNER));
     }
     let restricted = match spec.pod_security.as_deref() {
         None | Some(RESTRICTED) => true,
         Some(BASELINE) => false,
-        Some(_) => return Err(Invalid::SpecInvalid(BAD_PROFILE)),
+        Some(_) => return Err(InvalidMyApp::SpecInvalid(BAD_PROFILE)),
     };
-    Ok(Wanted {
+    Ok(DesiredPod {
         image: &spec.image,
         banner: &spec.banner,
         restricted,
     })
 }
 
-/// The name of the Pod of the `MyApp` of that name.
+/// Returns the name of the Pod of a `MyApp`.
 pub fn pod_name(app: &str) -> String {
     format!("{app}-pod")
 }
 
-/// The name of the `MyApp` whose Pod has that name.
+/// Returns the name of the `MyApp` of a Pod.
 pub fn app_name(pod: &str) -> &str {
     pod.strip_suffix("-pod").unwrap_or(pod)
 }
 
-/// The Pod.
-pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
+/// Builds the Pod.
+pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
     let mut metadata = ObjectMeta {
         name: Some(pod_name(owner.name())),
         namespace: Some(owner.namespace().to_owned()),
         labels: Some([(APP.to_owned(), owner.name().to_owned())].into()),
-        annotations: Some([(BUILT_FROM.to_owned(), wanted.digest())].into()),
+        annotations: Some([(BUILT_FROM.to_owned(), desired.digest())].into()),
         ..ObjectMeta::default()
     };
     owner.mark(&mut metadata);
     let container = Container {
         name: owner.name().to_owned(),
-        image: Some(wanted.image.to_owned()),
+        image: Some(desired.image.to_owned()),
         command: Some(vec!["/bin/sh".into(), "-c".into()]),
         args: Some(vec![SCRIPT.into()]),
         // Also when it is empty: the image may have such a variable of its own.
         env: Some(vec![EnvVar {
             name: BANNER.into(),
-            value: Some(unexpanded(wanted.banner)),
+            value: Some(unexpanded(desired.banner)),
             ..EnvVar::default()
         }]),
         ports: Some(vec![ContainerPort {
             container_port: 80,
             ..ContainerPort::default()
         }]),
-        security_context: wanted.restricted.then(restricted_container),
+        security_context: desired.restricted.then(restricted_container),
         ..Container::default()
     };
     let spec = PodSpec {
         containers: vec![container],
         // The container prints a text and needs no permissions.
         automount_service_account_token: Some(false),
-        security_context: wanted.restricted.then(restricted_pod),
+        security_context: desired.restricted.then(restricted_pod),
         ..PodSpec::default()
     };
     Pod {
@@ -156,8 +155,8 @@ pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
     }
 }
 
-impl Wanted<'_> {
-    /// Of what the Pod is made from, and of nothing else: a later program that builds it in another way restarts none.
+impl DesiredPod<'_> {
+    /// Returns the digest of the desired state alone: a later release that builds Pods in another way restarts none.
     pub fn digest(&self) -> String {
         let profile = if self.restricted {
             RESTRICTED
@@ -167,8 +166,8 @@ impl Wanted<'_> {
         short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
-    /// Whether `value` of the variable stands for this banner in a Pod that was taken over: document 003's program wrote the
-    /// banner as it is, and what its `$` became is what the Pod's owner has lived with.
+    /// Returns whether `value` of the variable stands for this banner. Document 003's program, whose Pods may be adopted, did
+    /// not escape `$`.
     pub fn has_banner(&self, value: &Digested) -> bool {
         [self.banner, &unexpanded(self.banner)]
             .iter()
@@ -176,12 +175,12 @@ impl Wanted<'_> {
     }
 }
 
-/// A text of any length, as far as it can be told from others.
+/// Digest of a text of any length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digested(String);
 
 impl Digested {
-    /// That of `text`.
+    /// Computes the digest of `text`.
     pub fn of(text: &str) -> Self {
         Self(short_digest(text))
     }
@@ -246,13 +245,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::bare(json!({}), Invalid::ImageMissing)]
-    #[case::empty(json!({ "image": "", "banner": "x" }), Invalid::ImageMissing)]
-    #[case::long(json!({ "image": "a", "banner": "a".repeat(MAX_BANNER + 1) }), Invalid::SpecInvalid(LONG_BANNER))]
-    #[case::long_in_bytes(json!({ "image": "a", "banner": "\u{e4}".repeat(MAX_BANNER / 2 + 1) }), Invalid::SpecInvalid(LONG_BANNER))]
-    #[case::nul(json!({ "image": "a", "banner": "a\0b" }), Invalid::SpecInvalid(NUL_BANNER))]
-    #[case::profile(json!({ "image": "a", "podSecurity": "Privileged" }), Invalid::SpecInvalid(BAD_PROFILE))]
-    fn what_an_older_object_may_hold(#[case] spec: Value, #[case] invalid: Invalid) {
+    #[case::bare(json!({}), InvalidMyApp::ImageMissing)]
+    #[case::empty(json!({ "image": "", "banner": "x" }), InvalidMyApp::ImageMissing)]
+    #[case::long(json!({ "image": "a", "banner": "a".repeat(MAX_BANNER + 1) }), InvalidMyApp::SpecInvalid(LONG_BANNER))]
+    #[case::long_in_bytes(json!({ "image": "a", "banner": "\u{e4}".repeat(MAX_BANNER / 2 + 1) }), InvalidMyApp::SpecInvalid(LONG_BANNER))]
+    #[case::nul(json!({ "image": "a", "banner": "a\0b" }), InvalidMyApp::SpecInvalid(NUL_BANNER))]
+    #[case::profile(json!({ "image": "a", "podSecurity": "Privileged" }), InvalidMyApp::SpecInvalid(BAD_PROFILE))]
+    fn what_an_older_object_may_hold(#[case] spec: Value, #[case] invalid: InvalidMyApp) {
         assert_eq!(validate(&app(&spec)), Err(invalid));
     }
 
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_banner_is_wanted() {
+    fn the_longest_banner_is_valid() {
         let spec = json!({ "image": "a", "banner": "$".repeat(MAX_BANNER) });
         assert!(validate(&app(&spec)).is_ok());
         assert!(LONG_BANNER.contains(&MAX_BANNER.to_string()));
@@ -277,26 +276,30 @@ mod tests {
 
     #[test]
     fn each_part_of_what_it_is_made_from_tells() {
-        let wanted = Wanted {
+        let desired = DesiredPod {
             image: "a",
             banner: "b",
             restricted: true,
         };
         let others = [
-            Wanted {
+            DesiredPod {
                 image: "b",
-                ..wanted
+                ..desired
             },
-            Wanted {
+            DesiredPod {
                 banner: "c",
-                ..wanted
+                ..desired
             },
-            Wanted {
+            DesiredPod {
                 restricted: false,
-                ..wanted
+                ..desired
             },
         ];
-        assert!(others.iter().all(|other| other.digest() != wanted.digest()));
+        assert!(
+            others
+                .iter()
+                .all(|other| other.digest() != desired.digest())
+        );
     }
 
     #[rstest]
@@ -311,11 +314,11 @@ mod tests {
         #[case] banner: &str,
         #[case] same: bool,
     ) {
-        let wanted = Wanted {
+        let desired = DesiredPod {
             image: "a",
             banner,
             restricted: true,
         };
-        assert_eq!(wanted.has_banner(&Digested::of(value)), same);
+        assert_eq!(desired.has_banner(&Digested::of(value)), same);
     }
 }

@@ -1,44 +1,40 @@
-//! `MyApp`: what its Pod is to be ([`build`]), what it is ([`seen`]), what is to be done and said about
-//! it ([`standing`]), and the doing (`settle`).
+//! `MyApp`: one Pod.
+//!
+//! A reconcile does at most one thing to the Pod, which [`step::next`] decides; the watch shows what came of it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, Client, Resource};
-use prometheus_client::metrics::counter::Counter;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
 use qm_api::MyApp;
-use qm_api::common::NAMES;
 use qm_api::my_app::GROUP;
-use qm_core::conditions::{self, READY};
-use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
 use qm_runtime::Key;
 use qm_runtime::backoff::{Backoffs, Policy};
-use qm_runtime::cache::Touched;
-use qm_runtime::children::{Children, Trouble, Writer};
-use qm_runtime::events::Events;
+use qm_runtime::children::{Child, Children};
+use qm_runtime::controller::{Context, Controller};
+use qm_runtime::drift::RECREATED;
+use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
-use qm_runtime::owners::Owners;
+use qm_runtime::outcome::Outcome;
 use qm_runtime::ownership::{Claim, Owner};
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use qm_runtime::told::Told;
-use qm_runtime::written::Written;
+use qm_runtime::reconciler::{Class, Requeue};
 use tokio::time::Instant;
+use tracing::debug;
 
-use self::seen::{Seen, Why};
-use self::settle::Passed;
-use self::standing::{SUSPENDED, Standing};
+use self::build::DesiredPod;
+use self::pod_state::{PodLifecycle, PodState};
+use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
 use crate::cli::Config;
 
 pub mod build;
-pub mod seen;
-mod settle;
-pub mod standing;
+pub mod pod_state;
+pub mod step;
 
-/// What the controller is called in logs and metrics.
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "myapp";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyApp>(
@@ -56,7 +52,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
             &["pods"],
             &["create", "delete", "get", "list", "patch", "watch"],
         ),
-        // Whether the node of a Pod that is not ready is still there.
+        // Whether the node of a Pod that is not ready still exists.
         Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
@@ -64,234 +60,316 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 
-/// What can go wrong in a pass.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The apiserver does not take the Pod as it is, or what is done to it: a quota, a policy. That may change at any time.
-    #[error("{0}")]
-    PodRefused(String),
-    /// The Pod could not be read or written.
-    #[error(transparent)]
-    WritePod(Trouble),
-    /// The Pod came and went while it was looked at.
-    #[error("the Pod changes all the time")]
-    PodUnsteady,
-    /// The status could not be written.
-    #[error("the status could not be written: {0}")]
-    WriteStatus(#[source] kube::Error),
-}
-
-impl Failure for Error {
-    fn class(&self) -> Class {
-        match self {
-            Self::PodRefused(_) => Class::Transient,
-            Self::WritePod(trouble) => trouble.class(),
-            Self::PodUnsteady => Class::Conflict,
-            Self::WriteStatus(error) => error.class(),
-        }
-    }
-}
+/// How often a Pod is created or read in one reconcile, because it comes and goes in between.
+const TRIES: usize = 3;
 
 /// The controller.
 pub struct MyApps {
-    client: Client,
-    apps: Owners<MyApp>,
-    pods: Arc<Children<Pod, Seen>>,
-    events: Events,
-    written: Written<MyApp>,
-    /// Delays before a Pod that came to its end is made again.
+    pods: Arc<Children<Pod, PodState>>,
+    /// Delays before a Pod that has ended is recreated.
     retries: Backoffs<Key>,
     /// A Pod that lived longer than this did not fail at once.
-    settled: Duration,
+    settled_after: Duration,
     resync: Duration,
-    notes: Mutex<HashMap<Key, Notes>>,
-    told: Told,
+    tracking: Mutex<HashMap<Key, PodTracking>>,
 }
 
-/// What is kept of a `MyApp` that its status does not say. Nothing is lost with it but time.
+/// What is kept of a `MyApp` beside its status. A restart that loses it costs time only.
 #[derive(Default)]
-struct Notes {
-    /// The Pod that was not ready when it was looked at last: UID and resourceVersion.
-    looked: Option<(String, String)>,
-    /// Since when the watch's word for the Pod is believed.
-    believed: Option<Instant>,
-    /// The Pod, as the watch showed it, that is not what is there: UID and resourceVersion.
-    doubted: Option<(String, String)>,
-    /// The Pod was deleted, to be made again.
-    replaced: bool,
-    /// UID of the Pod that came to its end, and when it is to be deleted.
-    due: Option<(String, Instant)>,
+struct PodTracking {
+    /// The Pod that was not ready in the last reconcile.
+    not_ready: Option<PodVersion>,
+    /// Since when the watch is believed.
+    believed_since: Option<Instant>,
+    /// The Pod as the watch showed it when a write of it failed or it was deleted: a read must follow.
+    doubted: Option<PodVersion>,
+    /// The Pod was deleted to be recreated.
+    is_replaced: bool,
+    /// UID of the Pod that ended, and when it is to be deleted.
+    retry: Option<(String, Instant)>,
 }
 
-/// Hands the controller in.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
-    let apps = manager.kind::<MyApp>(&KIND);
-    let trigger = apps.trigger.clone();
-    let timings = &config.timings;
-    let (policy, resync) = (
-        Policy {
-            min: timings.retry_min,
-            max: timings.retry_max,
-        },
-        timings.resync,
-    );
-    let events = manager.events(NAME);
-    // Pods are never applied, so there is no drift to count.
-    let writer = Writer {
-        names: &NAMES,
-        manager: MANAGER,
-        events: events.clone(),
-        corrected: Counter::default(),
-        advice: &[],
-    };
-    let pods = Children::new(manager, &writer, Seen::of, {
-        let trigger = trigger.clone();
-        move |owner| trigger.wake(owner)
-    });
-    let controller = Arc::new(MyApps {
-        client: manager.client.clone(),
-        apps: Owners::new(manager.client.clone(), apps.store.clone()),
-        pods,
-        events,
-        written: Written::new(trigger.clone()),
-        retries: Backoffs::new(policy),
-        settled: policy.max,
-        resync,
-        notes: Mutex::default(),
-        told: Told::default(),
-    });
-    let told = {
-        let controller = Arc::clone(&controller);
-        move |touched: Touched<MyApp>, all_seen: bool| match touched {
-            Touched::Present(app) => {
-                controller.pods.want();
-                let key = Key::of(app.as_ref());
-                // Otherwise told of again once all have been seen.
-                if all_seen && !controller.written.knows(&key, &app) {
-                    trigger.wake(&key);
-                }
-            }
-            Touched::Gone(app) => {
-                let key = Key::of(app.as_ref());
-                controller.gone(&key);
-                trigger.wake(&key);
-            }
-        }
-    };
-    manager.control(apps, controller, Vec::new(), told);
-    Ok(())
+/// UID and resourceVersion.
+type PodVersion = (String, String);
+
+/// What there is under the Pod's name.
+enum PodLookup {
+    Created(Child<PodState>),
+    Existing(Child<PodState>),
 }
 
-impl MyApps {
-    fn note<T>(&self, key: &Key, act: impl FnOnce(&mut Notes) -> T) -> T {
-        act(self
-            .notes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(key.clone())
-            .or_default())
-    }
-
-    async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
-        let known = || {
-            self.pods
-                .child(&settle::pod_of(owner))
-                .map(|child| child.report)
-        };
-        let pod = || {
-            known()
-                .filter(|seen| owner.claim(&seen.marks, |uid| self.apps.lives(uid)) == Claim::Ours)
-        };
-        if app.spec.suspend.unwrap_or_default() {
-            return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
-        }
-        match build::validate(app) {
-            Ok(wanted) => match self.settle(key, app, owner, &wanted).await {
-                Err(Error::WritePod(trouble)) => {
-                    let child = self.pods.child(&settle::pod_of(owner));
-                    self.note(key, |notes| {
-                        notes.doubted = child.as_ref().map(settle::state);
-                    });
-                    settle::refused(trouble, pod())
-                }
-                passed => passed,
-            },
-            Err(invalid) => Ok(Passed::with(
-                Standing::invalid(invalid, pod()),
-                Outcome::Done,
-            )),
-        }
-    }
-
-    async fn write(&self, key: &Key, app: &MyApp, standing: &Standing) -> Result<(), Error> {
-        let generation = app.metadata.generation.unwrap_or_default();
-        let status = standing.status(app.status.as_ref(), generation, Time(Timestamp::now()));
-        let api: Api<MyApp> = Api::namespaced(self.client.clone(), &key.namespace);
-        let written = self
-            .written
-            .status(&api, MANAGER, app, &status)
-            .await
-            .map_err(Error::WriteStatus)?;
-        if written.is_some() {
-            self.tell(key, app, standing);
-        }
-        Ok(())
-    }
-
-    /// An Event for each reason that lasts, once, and one when all is well again.
-    fn tell(&self, key: &Key, app: &MyApp, standing: &Standing) {
-        let Why { reason, message } = &standing.why;
-        let then = app
-            .status
-            .as_ref()
-            .and_then(|before| conditions::get(&before.conditions, READY));
-        let then = then.map(|then| Why::new(&then.reason, &then.message));
-        let same = then.as_ref().is_some_and(|then| then.reason == *reason);
-        let was_ill = self.told.anything(key)
-            || then.is_some_and(|then| then.reason != READY && then.is_news());
-        let news = if standing.ready {
-            was_ill
-        } else {
-            standing.why.is_news()
-        };
-        let generation = app.metadata.generation.unwrap_or_default();
-        if news && self.told.is_news(key, generation, standing.ready, reason) && !same {
-            let well = standing.ready || reason == SUSPENDED;
-            self.events
-                .standing(well, app.object_ref(&()), "Run", reason, message.clone());
-        }
-    }
+/// State of the node of a Pod.
+enum NodeState {
+    /// The node is ready, or nobody asked.
+    Ready,
+    /// The node is not ready: its own words.
+    NotReady(String),
+    NotFound,
 }
 
-impl Reconciler for MyApps {
-    type Object = MyApp;
-    type Error = Error;
+/// Adds the controller.
+///
+/// # Errors
+/// None.
+pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
+    manager.add(|setup| {
+        let timings = &setup.manager.settings.timings;
+        let (min, max) = (timings.retry_min, timings.retry_max);
+        Ok(MyApps {
+            retries: Backoffs::new(Policy { min, max }),
+            settled_after: max,
+            resync: timings.resync,
+            // Pods are never applied, so no drift is corrected.
+            pods: setup.children(PodState::of, &[]),
+            tracking: Mutex::default(),
+        })
+    })
+}
 
-    async fn reconcile(&self, app: Arc<MyApp>) -> Result<Outcome, Error> {
-        let key = Key::of(app.as_ref());
-        let app = self.written.newest(&key, app);
-        // Its Pod goes after it: the garbage collector sees to that.
-        if app.metadata.deletion_timestamp.is_some() {
-            return Ok(Outcome::Done);
-        }
-        let Some(owner) = Owner::of(app.as_ref()) else {
-            return Ok(Outcome::Done);
-        };
+/// Returns the Pod's namespace and name.
+fn pod_of(owner: &Owner) -> Key {
+    Key::new(owner.namespace(), &build::pod_name(owner.name()))
+}
+
+fn version(child: &Child<PodState>) -> PodVersion {
+    (child.uid.clone(), child.version.clone())
+}
+
+impl Controller for MyApps {
+    type Kind = MyApp;
+    const KIND: &'static KindInfo = &KIND;
+    const FIELD_MANAGER: &'static str = MANAGER;
+
+    async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
         self.pods.ready().await;
-        let Passed { standing, end } = self.pass(&key, &app, &owner).await?;
-        self.write(&key, &app, &standing).await?;
-        end
+        let app = Arc::clone(&cx.object);
+        let desired = build::validate(&app).map_err(|invalid| Error::Other {
+            class: Class::Terminal,
+            reason: invalid.reason().into(),
+            message: invalid.to_string(),
+        })?;
+        let result = self.ensure(cx, &desired).await;
+        if result.is_err() {
+            let child = self.pods.child(&pod_of(&cx.owner));
+            self.track(&cx.key, |pod| pod.doubted = child.as_ref().map(version));
+        }
+        result
     }
 
-    fn gone(&self, key: &Key) {
+    fn observe(&self, cx: &mut Context<MyApp>) {
+        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.report);
+        let pod = pod.filter(|pod| cx.claim(&pod.ownership) == Claim::Ours);
+        cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
+        let phase = pod.map(|pod| pod.phase);
+        cx.status.phase = phase.filter(|phase| !phase.is_empty());
+    }
+
+    fn forget(&self, key: &Key) {
         self.pods
             .forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
-        self.written.forget(key);
-        self.told.forget(key);
-        self.notes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key);
+        let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
+        tracking.remove(key);
+    }
+}
+
+impl MyApps {
+    fn track<T>(&self, key: &Key, act: impl FnOnce(&mut PodTracking) -> T) -> T {
+        let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
+        act(tracking.entry(key.clone()).or_default())
+    }
+
+    async fn ensure(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<Outcome> {
+        let (key, owner) = (&cx.key, &cx.owner);
+        let child = match self.find(cx, desired).await? {
+            PodLookup::Existing(child) => child,
+            PodLookup::Created(child) => {
+                let is_replaced = self.track(key, |pod| std::mem::take(&mut pod.is_replaced));
+                let status = cx.object.status.as_ref();
+                if !is_replaced && status.is_some_and(|status| status.pod_name.is_some()) {
+                    let note = format!("{} was deleted and is recreated", child.key.name);
+                    cx.event("Create", RECREATED, note);
+                }
+                return Ok(outcome_of(&child.report));
+            }
+        };
+        if cx.claim(&child.report.ownership) == Claim::Restored {
+            cx.confirm_owner().await?;
+        }
+        match step::next(owner, desired, &child.report, |uid| cx.owners().lives(uid)) {
+            PodStep::Ignore(foreign) => {
+                // No watch shows that the Pod goes or is handed over: it lacks our label.
+                Err(Error::NotOwned(
+                    self.pods.conflict(owner, &foreign, &child.key),
+                ))
+            }
+            PodStep::Wait => Ok(self.wait(cx, &child).await),
+            PodStep::Replace(difference) => {
+                self.delete(key, &child).await?;
+                let note = format!("{} is replaced: {difference}", child.key.name);
+                cx.event("Delete", "Replaced", note);
+                Ok(step::terminating(&child.report))
+            }
+            PodStep::Recreate => self.recreate(key, &child).await,
+            PodStep::RestoreOwnership(claim) => {
+                let labels = [(build::APP, owner.name())];
+                let labels: &[_] = if child.report.lacks_label() {
+                    &labels
+                } else {
+                    &[]
+                };
+                let marks = &child.report.ownership;
+                let owned = self.pods.mark(owner, &child, marks, labels).await?;
+                if claim != Claim::Ours {
+                    let note = format!("{} is adopted as it is", child.key.name);
+                    cx.event("Adopt", "Adopted", note);
+                }
+                self.keep(cx, &owned).await
+            }
+            PodStep::Keep => self.keep(cx, &child).await,
+        }
+    }
+
+    /// Returns the Pod, created if there is none. The watch answers where it can. An app without a status has never had a
+    /// Pod, so its Pod is created without a read, which cannot overwrite one either; later a Pod that the watch does not
+    /// show may exist, and not be owned.
+    async fn find(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<PodLookup> {
+        let pod = pod_of(&cx.owner);
+        let mut may_exist = cx.object.status.is_some();
+        if let Some(known) = self.pods.child(&pod) {
+            if self.believes(&cx.key, &known) {
+                return Ok(PodLookup::Existing(known));
+            }
+            may_exist = true;
+        }
+        for _ in 0..TRIES {
+            if !may_exist
+                && let Some(created) = self.pods.make(&build::pod(&cx.owner, desired)).await?
+            {
+                return Ok(PodLookup::Created(created));
+            }
+            let found = self.pods.ask(&pod).await?;
+            self.track(&cx.key, |pod| {
+                (pod.believed_since, pod.doubted) = (None, None);
+            });
+            if let Some(found) = found {
+                return Ok(PodLookup::Existing(found));
+            }
+            cx.confirm_owner().await?;
+            may_exist = false;
+        }
+        Err(Error::Stale("the Pod keeps being replaced".into()))
+    }
+
+    /// Returns whether the watch is believed. It may have missed an event, so a read follows once per resync.
+    fn believes(&self, key: &Key, known: &Child<PodState>) -> bool {
+        self.track(key, |pod| {
+            let is_doubted = pod.doubted.as_ref() == Some(&version(known));
+            !is_doubted
+                && pod
+                    .believed_since
+                    .get_or_insert_with(Instant::now)
+                    .elapsed()
+                    < self.resync
+        })
+    }
+
+    /// Reports a Pod that matches.
+    async fn keep(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Result<Outcome> {
+        let pod = &child.report;
+        if pod.lifecycle == PodLifecycle::Ready {
+            self.track(&cx.key, |pod| pod.not_ready = None);
+            return Ok(outcome_of(pod));
+        }
+        let Some(node) = pod.node.as_deref() else {
+            return Ok(outcome_of(pod));
+        };
+        let outcome = match self.node_state(cx, child, node).await {
+            NodeState::Ready => outcome_of(pod).requeue(Requeue::Poll),
+            NodeState::NotReady(message) => step::node_not_ready(pod, node, &message),
+            NodeState::NotFound => {
+                self.delete(&cx.key, child).await?;
+                step::node_not_found(pod, node)
+            }
+        };
+        Ok(outcome)
+    }
+
+    /// Waits for a Pod that is being deleted. Its kubelet reports when it is gone; the message says why if the kubelet does
+    /// not.
+    async fn wait(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Outcome {
+        let pod = &child.report;
+        let Some(node) = pod.node.as_deref() else {
+            return step::terminating(pod);
+        };
+        match self.node_state(cx, child, node).await {
+            NodeState::Ready => step::terminating(pod),
+            NodeState::NotReady(message) => step::node_not_ready(pod, node, &message),
+            NodeState::NotFound => step::node_not_found(pod, node),
+        }
+    }
+
+    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this one lasted.
+    async fn recreate(&self, key: &Key, child: &Child<PodState>) -> Result<Outcome> {
+        let created = child.report.created;
+        let age =
+            created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
+        let has_lasted = age.is_some_and(|age: Duration| age > self.settled_after);
+        let due = self.track(key, |pod| match &pod.retry {
+            Some((uid, due)) if *uid == child.uid => *due,
+            _ => {
+                if has_lasted {
+                    self.retries.reset(key);
+                }
+                let due = Instant::now() + self.retries.next_delay(key);
+                pod.retry = Some((child.uid.clone(), due));
+                due
+            }
+        });
+        let left = due.saturating_duration_since(Instant::now());
+        if left > Duration::ZERO {
+            return Ok(outcome_of(&child.report).requeue(Requeue::After(left)));
+        }
+        self.delete(key, child).await?;
+        Ok(outcome_of(&child.report).requeue(Requeue::Poll))
+    }
+
+    /// Deletes the Pod. Unless the watch shows what comes of that, the next reconcile reads it.
+    async fn delete(&self, key: &Key, child: &Child<PodState>) -> Result<()> {
+        self.track(key, |pod| pod.doubted = Some(version(child)));
+        self.pods.delete(child).await?;
+        self.track(key, |pod| pod.is_replaced = true);
+        Ok(())
+    }
+
+    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between two
+    /// reconciles: as long as it changes, its node works.
+    async fn node_state(
+        &self,
+        cx: &Context<MyApp>,
+        child: &Child<PodState>,
+        node: &str,
+    ) -> NodeState {
+        let now = Some(version(child));
+        let before = self.track(&cx.key, |pod| {
+            std::mem::replace(&mut pod.not_ready, now.clone())
+        });
+        let reported = cx.object.ready_condition();
+        let is_reported =
+            reported.is_some_and(|ready| [NODE_NOT_FOUND, NODE_NOT_READY].contains(&ready.reason));
+        if before != now && !is_reported {
+            return NodeState::Ready;
+        }
+        match Api::<Node>::all(cx.client().clone()).get_opt(node).await {
+            Ok(Some(found)) => {
+                step::not_ready(&found).map_or(NodeState::Ready, NodeState::NotReady)
+            }
+            Ok(None) => NodeState::NotFound,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                debug!(node, error, "the node of the Pod could not be read");
+                NodeState::Ready
+            }
+        }
     }
 }

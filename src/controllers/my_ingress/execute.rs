@@ -4,78 +4,72 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::Api;
 use qm_api::MyIngress;
-use qm_api::my_ingress::{Alb, FINALIZER, MyIngressStatus};
+use qm_api::my_ingress::Alb;
 use qm_aws::{Aws, AwsError, Tags};
-use qm_runtime::events::Events;
-use qm_runtime::owners::{Owners, Unconfirmed};
-use qm_runtime::reconciler::{Class, Failure};
-use qm_runtime::written::Written;
-use qm_runtime::{Scope, finalizer};
+use qm_core::kind::HasReadyCondition as _;
+use qm_runtime::Scope;
+use qm_runtime::controller::Context;
+use qm_runtime::error::{Error, FORBIDDEN, Result};
+use qm_runtime::reconciler::{Class, Requeue};
 
 use super::backends::Backends;
 use super::build::Desired;
 use super::observe::Observed;
 use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
-use super::tags::{OF_THE_CLUSTER, Ownership, OwnershipTags};
+use super::tags::{Ownership, OwnershipTags};
 
-/// The field manager.
-const MANAGER: &str = "quartermaster/myingress";
-
-#[derive(Debug, thiserror::Error)]
-pub enum MyIngressError {
-    #[error(transparent)]
-    Aws(#[from] AwsError),
-    /// The `MyIngress` may no longer exist.
-    #[error(transparent)]
-    Owner(#[from] Unconfirmed),
-    #[error("namespace {OF_THE_CLUSTER}, whose UID tells clusters apart, could not be read: {0}")]
-    ReadCluster(#[source] kube::Error),
-    #[error("Service {0} could not be read: {1}")]
-    ReadService(String, #[source] kube::Error),
-    #[error("the status or the finalizer could not be written: {0}")]
-    WriteStatus(#[source] kube::Error),
+/// Why a step failed.
+#[derive(Debug)]
+pub(crate) enum StepError {
+    /// AWS refused the step.
+    Aws(AwsError),
+    /// The apiserver failed, so the reconcile ends.
+    Reconcile(Error),
 }
 
-impl Failure for MyIngressError {
-    fn class(&self) -> Class {
-        match self {
-            Self::Aws(error) => error.class(),
-            Self::ReadCluster(kube::Error::Api(status))
-            | Self::ReadService(_, kube::Error::Api(status))
-                if status.code == 403 =>
-            {
-                Class::Slow
-            }
-            Self::Owner(unconfirmed) => unconfirmed.class(),
-            Self::ReadCluster(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => {
-                error.class()
-            }
-        }
+impl From<AwsError> for StepError {
+    fn from(error: AwsError) -> Self {
+        Self::Aws(error)
     }
 }
 
-/// The effects at the edge: AWS, the apiserver, the caches and Events.
+impl From<Error> for StepError {
+    fn from(error: Error) -> Self {
+        Self::Reconcile(error)
+    }
+}
+
+/// Wraps the answer to a read in the cluster. Somebody has to grant a missing permission, which no watch shows.
+pub(super) fn read_error(what: String, error: kube::Error) -> Error {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => Error::Other {
+            class: Class::Slow,
+            reason: FORBIDDEN.into(),
+            message: format!("{what}: {}", status.message),
+        },
+        source => Error::Api { what, source },
+    }
+}
+
+/// The effects at the edge, beside those of the context: AWS and the cached nodes.
 pub(crate) struct Executor<A> {
-    pub client: Client,
     pub scope: Scope,
     pub aws: A,
-    pub ingresses: Owners<MyIngress>,
     pub backends: Arc<Backends>,
-    pub events: Events,
-    pub own_writes: Written<MyIngress>,
 }
 
 impl<A: Aws> Executor<A> {
     /// Takes the step and keeps its answer in `observed`.
     pub async fn execute(
         &self,
+        cx: &mut Context<MyIngress>,
         desired: &Desired<'_>,
         observed: &mut Observed,
         step: &Step,
-    ) -> Result<(), MyIngressError> {
+    ) -> Result<(), StepError> {
         let aws = &self.aws;
         match step {
             Step::ReadRegion => observed.region = aws.region().await?,
@@ -88,13 +82,13 @@ impl<A: Aws> Executor<A> {
             }
             Step::ReadTags(arn) => {
                 let ownership = aws.find_tags(arn).await?;
-                let ownership = ownership.map(|tags| self.ownership(desired, tags));
-                observed.sibling = ownership.as_ref().and_then(|it| self.sibling(it));
+                let ownership = ownership.map(|tags| Self::ownership(cx, desired, tags));
+                observed.sibling = ownership.as_ref().and_then(|it| self.sibling(cx, it));
                 observed.ownership = ownership;
             }
             Step::ReadOwnership(arns) => {
                 let tags = aws.tags_of(arns).await?.into_iter();
-                let owners = tags.map(|(arn, tags)| (arn, self.ownership(desired, tags)));
+                let owners = tags.map(|(arn, tags)| (arn, Self::ownership(cx, desired, tags)));
                 observed.owners.0.extend(owners);
             }
             Step::ReadListeners(arn) => observed.listeners = aws.listeners(arn).await?,
@@ -113,31 +107,23 @@ impl<A: Aws> Executor<A> {
             }
             Step::ReadNodes => observed.nodes = Some(self.backends.instances().await),
             Step::ReadService(port, name) => {
-                let namespace = desired.tags.owner.namespace();
-                let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+                let services: Api<Service> =
+                    Api::namespaced(cx.client().clone(), &cx.key.namespace);
+                let what = || format!("Service {name} could not be read");
                 let service = services.get_opt(name).await;
-                let service =
-                    service.map_err(|error| MyIngressError::ReadService(name.clone(), error))?;
+                let service = service.map_err(|error| read_error(what(), error))?;
                 observed.services.insert(*port, service);
             }
 
-            Step::ConfirmOwner(_) => self.ingresses.confirm(desired.tags.owner).await?,
+            Step::ConfirmOwner(_) => cx.confirm_owner().await?,
             Step::AddFinalizer => {
-                let (api, object) = (self.api(&observed.object), Arc::clone(&observed.object));
-                let put = finalizer::put(&self.own_writes, &api, MANAGER, object, FINALIZER);
-                observed.object = put.await.map_err(MyIngressError::WriteStatus)?;
+                cx.add_finalizer().await?;
+                observed.object = Arc::clone(&cx.object);
             }
-            Step::RemoveFinalizer => {
-                let (api, object) = (self.api(&observed.object), observed.object.as_ref());
-                let taken = finalizer::take(&api, MANAGER, object, FINALIZER).await;
-                taken.map_err(MyIngressError::WriteStatus)?;
-            }
-            Step::RecordIntent(intent) => self.record(desired, observed, intent).await?,
-            Step::Emit(kind, action, reason, note) => {
-                let (is_normal, object) = (*kind == EventType::Normal, &observed.object);
-                let (object, note) = (object.object_ref(&()), note.clone());
-                self.events
-                    .standing(is_normal, object, action, reason, note);
+            Step::RecordIntent(intent) => Self::record(cx, desired, observed, intent).await?,
+            Step::Emit(EventType::Normal, action, reason, note) => cx.event(action, reason, note),
+            Step::Emit(EventType::Warning, action, reason, note) => {
+                cx.warning(action, reason, note);
             }
 
             Step::CreateLoadBalancer(load_balancer) => {
@@ -173,57 +159,37 @@ impl<A: Aws> Executor<A> {
         Ok(())
     }
 
-    fn api(&self, ingress: &MyIngress) -> Api<MyIngress> {
-        let namespace = ingress.namespace().unwrap_or_default();
-        Api::namespaced(self.client.clone(), &namespace)
-    }
-
-    fn ownership(&self, desired: &Desired<'_>, tags: Tags) -> Ownership {
-        let claim = desired.tags.claim(&tags, |uid| self.ingresses.lives(uid));
+    fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> Ownership {
+        let claim = desired.tags.claim(&tags, |uid| cx.owners().lives(uid));
         Ownership { claim, tags }
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, if that one may exist.
-    fn sibling(&self, ownership: &Ownership) -> Option<String> {
+    fn sibling(&self, cx: &Context<MyIngress>, ownership: &Ownership) -> Option<String> {
         let may_exist =
-            |uid: &str, namespace: &str| self.ingresses.lives(uid) || !self.scope.covers(namespace);
+            |uid: &str, namespace: &str| cx.owners().lives(uid) || !self.scope.covers(namespace);
         OwnershipTags::sibling(ownership, may_exist).map(Into::into)
     }
 
     /// Writes the intent to the status, whose condition stays.
     async fn record(
-        &self,
+        cx: &mut Context<MyIngress>,
         desired: &Desired<'_>,
         observed: &mut Observed,
         intent: &Intent,
-    ) -> Result<(), MyIngressError> {
+    ) -> Result<()> {
         observed.draft = observed.draft_with(desired, intent);
-        let (object, draft) = (&observed.object, &observed.draft);
-        let mut status = object.status.clone().unwrap_or_default();
-        status.alb.clone_from(&draft.alb);
-        status.listeners.clone_from(&draft.listeners);
-        if status.conditions.is_empty() {
+        cx.status.alb.clone_from(&observed.draft.alb);
+        cx.status.listeners.clone_from(&observed.draft.listeners);
+        if cx.status.conditions.is_empty() {
             // The first condition need not wait for the end of the reconcile.
-            let generation = object.metadata.generation.unwrap_or_default();
-            let creating = MyIngressReadiness::creating(draft.alb.clone());
-            let now = Time(observed.now);
-            status = creating.status(Some(&status), &draft.listeners, generation, now);
+            let generation = cx.object.metadata.generation.unwrap_or_default();
+            let creating = MyIngressReadiness::creating(None).outcome(Requeue::Poll);
+            let (condition, now) = (creating.condition(), Time(observed.now));
+            MyIngress::set_ready_condition(&mut cx.status, &condition, generation, now);
         }
-        if object.status.as_ref() != Some(&status) {
-            let written = self.write_status(object, &status).await?;
-            observed.object = written.ok_or(Unconfirmed::Gone)?;
-        }
+        cx.write_status().await?;
+        observed.object = Arc::clone(&cx.object);
         Ok(())
-    }
-
-    /// Writes the status, unless the object has it. Returns the object as written, unless it no longer exists.
-    pub async fn write_status(
-        &self,
-        object: &MyIngress,
-        status: &MyIngressStatus,
-    ) -> Result<Option<Arc<MyIngress>>, MyIngressError> {
-        let api = self.api(object);
-        let written = self.own_writes.status(&api, MANAGER, object, status).await;
-        written.map_err(MyIngressError::WriteStatus)
     }
 }

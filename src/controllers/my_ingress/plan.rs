@@ -12,15 +12,16 @@ use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
 use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
+use qm_runtime::error::CONFLICT;
 use qm_runtime::finalizer;
 use qm_runtime::ownership::Claim;
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::routes::{RouteProblem, TargetChange, released, route};
 use super::status::{
-    CONFLICT, DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
+    DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
     NAME_TAKEN, NOT_ALIKE, count,
 };
 use super::step::{EventType, Intent, Step};
@@ -56,8 +57,8 @@ pub(crate) enum End {
     /// AWS refused a step that the rest depends on.
     Refused(AwsError),
     /// The reconcile waits for AWS or for an editor.
-    Blocked(MyIngressReadiness, Outcome),
-    /// Nothing owned is left in AWS, and the finalizer is removed.
+    Blocked(MyIngressReadiness, Requeue),
+    /// Nothing owned is left in AWS.
     Deleted,
 }
 
@@ -100,7 +101,7 @@ fn refused<T>(error: AwsError) -> Walk<T> {
     Break(Stop::End(End::Refused(error)))
 }
 
-fn blocked<T>(readiness: MyIngressReadiness, outcome: Outcome) -> Walk<T> {
+fn blocked<T>(readiness: MyIngressReadiness, outcome: Requeue) -> Walk<T> {
     Break(Stop::End(End::Blocked(readiness, outcome)))
 }
 
@@ -139,13 +140,13 @@ impl<'a> Walker<'a> {
     }
 
     fn not_visible<T>(&self) -> Walk<T> {
-        blocked(MyIngressReadiness::creating(self.alb()), Outcome::Waiting)
+        blocked(MyIngressReadiness::creating(self.alb()), Requeue::Poll)
     }
 
     fn deleting<T>(&self, message: &str) -> Walk<T> {
         let alb = Some(self.alb().unwrap_or_default());
         let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
-        blocked(readiness, Outcome::Waiting)
+        blocked(readiness, Requeue::Poll)
     }
 
     /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves nothing
@@ -214,7 +215,7 @@ impl<'a> Walker<'a> {
             }
             let alb = self.observed.alb();
             let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
-            return blocked(readiness, Outcome::Done);
+            return blocked(readiness, Requeue::OnChange);
         }
         if ownership.claim == Claim::Restored {
             self.take(Step::ConfirmOwner("load balancer"))?;
@@ -279,9 +280,9 @@ impl<'a> Walker<'a> {
             ..Alb::default()
         };
         let outcome = if self.observed.may_yet_appear() {
-            Outcome::Waiting
+            Requeue::Poll
         } else {
-            Outcome::Done
+            Requeue::OnChange
         };
         let readiness = MyIngressReadiness::not_ready(Some(alb), reason, message);
         blocked(readiness, outcome)
@@ -383,7 +384,7 @@ impl<'a> Walker<'a> {
                 let note = format!("load balancer {arn} has lost our tags: it is left as it is");
                 self.warning("Delete", "LeftBehind", note)?;
             }
-            return self.remove_finalizer();
+            return Break(Stop::End(End::Deleted));
         }
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
         self.take(Step::ConfirmOwner("load balancer"))?;
@@ -401,7 +402,7 @@ impl<'a> Walker<'a> {
         self.delete_target_groups(false)?;
         let deleted = format!("load balancer {name} was deleted: {arn}");
         self.normal("Delete", "Deleted", deleted)?;
-        self.remove_finalizer()
+        Break(Stop::End(End::Deleted))
     }
 
     /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows the nodes.
@@ -455,11 +456,6 @@ impl<'a> Walker<'a> {
             let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
             self.normal("Delete", "Gone", note)?;
         }
-        self.remove_finalizer()
-    }
-
-    fn remove_finalizer<T>(&self) -> Walk<T> {
-        self.take(Step::RemoveFinalizer)?;
         Break(Stop::End(End::Deleted))
     }
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow::{Break, Continue};
 
 use qm_api::my_ingress::{Alb, ListenerStatus};
 use qm_aws::AwsError;
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 
 use super::build::Desired;
 use super::observe::Observed;
@@ -15,10 +15,10 @@ use super::status::{MyIngressReadiness, PROVISIONING};
 pub(crate) struct Report {
     pub readiness: MyIngressReadiness,
     pub listeners: Vec<ListenerStatus>,
-    pub outcome: Result<Outcome, AwsError>,
+    pub outcome: Result<Requeue, AwsError>,
 }
 
-/// Returns the report, or `None` while a step is left and once the finalizer is removed.
+/// Returns the report, or `None` while a step is left and once nothing is left to delete.
 pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Report> {
     let (readiness, outcome) = match plan::walk(desired, observed) {
         Continue(settled) => return Some(settled_report(desired, observed, &settled)),
@@ -45,9 +45,9 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
     }
     let shown = MyIngressReadiness::of(alb.clone(), settled.load_balancer);
     let outcome = if shown.reason == PROVISIONING {
-        Outcome::Waiting
+        Requeue::Poll
     } else {
-        Outcome::Done
+        Requeue::OnChange
     };
     let (result, listeners) = match &settled.listeners {
         None => (Ok((shown, outcome)), observed.draft.listeners.clone()),
@@ -64,7 +64,7 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
         (result, Some(error)) if is_deleting => {
             let readiness = MyIngressReadiness::refused(alb, error);
             match result {
-                Ok((_, Outcome::Waiting)) => (readiness, Ok(Outcome::Waiting)),
+                Ok((_, Requeue::Poll)) => (readiness, Ok(Requeue::Poll)),
                 _ => (readiness, Err(error.clone())),
             }
         }
@@ -81,9 +81,9 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
 /// Returns the readiness of a load balancer with these listeners that is otherwise `shown`.
 fn with_listeners(
     shown: MyIngressReadiness,
-    outcome: Outcome,
+    outcome: Requeue,
     results: &ListenerResults,
-) -> Result<(MyIngressReadiness, Outcome), AwsError> {
+) -> Result<(MyIngressReadiness, Requeue), AwsError> {
     // Problems that somebody has to fix come first.
     let problems = results.desired.iter().filter(|it| !it.message.is_empty());
     let (passing, mut problems): (Vec<_>, Vec<_>) = problems.partition(|it| it.changes);
@@ -94,9 +94,9 @@ fn with_listeners(
         .refused
         .iter()
         .min_by_key(|error| match error.class {
-            Class::Transient | Class::Conflict => 0,
+            Class::Transient | Class::Stale => 0,
             Class::Slow => 1,
-            Class::Terminal => 2,
+            Class::Terminal | Class::Waiting => 2,
         });
     if let Some(error) = refused {
         let messages: Vec<_> = [error.message.as_str()]
@@ -109,7 +109,7 @@ fn with_listeners(
         };
         if results.changes && error.class != Class::Transient {
             let readiness = MyIngressReadiness::refused(shown.alb, &error);
-            return Ok((readiness, Outcome::Waiting));
+            return Ok((readiness, Requeue::Poll));
         }
         return Err(error);
     }
@@ -117,7 +117,7 @@ fn with_listeners(
         return Ok((shown, outcome));
     }
     let outcome = if results.changes {
-        Outcome::Waiting
+        Requeue::Poll
     } else {
         outcome
     };

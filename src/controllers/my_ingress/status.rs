@@ -6,12 +6,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer};
-use qm_core::conditions::{self, READY};
+use qm_core::conditions::READY;
+use qm_runtime::error::{CONFLICT, FORBIDDEN, SPEC_INVALID, WRITE_FAILED};
+use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+use qm_runtime::reconciler::Requeue;
 
-/// `spec.suspend` is true.
-pub const SUSPENDED: &str = "Suspended";
-/// A rule of the CRD refuses the spec today.
-pub(crate) const SPEC_INVALID: &str = "SpecInvalid";
 /// AWS was asked for the load balancer, and does not show it yet.
 pub(crate) const CREATING: &str = "Creating";
 /// AWS creates the load balancer.
@@ -20,8 +19,6 @@ pub(crate) const PROVISIONING: &str = "Provisioning";
 const IMPAIRED: &str = "ActiveImpaired";
 /// AWS could not create the load balancer.
 const FAILED: &str = "Failed";
-/// The load balancer of that name is not owned.
-pub(crate) const CONFLICT: &str = "Conflict";
 /// The load balancer of that name belongs to another `MyIngress`.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
 /// The load balancer has another scheme or type, which nobody can change.
@@ -30,8 +27,6 @@ pub(crate) const NOT_ALIKE: &str = "NotAlike";
 pub(crate) const DELETING: &str = "Deleting";
 /// Deletion protection is on.
 pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
-/// The operator may not read something in the cluster.
-pub(crate) const FORBIDDEN: &str = "Forbidden";
 /// Listeners need an operator that watches the whole cluster.
 pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
 pub(crate) const SERVICE_NOT_FOUND: &str = "ServiceNotFound";
@@ -50,12 +45,11 @@ pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
 pub(crate) const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// Reasons that need no action.
-pub(crate) const PASSING: [&str; 5] =
-    [SUSPENDED, CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
+const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
 /// Reasons for which no listener gets traffic.
 const WITHOUT_TRAFFIC: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
 /// The reasons of this controller; [`qm_aws::error`] has those of AWS.
-pub const REASONS: [&str; 22] = [
+pub const REASONS: [&str; 23] = [
     READY,
     SUSPENDED,
     SPEC_INVALID,
@@ -69,6 +63,7 @@ pub const REASONS: [&str; 22] = [
     DELETING,
     DELETION_PROTECTED,
     FORBIDDEN,
+    WRITE_FAILED,
     OUT_OF_SCOPE,
     SERVICE_NOT_FOUND,
     SERVICE_PORT_NOT_FOUND,
@@ -146,37 +141,29 @@ impl MyIngressReadiness {
         }
     }
 
-    /// Returns the status that replaces `before`.
-    pub fn status(
-        &self,
-        before: Option<&MyIngressStatus>,
-        listeners: &[ListenerStatus],
-        generation: i64,
-        now: Time,
-    ) -> MyIngressStatus {
-        let mut conditions = before.map_or_else(Vec::new, |before| before.conditions.clone());
-        conditions::set(
-            &mut conditions,
-            READY,
-            self.ready,
-            self.reason,
-            &self.message,
-            generation,
-            now,
-        );
-        let mut listeners = listeners.to_vec();
+    /// Returns the outcome of a reconcile that is repeated as `requeue` says.
+    pub fn outcome(&self, requeue: Requeue) -> Outcome {
+        let (reason, message) = (self.reason, self.message.clone());
+        let outcome = if self.ready {
+            Outcome::ready(message)
+        } else if PASSING.contains(&reason) {
+            Outcome::in_progress(reason, message)
+        } else {
+            Outcome::failed(reason, message)
+        };
+        outcome.event(EventPolicy::OnMessage).requeue(requeue)
+    }
+
+    /// Fills the draft of a status with the load balancer and its listeners.
+    pub fn observe(&self, status: &mut MyIngressStatus, mut listeners: Vec<ListenerStatus>) {
         if WITHOUT_TRAFFIC.contains(&self.reason) {
             for listener in &mut listeners {
                 listener.healthy = 0;
                 listener.reason = self.reason.into();
             }
         }
-        MyIngressStatus {
-            alb: self.alb.clone(),
-            listeners,
-            observed_generation: Some(generation),
-            conditions,
-        }
+        status.alb.clone_from(&self.alb);
+        status.listeners = listeners;
     }
 }
 

@@ -35,7 +35,6 @@ pub(crate) enum Step {
     /// of this thing only.
     ConfirmOwner(&'static str),
     AddFinalizer,
-    RemoveFinalizer,
     /// Writes the status.
     RecordIntent(Intent),
     /// Emits an Event with this action, reason and note.

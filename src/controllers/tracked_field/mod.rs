@@ -29,7 +29,7 @@ use qm_runtime::availability::Availability;
 use qm_runtime::cache::strip;
 use qm_runtime::events::Events;
 use qm_runtime::manager::Phase;
-use qm_runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, apply};
 
@@ -185,13 +185,13 @@ impl<T: Transport> TrackedFields<T> {
         key: &Key,
         object: Arc<TrackedField>,
         message: String,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<Requeue, Error> {
         self.targets.unfollow(key);
         self.outbox.withdraw(key, false);
         let renew = self
             .say(key, object, Some(Waiting::SpecInvalid(message)))
             .await?;
-        Ok(renew.map_or(Outcome::Done, Outcome::RequeueAfter))
+        Ok(renew.map_or(Requeue::OnChange, Requeue::After))
     }
 
     /// Brings the status up to what was seen and sent. Gives the object and its history as they then stand; none where
@@ -273,12 +273,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
     type Object = TrackedField;
     type Error = Error;
 
-    async fn reconcile(&self, object: Arc<TrackedField>) -> Result<Outcome, Error> {
+    async fn reconcile(&self, object: Arc<TrackedField>) -> Result<Requeue, Error> {
         let key = Key::of(object.as_ref());
         let object = self.written.newest(&key, object);
         if object.metadata.deletion_timestamp.is_some() {
             self.gone(&key);
-            return Ok(Outcome::Done);
+            return Ok(Requeue::OnChange);
         }
         if let Err(message) = object.spec.check_size() {
             return self.reject(&key, object, message).await;
@@ -286,7 +286,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         // Each observed change wakes the object: what is refused must not be sent that often.
         let circumstances = self.circumstances(&object);
         if let Some(delay) = self.outbox.rejected_write_due(&key, &circumstances) {
-            return Ok(Outcome::RequeueAfter(delay));
+            return Ok(Requeue::After(delay));
         }
         let (answer, panic) = match self.targets.reads.take(&key, &Whose::of(&object)) {
             Some(Err(panic)) => (None, Some(panic)),
@@ -321,7 +321,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.report_write_rejected(&key, object).await;
         }
         let Some((object, history)) = recorded? else {
-            return Ok(Outcome::Waiting);
+            return Ok(Requeue::Poll);
         };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
         if tracked
@@ -359,7 +359,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
                 error: Some(error), ..
             }) => return Err(*error),
             Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => {
-                return Ok(Outcome::Waiting);
+                return Ok(Requeue::Poll);
             }
             Ok(_) if asks => self.terms.resync,
             Ok(Some(Tracked { target, shard, .. }))
@@ -369,9 +369,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
                     .trouble(&target.resource, shard.as_deref())
                     == Some(Trouble::NotServed) =>
             {
-                return Ok(Outcome::Waiting);
+                return Ok(Requeue::Poll);
             }
-            _ if unserved => return Ok(Outcome::Waiting),
+            _ if unserved => return Ok(Requeue::Poll),
             // The read has not resolved the contradiction yet.
             Ok(Some(_))
                 if self
@@ -387,9 +387,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         };
         let due = renew.map_or(resync, |renew| renew.min(resync));
         Ok(if asks {
-            Outcome::Unfinished(due)
+            Requeue::InFlight(due)
         } else {
-            Outcome::RequeueAfter(due)
+            Requeue::After(due)
         })
     }
 

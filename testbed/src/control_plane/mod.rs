@@ -19,13 +19,14 @@ use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 
 use self::audit::Audit;
 use self::certs::Authority;
 use self::servers::{Ports, Servers};
 use crate::process::{Child, Folder, dies_with_its_thread, folder_of};
+use crate::timing;
 
 /// How long a server may take to be ready, on a machine that builds at the same time.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -36,8 +37,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How often something waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The one that tests share, and two of a test's own: what the memory and the cores of a small machine bear.
-static SLOTS: Semaphore = Semaphore::const_new(3);
+/// Two that tests share, and two of a test's own: what the memory and the cores of a small machine bear.
+static SLOTS: Semaphore = Semaphore::const_new(4);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -83,8 +84,14 @@ pub struct ControlPlane {
     servers: Servers,
     authority: Authority,
     admin: Kubeconfig,
-    _folder: Folder,
+    folder: Folder,
     _slot: SemaphorePermit<'static>,
+}
+
+/// What etcd of a stopped control plane stored, for others to start with.
+#[derive(Debug)]
+pub struct Snapshot {
+    folder: Folder,
 }
 
 /// The servers, in the order in which they are to be killed.
@@ -103,25 +110,25 @@ impl Running {
     }
 }
 
-/// One control plane for all tests of this process, started by whoever asks first; it dies with the process. Its users
-/// keep to namespaces of their own, and stop nothing of it.
-///
-/// # Errors
-/// As [`ControlPlane::start`]; the next caller then tries again.
-pub async fn shared() -> Result<&'static ControlPlane> {
-    static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
-    SHARED
-        .get_or_try_init(|| ControlPlane::start(Options::default()))
-        .await
-}
-
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. No more than three run at once in this process; a fourth waits for an end.
+    /// `default` has its `ServiceAccount`. No more than four run at once in this process; a fifth waits for an end.
     ///
     /// # Errors
     /// The programs cannot be built, or a server ends or is not ready in time (the end of its log is in the error).
     pub async fn start(options: Options) -> Result<Self> {
+        Self::start_with(options, None).await
+    }
+
+    /// Starts the servers as [`ControlPlane::start`] does, on a copy of what the snapshot stored.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::start`].
+    pub async fn start_from(snapshot: &Snapshot, options: Options) -> Result<Self> {
+        Self::start_with(options, Some(snapshot)).await
+    }
+
+    async fn start_with(options: Options, snapshot: Option<&Snapshot>) -> Result<Self> {
         // Two TLS providers may be compiled in; somebody else may have chosen this one before.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let slot = SLOTS.acquire().await?;
@@ -138,6 +145,9 @@ impl ControlPlane {
         let pair = authority.client("admin", &["system:masters"])?;
         let admin = kubeconfig::with_certificate(&servers.url(), &authority.pem(), "admin", &pair)?;
         kubeconfig::write(&admin, &servers.file("admin.kubeconfig"))?;
+        if let Some(snapshot) = snapshot {
+            snapshot.copy_to(&servers).await?;
+        }
 
         let etcd = servers.etcd()?;
         let apiserver = Some(servers.apiserver()?);
@@ -150,7 +160,7 @@ impl ControlPlane {
             servers,
             authority,
             admin,
-            _folder: folder,
+            folder,
             _slot: slot,
         };
         plane.apiserver_ready().await?;
@@ -191,6 +201,7 @@ impl ControlPlane {
     /// # Errors
     /// TLS cannot be set up.
     pub async fn client(&self) -> Result<Client> {
+        timing::begin();
         kubeconfig::client(&self.admin).await
     }
 
@@ -325,6 +336,25 @@ impl ControlPlane {
         self.apiserver_ready().await
     }
 
+    /// Stops every server, and keeps what they stored.
+    ///
+    /// # Errors
+    /// etcd does not end.
+    pub async fn into_snapshot(self) -> Result<Snapshot> {
+        let Self {
+            running, folder, ..
+        } = self;
+        let Running {
+            clients,
+            apiserver,
+            mut etcd,
+        } = running.into_inner().unwrap_or_else(PoisonError::into_inner);
+        drop((clients, apiserver));
+        etcd.terminate()?;
+        etcd.wait(PATIENCE).await?;
+        Ok(Snapshot { folder })
+    }
+
     /// Kills every server and removes what they wrote, as dropping it does.
     pub fn stop(self) {
         drop(self);
@@ -367,6 +397,20 @@ impl ControlPlane {
             }
             sleep(LOOK_EVERY).await;
         }
+    }
+}
+
+impl Snapshot {
+    async fn copy_to(&self, servers: &Servers) -> Result<()> {
+        // etcd's log is mostly zeros.
+        let copied = Command::new("cp")
+            .args(["--recursive", "--sparse=always"])
+            .arg(self.folder.path().join(servers::DATA))
+            .arg(servers.file(servers::DATA))
+            .status()
+            .await?;
+        ensure!(copied.success(), "copying a snapshot failed ({copied})");
+        Ok(())
     }
 }
 

@@ -14,6 +14,9 @@ use crate::process::{Child, Program};
 /// The lowest port to choose; see [`free_ports`].
 const LOWEST_PORT: u16 = 10_000;
 
+/// The folder of etcd's data.
+pub(super) const DATA: &str = "etcd";
+
 /// The folder with the programs, and the folder that holds all that they write.
 #[derive(Debug)]
 pub(super) struct Servers {
@@ -113,7 +116,7 @@ impl Servers {
     pub(super) fn etcd(&self) -> Result<Child> {
         let (client, peer) = (local(self.ports.etcd), local(self.ports.etcd_peer));
         self.program("etcd")
-            .arg(flag("data-dir", self.file("etcd")))
+            .arg(flag("data-dir", self.file(DATA)))
             .arg(format!("--listen-client-urls={client}"))
             .arg(format!("--advertise-client-urls={client}"))
             .arg(format!("--listen-peer-urls={peer}"))
@@ -125,6 +128,8 @@ impl Servers {
 
     pub(super) fn apiserver(&self) -> Result<Child> {
         self.program("kube-apiserver")
+            // More memory for less time.
+            .env("GOGC", "400")
             .arg(format!("--etcd-servers={}", local(self.ports.etcd)))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
             .arg(format!("--secure-port={}", self.ports.apiserver))

@@ -120,7 +120,7 @@ fn matcher(text: &str) -> (String, String, String) {
 
 /// The reasons that the resources of a controller may have; of any, without one.
 fn reasons(controller: Option<&str>) -> BTreeSet<String> {
-    let syncs = config_map_sync::standing::Reason::ALL
+    let syncs = config_map_sync::status::REASONS
         .iter()
         .map(ToString::to_string);
     let balancers = my_ingress::status::REASONS.iter().map(ToString::to_string);

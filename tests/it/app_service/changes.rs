@@ -284,7 +284,7 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
         json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] }),
     )
     .await;
-    let words = not_ready(&bed, "far", "Rejected").await;
+    let words = not_ready(&bed, "far", "WriteRejected").await;
     assert!(
         words.contains("provided port is not in the valid range"),
         "{words}"
@@ -314,5 +314,5 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
         !tried.contains(&"create services".to_owned()),
         "it is not tried again by itself: {tried:?}"
     );
-    assert_eq!(bed.events("far", "Rejected").await.len(), 1);
+    assert_eq!(bed.events("far", "WriteRejected").await.len(), 1);
 }

@@ -281,7 +281,7 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
             "{manager}: {notes:?}"
         );
     }
-    assert!(bed.events("web", "Rejected").await.is_empty());
+    assert!(bed.events("web", "WriteRejected").await.is_empty());
 
     // Later changes of the app arrive.
     spec["image"] = json!("nginx:1.27");
@@ -348,7 +348,7 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
     looked_at(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "-1" }, "limits": { "cpu": "4" } });
     respec(&bed, "web", spec.clone()).await;
-    let words = not_ready(&bed, "web", "Rejected").await;
+    let words = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
         words.contains("must be greater than or equal to 0"),
         "{words}"
@@ -956,7 +956,7 @@ async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
     );
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
-    not_ready(&bed, "web", "Rejected").await;
+    not_ready(&bed, "web", "WriteRejected").await;
     let now = json!(
         deployment(&bed, "web")
             .await

@@ -9,7 +9,6 @@ use kube::{Api, Resource, ResourceExt};
 use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::Options;
 use testbed::wait::until;
 
 use super::{app, deployment, looked_at, not_ready, ready, replica_sets, service, writes};
@@ -364,7 +363,7 @@ fn afresh<K: Resource>(mut object: K) -> K {
 /// no such control plane here, goes by the UIDs of owner references.)
 #[tokio::test]
 async fn what_was_restored_is_taken_back() {
-    let bed = Bed::own_with(Options::apiserver_only(), "restored").await;
+    let bed = Bed::bare("restored").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
     bed.until("web", "is passed over", |app: &AppService| {
@@ -509,7 +508,7 @@ async fn one_that_can_never_be_as_it_is_wanted_is_not_taken_over() {
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
     let theirs: Deployment = bed.create("web", theirs).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Rejected").await;
+    let words = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
         words.contains("spec.selector") && words.contains("field is immutable"),
         "{words}"

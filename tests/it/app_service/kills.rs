@@ -5,19 +5,17 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use qm_api::AppService;
 use serde_json::{Value, json};
-use testbed::Options;
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{app, original, respec, standing};
-use crate::support::{Bed, Operator, Plane, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Operator, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
-    let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = Box::pin(at_each_write(&points, async |point, write| {
-        Box::pin(run(&bed.plane, point, write)).await
+        Box::pin(run(point, write)).await
     }))
     .await;
     // The annotation; two to take over each of two objects; the autoscaler comes, and goes; the Deployment, again; the
@@ -26,13 +24,13 @@ async fn a_kill_at_any_write_changes_nothing() {
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
     );
-    answers_that_are_lost(&bed.plane).await;
+    answers_that_are_lost().await;
 }
 
 /// What the document's program made is taken over with another spec, and that is changed once more, while the operator is
 /// killed at that write. Says whether it came to that, and how all of it ends.
-async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::on(plane.clone(), "kills").await;
+async fn run(point: Point, write: u64) -> (bool, Value) {
+    let bed = Bed::bare("kills").await;
     let mut spec = json!({ "size": 3, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 80 },
         { "name": "b", "port": 81, "targetPort": 81 },
@@ -100,8 +98,8 @@ async fn said(bed: &Bed) -> Value {
 }
 
 /// It is made, and nobody learns of it: it is found, and not made again.
-async fn answers_that_are_lost(plane: &Plane) {
-    let bed = Bed::on(plane.clone(), "lost").await;
+async fn answers_that_are_lost() {
+    let bed = Bed::bare("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
         Match::verb(Verb::Create),

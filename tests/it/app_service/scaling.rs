@@ -178,10 +178,10 @@ async fn by_an_autoscaler_of_its_own() {
     ready(&bed, "web").await;
     counts.are(&[2, 3, 2]).await;
     assert!(scalers.get_opt("web").await.unwrap().is_none());
-    let words = bed.event("web", "AutoscalingOff").await;
+    let words = bed.event("web", "AutoscalingDisabled").await;
     assert_eq!(
         words,
-        "autoscaling is off: 3 Pods were wanted, and spec.size is 2"
+        "autoscaling is off: the autoscaler wanted 3 Pods, and spec.size is 2"
     );
     scale(&bed, "web", 5).await;
     counts.are(&[2, 3, 2, 5, 2]).await;

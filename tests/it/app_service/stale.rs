@@ -1,7 +1,6 @@
 //! What an operator knows of an app may be of the past: its watch may have fallen silent.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use testbed::Options;
 use testbed::proxy::{Match, Proxy, Verb};
 
 use super::*;
@@ -14,9 +13,9 @@ fn served() -> Value {
     json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })
 }
 
-/// An app that is known, and whose watch says nothing any more, on a control plane without garbage collector.
+/// An app that is known, and whose watch says nothing any more, where no garbage collector runs.
 async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
-    let bed = Bed::own_with(Options::apiserver_only(), name).await;
+    let bed = Bed::bare(name).await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     app(&bed, "web", spec).await;

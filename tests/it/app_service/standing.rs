@@ -185,7 +185,7 @@ async fn the_quota_has_no_room() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     // Of the Service.
     app(&bed, "web", one()).await;
-    let words = not_ready(&bed, "web", "Forbidden").await;
+    let words = not_ready(&bed, "web", "QuotaExceeded").await;
     assert!(
         words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"),
         "{words}"
@@ -301,12 +301,12 @@ async fn what_the_apiserver_refuses() {
         let mut spec = one();
         spec[field] = value;
         app(&bed, name, spec).await;
-        let said = not_ready(&bed, name, "Rejected").await;
+        let said = not_ready(&bed, name, "WriteRejected").await;
         assert!(
             said.starts_with("the apiserver refuses Deployment ") && said.contains(words),
             "{said}"
         );
-        assert_eq!(bed.event(name, "Rejected").await, said);
+        assert_eq!(bed.event(name, "WriteRejected").await, said);
         assert!(
             bed.api::<Deployment>()
                 .get_opt(name)
@@ -342,7 +342,7 @@ async fn what_the_apiserver_refuses() {
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     respec(&bed, "quantity", spec).await;
-    not_ready(&bed, "quantity", "Rejected").await;
+    not_ready(&bed, "quantity", "WriteRejected").await;
     let app: AppService = bed.api().get("quantity").await.unwrap();
     assert_eq!(app.status.unwrap().available_replicas, Some(1));
     assert!(!operator.logs().contains("panicked"));
@@ -363,7 +363,7 @@ async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     app(&bed, "web", spec).await;
-    not_ready(&bed, "web", "Rejected").await;
+    not_ready(&bed, "web", "WriteRejected").await;
     bed.until("web", "is there", |_: &Service| true).await;
     assert_eq!(failed.hits(), 1);
 }
@@ -434,9 +434,9 @@ async fn a_child_that_lingers() {
     .await;
     let before = service(&bed, "web").await;
     bed.delete::<Service>("web").await;
-    let words = not_ready(&bed, "web", "Deleting").await;
+    let words = not_ready(&bed, "web", "ChildTerminating").await;
     assert!(
-        words.ends_with("is being deleted; it is made again once it is gone"),
+        words.ends_with("is being deleted; it is created again once it is gone"),
         "{words}"
     );
     bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } }))

@@ -1,4 +1,4 @@
-//! Admission policies that are missing or changed are reported, and so are the objects that they never checked.
+//! Reports of missing and changed admission policies, and of the objects that they never checked.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -48,7 +48,7 @@ fn states(report: &Value) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test]
-async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_are_older() {
+async fn status_reports_missing_and_changed_policies_and_older_objects() {
     let bed = Bed::own("policies").await;
     let run = Run::on(&bed);
     let operator = Operator::start(
@@ -73,7 +73,7 @@ async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_a
     );
     assert_eq!(report["unchecked"], json!([]));
 
-    // Changed: it warns only.
+    // The binding only warns.
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(bed.client.clone());
     let actions =
         |actions: Value| Patch::Merge(json!({ "spec": { "validationActions": actions } }));
@@ -88,7 +88,7 @@ async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_a
         .unwrap();
     shows(&operator, "configmapsync-policy", 1).await;
 
-    // Missing, and meanwhile somebody writes an object.
+    // The binding is missing while a user creates an object.
     let shipped = bindings.get(BINDING).await.unwrap();
     bindings
         .delete(BINDING, &DeleteParams::default())
@@ -117,7 +117,7 @@ async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_a
         "{table}"
     );
 
-    // Also in the same second.
+    // Creation in the same second counts as older, too.
     let mut again = serde_json::to_value(shipped).unwrap();
     for field in [
         "uid",
@@ -150,7 +150,7 @@ async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_a
         "{table}"
     );
 
-    // The policy itself.
+    // The policy is deleted, and not only its binding.
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(bed.client.clone());
     policies
         .delete(POLICY, &DeleteParams::default())

@@ -17,18 +17,18 @@ fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
 }
 
-/// What the documents' programs leave: copies and a Pod without a mark, a balancer with theirs.
+/// The documents' programs leave copies and a Pod without a mark, and a load balancer with their tag.
 #[tokio::test]
-async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
+async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let bed = Bed::shared("adopt").await;
     let far = Bed::on(bed.plane.clone(), "adopt-far").await;
     let aws = Aws::start().await.unwrap();
     let run = Run::on(&bed).aws(&aws);
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
     let nothing = run.ends(0, &["adopt", "-n", here]).await;
-    assert_eq!(nothing, "There is nothing to hand over.\n");
+    assert_eq!(nothing, "There is nothing to adopt.\n");
 
-    // 001's copies, of which one fell behind; and what is another's.
+    // Copies of document 001's program, one of them outdated, and ConfigMaps with another owner.
     let content = json!({ "data": { "a": "1" } });
     for name in ["settings", "theirs", "chart", "stamped", "fresh"] {
         bed.create::<ConfigMap>(name, content.clone()).await;
@@ -48,7 +48,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
     far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } }))
         .await;
-    // One that two want.
+    // Two resources need this one.
     for (name, source) in [("one", "settings"), ("other", "theirs")] {
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": source,
             "destinationName": "both" });
@@ -56,7 +56,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
             .await;
     }
     let both = far.create::<ConfigMap>("both", content.clone()).await;
-    // 003's Pods, of which one is of another image by now; its balancer; another program's balancer.
+    // Pods of document 003's program, one of them with another image; the program's load balancer; a foreign one.
     let app: MyApp = bed
         .create("app", json!({ "spec": { "image": "nginx:latest" } }))
         .await;
@@ -92,7 +92,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     }
     aws.clear();
 
-    // It is shown before the operator was ever started, and nothing is changed.
+    // Before the operator first starts, the plan is shown and nothing is changed.
     let shown = run.ends(0, &["adopt", "-n", here]).await;
     let line = |what: &str| {
         shown
@@ -104,7 +104,8 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let offered = |what: &str| !line(what).starts_with("  ");
     assert!(
         offered(&format!("configmap {there}/settings"))
-            && line("/settings").contains("replaces it"),
+            && line("/settings")
+                .contains("differs from its source, whose content replaces its own"),
         "{shown}"
     );
     assert!(
@@ -122,13 +123,13 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
         "{shown}"
     );
     assert!(
-        line("/app-pod").ends_with("taken over as it runs"),
+        line("/app-pod").ends_with("keeps running as it is"),
         "{shown}"
     );
-    let why = "its image is redis, and is to be nginx:latest: it is deleted, and made anew; only if it is named";
+    let why = "its image is redis, and is to be nginx:latest: the operator deletes and recreates it; only if you name the resource";
     assert!(line("/old-pod").ends_with(why), "{shown}");
     let want = format!(
-        "configmapsync/one in {here} and configmapsync/other in {here} want it: name the one that is"
+        "configmapsync/one in {here} and configmapsync/other in {here} need it: name the one that adopts it"
     );
     assert_eq!(shown.matches(&want).count(), 2, "{shown}");
     assert!(
@@ -136,10 +137,9 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
         "{shown}"
     );
     let named = format!(
-        "2 things may not stay as they are, and have to be named: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
+        "2 objects may change on adoption, so name their resources: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
-    let can =
-        format!("2 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n");
+    let can = format!("2 objects can be adopted: quartermaster adopt --yes -n {here}\n");
     assert!(shown.ends_with(&format!("{can}{named}")), "{shown}");
     assert!(aws.calls().iter().all(|call| call.is_read()));
     assert_eq!(
@@ -152,7 +152,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     );
 
     let done = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
-    assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
+    assert_eq!(done.matches("\nallowed ").count(), 2, "{done}");
     assert!(done.ends_with(&named), "{done}");
     assert_eq!(
         far.api::<ConfigMap>()
@@ -162,20 +162,20 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
             .resource_version(),
         copy.resource_version()
     );
-    // What is printed, as it stands; and of two that want the same, the one that is meant.
+    // The printed command works as it stands; a name decides between two resources.
     let (_, command) = named.trim_end().split_once(": ").unwrap();
     let done = Run::on(&bed)
         .aws(&aws)
         .shell(&bed)
         .ends(0, &["-c", command])
         .await;
-    assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
+    assert_eq!(done.matches("\nallowed ").count(), 2, "{done}");
     let done = run
         .ends(0, &["adopt", "-n", here, "--yes", "cmsync/other"])
         .await;
     assert!(
         done.ends_with(&format!(
-            "handed over to configmapsync/other in {here}: configmap {there}/both\n"
+            "allowed configmapsync/other in {here} to adopt configmap {there}/both\n"
         )),
         "{done}"
     );
@@ -192,7 +192,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let (cluster, rest) = again.split_once("\n\n").unwrap();
     assert!(cluster.starts_with("Cluster: context "), "{again}");
     assert!(
-        rest.starts_with("There is nothing to hand over.\n\nLeft alone:\n"),
+        rest.starts_with("There is nothing to adopt.\n\nLeft alone:\n"),
         "{again}"
     );
 
@@ -243,9 +243,9 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     }
 }
 
-/// While the operator runs, and with the rights of somebody who has few.
+/// The operator runs, and the user has few permissions.
 #[tokio::test]
-async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
+async fn missing_permission_is_named_and_the_rest_is_adopted() {
     let bed = Bed::shared("adopt-few").await;
     let far = Bed::on(bed.plane.clone(), "adopt-shut").await;
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
@@ -294,12 +294,12 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
         .await;
     assert!(
         said.contains(&format!(
-            "handed over to configmapsync/s in {here}: configmap {here}/copy\n"
+            "allowed configmapsync/s in {here} to adopt configmap {here}/copy\n"
         )),
         "{said}"
     );
     assert!(
-        said.contains("could not be looked at: configmaps \"copy\" is forbidden"),
+        said.contains("could not be read: configmaps \"copy\" is forbidden"),
         "{said}"
     );
     let maps: Api<ConfigMap> = bed.api();
@@ -316,9 +316,9 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
     );
 }
 
-/// Nobody knows then whether the copy would be overwritten.
+/// An unreadable source leaves open whether adoption overwrites the copy.
 #[tokio::test]
-async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
+async fn copy_with_an_unreadable_source_has_to_be_named() {
     let bed = Bed::shared("adopt-blind").await;
     let far = Bed::on(bed.plane.clone(), "adopt-blind-far").await;
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
@@ -330,7 +330,7 @@ async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
     let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": "settings" });
     far.create::<ConfigMapSync>("s", json!({ "spec": spec }))
         .await;
-    // Who may write the copy, and not read what it is made from.
+    // The user may write the copy, but not read its source.
     far.kubectl(&["create", "serviceaccount", "few"]).await;
     let resources = "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
     far.kubectl(&["create", "role", "few", "--verb=get,list,patch", resources])
@@ -376,24 +376,25 @@ async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
             .find(|line| line.contains(&format!("configmap {there}/settings")))
             .unwrap();
         assert!(
-            line.contains(&words) && line.ends_with("; only if it is named"),
+            line.contains(&words) && line.ends_with("; only if you name the resource"),
             "{said}"
         );
         assert!(
-            !said.contains("handed over to") && said.contains("adopt --yes configmapsync/s -n"),
+            !said.contains("allowed configmapsync")
+                && said.contains("adopt --yes configmapsync/s -n"),
             "{said}"
         );
         let live = far.api::<ConfigMap>().get("settings").await.unwrap();
         assert_eq!(live.resource_version(), copy.resource_version(), "{said}");
         assert!(order.is_none_or(|order| order.hits() == 1), "{said}");
     }
-    // Who names it has said so.
+    // Naming the resource is consent.
     let said = run
         .ends(1, &["adopt", "-n", there, "--yes", "cmsync/s"])
         .await;
     assert!(
         said.contains(&format!(
-            "handed over to configmapsync/s in {there}: configmap {there}/settings\n"
+            "allowed configmapsync/s in {there} to adopt configmap {there}/settings\n"
         )),
         "{said}"
     );

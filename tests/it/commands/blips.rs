@@ -1,4 +1,4 @@
-//! An apiserver that is away for a moment.
+//! Short outages of the apiserver.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::Run;
 use crate::support::{Bed, SOON};
 
 #[tokio::test]
-async fn it_ends_neither_what_is_watched_nor_a_purge() {
+async fn outage_ends_neither_a_watch_nor_a_purge() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "blip").await;
-    // The proxy is for who has a token.
+    // The proxy needs a client with a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={}:boss", bed.namespace);
     bed.kubectl(&[
@@ -52,12 +52,14 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
         Times::First(2),
         away(),
     );
-    watch.says("the cluster does not answer, which is tried again: the trackedfields could not be listed").await;
+    watch
+        .says("the cluster does not answer; will retry: the trackedfields could not be listed")
+        .await;
     bed.webhook("second", "http://127.0.0.1:1").await;
     watch.says("contactpoint/second").await;
     drop(watch);
 
-    // One that is busy is tried again, and not for longer than was said, whatever it asks for itself.
+    // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.
     let busy = || {
         Fault::Answer(Refusal {
             code: StatusCode::SERVICE_UNAVAILABLE,
@@ -67,10 +69,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     let lists = || Match::verb(Verb::List).resource("trackedfields");
     let bound = ["uninstall", "--yes", "--timeout=5s"];
     for (fault, words) in [
-        (
-            busy(),
-            "the cluster does not answer, which is tried again: ",
-        ),
+        (busy(), "the cluster does not answer; will retry: "),
         (Fault::Hang, ""),
     ] {
         let began = Instant::now();
@@ -95,7 +94,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
         "{said}"
     );
     assert_eq!(order.hits(), 1);
-    // Nor is it slept through: a round that took long is followed by a rest that is twice as long.
+    // The pause after a slow round, twice as long as the round, ends at --timeout, too.
     let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
     bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"]))
         .await;
@@ -111,7 +110,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
         "{said}"
     );
     assert_eq!(slow.hits(), 1);
-    // Whoever has it stop before it has asked has not said yes.
+    // An interrupt before the question is no confirmation.
     let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
     let asked = run.start(&["uninstall"]);
     until("it looks", SOON, async || {
@@ -130,7 +129,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     bed.patch::<ContactPoint>("first", theirs(&[])).await;
     let order = proxy.inject(lists(), Times::First(2), busy());
 
-    // Each is read once before it begins.
+    // The command reads each CRD once before it begins.
     let kinds = u64::try_from(registry::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
     let read = proxy.inject(
@@ -145,7 +144,7 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     );
     let said = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
     assert!(
-        said.contains("the cluster does not answer, which is tried again: "),
+        said.contains("the cluster does not answer; will retry: "),
         "{said}"
     );
     assert!(

@@ -1,4 +1,4 @@
-//! `kubectl delete -f deploy/` while there are objects of every kind, and the one command that gets out of what it leaves.
+//! `kubectl delete -f deploy/` while objects of every kind exist, and the one command that frees what is left.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::support::{Operator, Plane, SOON, SYSTEM};
 const DEPLOYMENT: &str = "quartermaster-controller-manager";
 
 #[tokio::test]
-async fn the_one_command_after_the_folder_was_deleted() {
+async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     let plane = Plane::Own(Arc::new(
         ControlPlane::start(testbed::Options::default())
             .await
@@ -56,11 +56,11 @@ async fn the_one_command_after_the_folder_was_deleted() {
     scene.well().await;
     assert_eq!(scene.left().await.len(), registry::KINDS.len());
 
-    // It takes all of it at once, and then waits for what nobody is left to let go: here the operator comes to nothing more.
+    // kubectl deletes everything at once, and then waits for finalizers that nobody removes: the operators are frozen.
     for operator in &mut operators {
         operator.child().freeze().unwrap();
     }
-    // Its rights go while it is there.
+    // The operators lose their permissions before they end.
     plane.audit().expect_refusals().unwrap();
     let said = async {
         let said = kubectl(&["delete", "-f", folder, "--timeout=10s"]).await;
@@ -68,7 +68,7 @@ async fn the_one_command_after_the_folder_was_deleted() {
     };
     let ended = async {
         let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM);
-        // What a kubelet does.
+        // As a kubelet does.
         until("its Pods go", SOON, async || {
             let all = pods.list(&Default::default()).await?;
             Ok(all
@@ -81,7 +81,7 @@ async fn the_one_command_after_the_folder_was_deleted() {
         drop(operators);
     };
     let (said, ()) = tokio::join!(said, ended);
-    // In which words depends on what it was about to ask.
+    // The message depends on the request that failed.
     assert!(
         ["timed out waiting for the condition", "context deadline"]
             .iter()
@@ -104,13 +104,13 @@ async fn the_one_command_after_the_folder_was_deleted() {
     .await
     .unwrap();
 
-    // Somebody who does not know runs it plain, and is told the one command.
+    // Without flags, uninstall prints the one command.
     let run = Run::on(&scene.bed);
     let said = run
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
     let (_, command) = said
-        .split_once("take its finalizers away: ")
+        .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{said}"));
     let command = command
         .split(" (the namespace")

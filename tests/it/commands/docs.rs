@@ -1,4 +1,4 @@
-//! `docs/commands.md` against the code.
+//! `docs/commands.md` agrees with the code.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use quartermaster::cli::Cli;
 
 const PAGE: &str = include_str!("../../../docs/commands.md");
 
-/// The part of the page under a heading.
+/// Returns the section of the page under a heading.
 fn section(name: &str) -> &'static str {
     let (_, rest) = PAGE
         .split_once(&format!("\n## {name}\n"))
@@ -16,7 +16,7 @@ fn section(name: &str) -> &'static str {
 }
 
 #[test]
-fn every_flag_of_a_command_has_its_row() {
+fn page_has_a_row_for_every_flag() {
     let mut program = Cli::command();
     program.build();
     for name in ["status", "history", "adopt", "uninstall"] {
@@ -62,9 +62,8 @@ fn every_flag_of_a_command_has_its_row() {
     }
 }
 
-/// What the page shows can be said.
 #[test]
-fn every_command_that_is_shown_is_one() {
+fn page_shows_valid_commands() {
     let mut shown = 0;
     let lines = PAGE
         .lines()

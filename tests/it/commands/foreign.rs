@@ -1,4 +1,4 @@
-//! CRDs with our names that are not this program's, or of another version of it.
+//! CRDs of another program, or of another version of this program.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use qm_api::{AppService, ConfigMapSync};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Run;
 use crate::support::Bed;
 
-/// The name of the CRD that this controller acts on.
+/// Returns the name of the CRD of a controller.
 fn named(controller: &str) -> String {
     registry::KINDS
         .iter()
@@ -18,14 +18,14 @@ fn named(controller: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
+async fn foreign_crd_is_reported_and_not_deleted() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "foreign").await;
     let run = Run::on(&bed);
-    // Document 002's program installs one without a mark; another version of this one has another.
+    // Document 002's program installs a CRD without the annotation; another version of this program sets another value.
     let (theirs, older) = (named("appservice"), named("myapp"));
     let (theirs, older) = (theirs.as_str(), older.as_str());
     let mark = "quartermaster.dev/schema";
@@ -54,7 +54,7 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
     );
     let report: Value =
         serde_json::from_str(&run.ends(0, &["status", "-o", "json"]).await).unwrap();
-    let names: Vec<_> = report["notServed"]
+    let names: Vec<_> = report["incompatibleCRDs"]
         .as_array()
         .unwrap()
         .iter()
@@ -62,10 +62,13 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
         .collect();
     assert_eq!(names, [older, theirs], "{report}");
     assert_eq!(
-        (&report["summary"]["unseen"], &report["summary"]["notReady"]),
+        (
+            &report["summary"]["notObserved"],
+            &report["summary"]["notReady"]
+        ),
         (&json!(2), &json!(0))
     );
-    // An operator that runs may be of that version.
+    // A running operator may have that version.
     let now = jiff::Timestamp::now();
     let spec = json!({ "holderIdentity": "me", "leaseDurationSeconds": 60, "renewTime": format!("{now:.6}") });
     bed.create::<Lease>("newer", json!({ "spec": spec })).await;
@@ -87,7 +90,7 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
         "{text}"
     );
 
-    // One that our operator has looked after is not.
+    // An object with a finalizer of this program blocks the deletion.
     let synced = named("configmapsync");
     let finalizers = json!({ "finalizers": ["quartermaster.dev/copies"] });
     let spec = json!({ "sourceNamespace": "default", "destinationNamespace": bed.namespace, "configMapName": "settings" });
@@ -125,7 +128,7 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
     assert_eq!(said.lines().next(), Some("There is nothing to delete."));
     assert!(said.contains(&alone), "{said}");
 
-    // Nor is anything recommended that cannot work where a CRD is missing.
+    // No command is recommended that needs a missing CRD.
     let said = run
         .ends(1, &["history", "tf/any", "-n", &bed.namespace])
         .await;

@@ -1,4 +1,4 @@
-//! `quartermaster uninstall --keep-children` while the operator stands still, and what it says when it does not come to its end.
+//! `quartermaster uninstall --keep-children` while the operator is frozen, and its messages if it is interrupted.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,10 +11,10 @@ use super::uninstall::{ALL, Scene};
 use crate::support::{Bed, Operator, Settings};
 
 #[tokio::test]
-async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
+async fn keep_children_waits_for_a_frozen_leader() {
     let shared = Bed::shared("frozen").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-frozen").await;
-    // Its Lease is good for all the time that it stands still here.
+    // The Lease does not expire while the operator is frozen.
     let flags = [
         "--leader-elect",
         "--leader-election-id=frozen",
@@ -34,22 +34,22 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
         "--yes",
         "--leader-election-id=frozen",
     ];
-    let undo = |title: &str, plural: &str, name: &str| {
+    let apps = ["appservices.kosmos.io/app", "myapps.demo.rtfm.co.ua/banner"];
+    let undo = |resources: &[&str]| {
         format!(
-            "  {title} in {here}: kubectl patch {plural}.demo.rtfm.co.ua {name} -n {here} --type=merge -p \
-             '{{\"spec\":{{\"suspend\":null}}}}'\n"
+            "kubectl patch {} -n {here} --type=merge -p '{{\"spec\":{{\"suspend\":null}}}}'",
+            resources.join(" ")
         )
     };
-    let banner = undo("myapp/banner", "myapps", "banner");
     operator.child().freeze().unwrap();
 
-    // Longer than anybody is given of whom nothing is known.
+    // Longer than --stalled-after, which does not apply while a Lease is valid.
     let said = run
         .ends(1, &[&arguments[..], &["--timeout=40s"]].concat())
         .await;
     for title in ["myapp/banner", "appservice/app"] {
         let waits = format!(
-            "waiting for {title} in {here}: it is suspended, and the operator has not taken note of that yet\n"
+            "waiting for {title} in {here}: the operator has not observed spec.suspend yet\n"
         );
         assert!(said.contains(&waits), "{said}");
     }
@@ -67,53 +67,41 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
         (app.spec.suspend, pod.spec.suspend),
         (Some(true), Some(true))
     );
-    // What it has changed by then is named, and nothing else.
+    // The changes until then are listed, and nothing else, with one command that undoes them.
     let (_, changed) = said
-        .split_once("\nChanged, but not deleted. What has it as it was:\n")
+        .split_once("\nChanged, but not deleted. To undo the changes:\n")
         .unwrap_or_else(|| panic!("{said}"));
-    assert!(
-        changed.contains(&banner) && changed.contains("appservice/app in"),
-        "{said}"
-    );
-    assert_eq!(changed.matches("kubectl patch").count(), 2, "{said}");
-    // So it is when somebody has it stop, or the Pod that it runs in.
+    assert_eq!(changed.trim(), undo(&apps), "{said}");
+    let suspended = async || {
+        let app: AppService = scene.bed.api().get("app").await.unwrap();
+        let pod: MyApp = scene.bed.api().get("banner").await.unwrap();
+        (app.spec.suspend, pod.spec.suspend)
+    };
+    let shell = Run::on(&scene.bed).shell(&scene.bed);
+    shell.ends(0, &["-c", changed.trim()]).await;
+    assert_eq!(suspended().await, (None, None));
+    // An interrupt lists the changes, too. An object that was suspended before is not changed.
+    scene
+        .bed
+        .patch::<AppService>("app", json!({ "spec": { "suspend": true } }))
+        .await;
     for signal in ["INT", "TERM"] {
-        let patch = r#"{"spec":{"suspend":null}}"#;
-        scene
-            .bed
-            .kubectl(&[
-                "patch",
-                "myapps.demo.rtfm.co.ua",
-                "banner",
-                "--type=merge",
-                "-p",
-                patch,
-            ])
-            .await;
-        assert_eq!(
-            scene
-                .bed
-                .api::<MyApp>()
-                .get("banner")
-                .await
-                .unwrap()
-                .spec
-                .suspend,
-            None
-        );
         let mut started = run.start(&arguments);
         started
             .says(&format!("waiting for myapp/banner in {here}"))
             .await;
         started.signal(signal).await;
         let said = started.ends(1).await;
+        let undo = undo(&apps[1..]);
         assert!(
-            said.contains("\nInterrupted: run it again") && said.contains(&banner),
+            said.contains("\nInterrupted: run it again") && said.contains(&undo),
             "{signal}: {said}"
         );
+        shell.ends(0, &["-c", &undo]).await;
+        assert_eq!(suspended().await, (Some(true), None));
     }
 
-    // And once the operator goes on, so does this, to its end.
+    // Once the operator continues, the command finishes.
     let mut started = run.start(&arguments);
     started
         .says(&format!("waiting for myapp/banner in {here}"))

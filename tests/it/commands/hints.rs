@@ -1,4 +1,4 @@
-//! The commands that a command prints, pasted as they stand: they are for the cluster that it was told.
+//! Printed commands, run as they stand: they select the cluster of the command that printed them.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
@@ -10,11 +10,11 @@ use super::Run;
 use crate::support::Bed;
 
 #[tokio::test]
-async fn what_is_pasted_is_for_the_same_cluster() {
+async fn printed_commands_are_for_the_same_cluster() {
     let bed = Bed::shared("hints").await;
     let far = Bed::on(bed.plane.clone(), "hints-far").await;
     let (here, folder) = (bed.namespace.as_str(), Folder::new().unwrap());
-    // Whoever leaves the flags out is somewhere else.
+    // Without the flags, another cluster is selected.
     let file = folder.path().join("that of work");
     std::fs::copy(bed.plane.admin_kubeconfig(), &file).unwrap();
     let file = file.to_str().unwrap();
@@ -45,7 +45,7 @@ async fn what_is_pasted_is_for_the_same_cluster() {
     );
     let (_, command) = said
         .trim_end()
-        .split_once("to do so: ")
+        .split_once("can be adopted: ")
         .unwrap_or_else(|| panic!("{said}"));
     shell.ends(0, &["-c", command]).await;
     let copy: ConfigMap = far.api().get("settings").await.unwrap();
@@ -85,9 +85,9 @@ async fn what_is_pasted_is_for_the_same_cluster() {
             .is_none()
     );
 
-    // It has none of ours that anybody could take away, once it is said where it ran.
+    // The printed command works once the user adds the operator's namespace.
     let (_, command) = said
-        .split_once("take its finalizers away: ")
+        .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{said}"));
     let command = command
         .split(" (the namespace")

@@ -7,7 +7,7 @@ use super::Run;
 use crate::support::{Bed, Operator, Settings};
 
 #[tokio::test]
-async fn a_timeline_is_drawn() {
+async fn history_draws_a_timeline() {
     let bed = Bed::shared("history").await;
     let run = Run::on(&bed);
     let here = bed.namespace.as_str();
@@ -29,7 +29,7 @@ async fn a_timeline_is_drawn() {
     let text = run.ends(0, &["history", "tf/replicas", "-n", here]).await;
     assert!(
         text.starts_with(&format!(
-            "replicas of Deployment {here}/web, told to contact point hook\n"
+            "replicas of Deployment {here}/web, sent to contact point hook\n"
         )),
         "{text}"
     );

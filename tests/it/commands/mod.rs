@@ -1,4 +1,4 @@
-//! The subcommands that people run: the built program as a process of its own, with a kubeconfig.
+//! The subcommands that users run: the built program as a process, with a kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -27,10 +27,10 @@ mod uninstall;
 mod unread;
 mod without_operator;
 
-/// How long a command may take that is to come to its end by itself.
+/// How long a command may take to end.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 struct Came {
     code: i32,
@@ -38,7 +38,7 @@ struct Came {
     err: String,
 }
 
-/// A command to be run.
+/// The program, and the environment of its commands.
 struct Run {
     program: PathBuf,
     kubeconfig: PathBuf,
@@ -46,7 +46,7 @@ struct Run {
 }
 
 impl Run {
-    /// As the admin of this control plane.
+    /// Runs commands as the admin of a control plane.
     fn on(bed: &Bed) -> Self {
         Self {
             program: env!("CARGO_BIN_EXE_quartermaster").into(),
@@ -55,36 +55,36 @@ impl Run {
         }
     }
 
-    /// With this for AWS.
+    /// Sets the variables for AWS.
     fn aws(mut self, aws: &Aws) -> Self {
         self.env.extend(aws.env());
         self
     }
 
-    /// As somebody else.
+    /// Runs commands as another user.
     fn kubeconfig(mut self, file: PathBuf) -> Self {
         self.kubeconfig = file;
         self
     }
 
-    /// The same program under another name.
+    /// Runs this program instead.
     fn program(mut self, program: &Path) -> Self {
         self.program = program.into();
         self
     }
 
-    /// With this folder as its `PATH`.
+    /// Sets `PATH` to one folder.
     fn path(self, folder: &Path) -> Self {
         self.env("PATH", &folder.display().to_string())
     }
 
-    /// With this variable.
+    /// Sets a variable.
     fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// A shell that has this program and kubectl.
+    /// Runs a shell that finds this program and kubectl.
     fn shell(self, bed: &Bed) -> Self {
         let folders = [
             bed.plane.binaries(),
@@ -116,7 +116,7 @@ impl Run {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs a command to its end.
     async fn run(&self, arguments: &[&str]) -> Came {
         let child = self.command(arguments).spawn().unwrap();
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
@@ -131,7 +131,7 @@ impl Run {
         }
     }
 
-    /// Runs it to its end for somebody who reads nothing of what it prints.
+    /// Runs a command to its end with a closed standard output.
     async fn unread(&self, arguments: &[&str]) -> i32 {
         let mut child = self.command(arguments).spawn().unwrap();
         drop(child.stdout.take());
@@ -143,7 +143,7 @@ impl Run {
             .unwrap()
     }
 
-    /// Starts it.
+    /// Starts a command.
     fn start(&self, arguments: &[&str]) -> Started {
         let mut child = self.command(arguments).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -154,7 +154,7 @@ impl Run {
         }
     }
 
-    /// Runs it, and wants it to end so; what it printed.
+    /// Runs a command, checks its exit code, and returns what it printed.
     async fn ends(&self, code: i32, arguments: &[&str]) -> String {
         let came = self.run(arguments).await;
         assert_eq!(came.code, code, "{arguments:?}: {came:#?}");
@@ -166,7 +166,7 @@ impl Run {
     }
 }
 
-/// A command that runs.
+/// A running command.
 struct Started {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -174,7 +174,7 @@ struct Started {
 }
 
 impl Started {
-    /// Waits until it prints a line with this.
+    /// Waits until the command prints a line with this text.
     async fn says(&mut self, what: &str) {
         let said = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
@@ -190,7 +190,7 @@ impl Started {
         assert!(said.is_ok(), "no {what}: {}", self.text);
     }
 
-    /// What it has printed at its end, which is to be this one.
+    /// Waits for the end, checks the exit code, and returns everything printed.
     async fn ends(mut self, code: i32) -> String {
         let rest = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
@@ -206,7 +206,7 @@ impl Started {
         self.text
     }
 
-    /// Sends it this signal.
+    /// Sends a signal.
     async fn signal(&self, name: &str) {
         let id = self.child.id().unwrap().to_string();
         let sent = tokio::process::Command::new("kill")
@@ -218,7 +218,7 @@ impl Started {
     }
 }
 
-/// The program as a kubectl plugin is called, and a folder to be on the `PATH`.
+/// Creates a link with the name of a kubectl plugin, in a folder for `PATH`.
 fn plugin() -> (Folder, PathBuf) {
     let folder = Folder::new().unwrap();
     let link = folder.path().join("kubectl-quartermaster");

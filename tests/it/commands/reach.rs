@@ -1,4 +1,4 @@
-//! Clusters that cannot be asked, and rights that do not reach everywhere.
+//! Unreachable clusters, and permissions for some namespaces only.
 
 use testbed::process::Folder;
 use testbed::receiver::{Receiver, Reply};
@@ -6,7 +6,7 @@ use testbed::receiver::{Receiver, Reply};
 use super::Run;
 use crate::support::Bed;
 
-/// A kubeconfig that leads to this server.
+/// Writes a kubeconfig of a server.
 async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBuf {
     let file = folder.path().join("kubeconfig");
     let name = file.to_str().unwrap();
@@ -24,7 +24,7 @@ async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBu
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_named_with_the_cause() {
+async fn unreachable_cluster_is_named_with_the_cause() {
     let bed = Bed::shared("reach").await;
     let folder = Folder::new().unwrap();
     let shut = leads_to(&bed, &folder, "http://127.0.0.1:1").await;
@@ -44,7 +44,7 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
             "{command:?}: {said}"
         );
     }
-    // A server that knows nothing of all this is no cluster without our kinds.
+    // A server that is no apiserver must not pass for a cluster without Quartermaster's kinds.
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(http::StatusCode::NOT_FOUND));
     let other = leads_to(&bed, &folder, &receiver.url()).await;
@@ -54,11 +54,11 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
             .ends(1, command)
             .await;
         assert!(
-            said.contains("this is no apiserver of Kubernetes"),
+            said.contains("the server is not a Kubernetes apiserver"),
             "{command:?}: {said}"
         );
     }
-    // A file that is missing is passed over, as kubectl does.
+    // A missing file is skipped, as in kubectl.
     let list = format!("/no/such/file:{}", bed.plane.admin_kubeconfig().display());
     let run = Run::on(&bed).kubeconfig(list.into());
     for arguments in [
@@ -70,7 +70,7 @@ async fn what_cannot_be_asked_is_named_with_the_cause() {
 }
 
 #[tokio::test]
-async fn what_may_be_listed_is_shown_and_the_rest_is_named() {
+async fn forbidden_kinds_are_named_and_the_others_shown() {
     let bed = Bed::shared("few").await;
     let here = bed.namespace.as_str();
     bed.webhook("hook", "http://127.0.0.1:1").await;
@@ -108,18 +108,18 @@ async fn what_may_be_listed_is_shown_and_the_rest_is_named() {
     );
     let said = run.ends(1, &["status", "-n", here, "-o", "json"]).await;
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(&said).unwrap()["notListed"]
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()["forbiddenKinds"]
             .as_array()
             .unwrap()
             .len(),
         5
     );
 
-    // Who may see one namespace is told how to ask for that.
+    // The message names the flag for a user with permissions in one namespace.
     for command in [&["status"][..], &["adopt"], &["uninstall"]] {
         let said = run.ends(1, command).await;
         assert!(
-            said.ends_with("at the cluster scope; for what lies in one: -n NAMESPACE\n"),
+            said.ends_with("at the cluster scope; for one namespace: -n NAMESPACE\n"),
             "{command:?}: {said}"
         );
     }

@@ -1,4 +1,4 @@
-//! What a shell and a terminal get.
+//! Completions for a shell, and colours for a terminal.
 
 use super::Run;
 use crate::support::Bed;
@@ -14,7 +14,7 @@ async fn completions_complete() {
             "{shell}: {script}"
         );
     }
-    // As bash asks when somebody presses the tabulator key.
+    // As bash does for the Tab key.
     let ask = "eval \"$(quartermaster completions bash)\"\n\
                complete -p quartermaster\n\
                COMP_WORDS=($1) COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))\n\
@@ -39,10 +39,10 @@ async fn completions_complete() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_colours_unless_its_user_wants_none() {
+async fn terminal_has_colours_unless_no_color_is_set() {
     let bed = Bed::shared("colours").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    // It makes a terminal, and copies what is printed there.
+    // `script` runs the command in a terminal, and copies its output.
     let status = format!("quartermaster status -n {}", bed.namespace);
     let arguments = ["--quiet", "--return", "--command", &status, "/dev/null"];
     for (value, colours) in [(None, true), (Some(""), true), (Some("1"), false)] {
@@ -56,7 +56,7 @@ async fn a_terminal_has_colours_unless_its_user_wants_none() {
         assert_eq!(came.code, 0, "{came:#?}");
         assert!(came.out.contains("contactpoint/hook"), "{came:#?}");
         assert_eq!(
-            came.out.contains("\u{1b}[33mUnseen\u{1b}[0m"),
+            came.out.contains("\u{1b}[33mNotObserved\u{1b}[0m"),
             colours,
             "{value:?}: {came:#?}"
         );

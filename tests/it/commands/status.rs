@@ -17,7 +17,7 @@ async fn report(run: &Run, namespace: &str) -> Value {
 }
 
 #[tokio::test]
-async fn everything_is_shown_and_why_it_is_not_well() {
+async fn status_shows_every_object_and_its_problem() {
     let bed = Bed::shared("status").await;
     let run = Run::on(&bed);
     let here = bed.namespace.as_str();
@@ -29,17 +29,17 @@ async fn everything_is_shown_and_why_it_is_not_well() {
         "{empty}"
     );
 
-    // Before the operator runs nothing is known.
+    // The operator has not started yet.
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
-    // Others on this control plane may have a Lease.
+    // Other operators on this control plane may have Leases.
     let unseen = run
         .ends(0, &["status", "-n", here, "--leader-election-id=nobody"])
         .await;
     assert!(
         unseen
             .lines()
-            .any(|line| line.contains("contactpoint/hook") && line.contains("Unseen")),
+            .any(|line| line.contains("contactpoint/hook") && line.contains("NotObserved")),
         "{unseen}"
     );
     assert!(
@@ -68,7 +68,7 @@ async fn everything_is_shown_and_why_it_is_not_well() {
         report["summary"]["oldestUndelivered"],
         format!("{here}/replicas")
     );
-    assert_eq!(report["absent"], json!([]));
+    assert_eq!(report["missingCRDs"], json!([]));
     let of = |name: &str| {
         report["objects"]
             .as_array()
@@ -115,7 +115,7 @@ async fn everything_is_shown_and_why_it_is_not_well() {
         "{table}"
     );
 
-    // Nor does an error tell a terminal anything.
+    // Errors are escaped, too.
     let said = run
         .ends(1, &["status", "--context", "no\u{1b}[2Jsuch"])
         .await;
@@ -124,7 +124,7 @@ async fn everything_is_shown_and_why_it_is_not_well() {
         "{said}"
     );
 
-    // As a plugin of kubectl's, by whatever name.
+    // As a plugin of kubectl, by either name.
     let (folder, link) = plugin();
     let help = run.program(&link).ends(0, &["status", "--help"]).await;
     assert!(
@@ -146,9 +146,9 @@ async fn everything_is_shown_and_why_it_is_not_well() {
     );
 }
 
-/// Without an operator: it would let it go.
+/// No operator runs, because it would remove the finalizer.
 #[tokio::test]
-async fn what_holds_up_what_is_being_deleted_is_shown() {
+async fn status_shows_blockers_of_deletions() {
     let bed = Bed::shared("deleting").await;
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());
     let finalizers = ["quartermaster.dev/copies", "example.com/theirs"];
@@ -167,12 +167,12 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
     .await;
     let text = run.ends(0, &["status", "-n", here]).await;
     let held = format!(
-        "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not taken away the \
-         copies in other namespaces yet; one that leaves this kind or namespace out (--controllers, --watch-namespace) \
-         never will\n  example.com/theirs: whoever set it has to take it away; "
+        "\nconfigmapsync/sync in {here}: Terminating\n  quartermaster.dev/copies: the operator has not deleted the \
+         copies in other namespaces yet; an operator that leaves out this kind or namespace (--controllers, --watch-namespace) \
+         never will\n  example.com/theirs: the program that set the finalizer has to remove it; "
     );
     assert!(
-        text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"),
+        text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 terminating\n"),
         "{text}"
     );
     let report = report(&run, here).await;
@@ -186,7 +186,7 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
 }
 
 #[tokio::test]
-async fn it_is_shown_again_when_it_changes() {
+async fn status_watch_shows_changes() {
     let bed = Bed::shared("watch").await;
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
@@ -198,9 +198,9 @@ async fn it_is_shown_again_when_it_changes() {
     watch.says("contactpoint/second").await;
 }
 
-/// Which CRDs are there, and who leads, is the cluster's.
+/// CRDs and the leader belong to the whole cluster, so the test has its own.
 #[tokio::test]
-async fn what_is_not_installed_and_who_leads_is_said() {
+async fn status_shows_missing_crds_and_the_leader() {
     let options = testbed::Options {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
@@ -226,7 +226,7 @@ async fn what_is_not_installed_and_who_leads_is_said() {
         "{text}"
     );
     drop(operator);
-    // It died: that is to be seen before it is certain.
+    // The operator has died, which shows before it is certain.
     until("it is late", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(
@@ -237,7 +237,7 @@ async fn what_is_not_installed_and_who_leads_is_said() {
     .await
     .unwrap();
 
-    // Who may not list them is told which right that is.
+    // The message names the missing permission.
     let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
     let said = nobody.ends(1, &["status"]).await;
     assert!(

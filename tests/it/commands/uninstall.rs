@@ -1,4 +1,4 @@
-//! `quartermaster uninstall`, with the operator.
+//! `quartermaster uninstall` while the operator runs.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -14,7 +14,7 @@ use testbed::wait::until;
 use super::Run;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// One object of each kind in a namespace, and what they have.
+/// One object of each kind in a namespace, with its children.
 pub(super) struct Scene {
     pub bed: Bed,
     pub far: Bed,
@@ -42,7 +42,7 @@ impl Scene {
         } = self;
         let here = &bed.namespace;
         bed.webhook("hook", &receiver.url()).await;
-        // What tells of the app's end is gone before that.
+        // The kind that notifies of the app's deletion is deleted first.
         bed.track("field", "Deployment", "app", "replicas", "hook")
             .await;
         bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
@@ -67,7 +67,7 @@ impl Scene {
         ))
     }
 
-    /// Waits until each object is well.
+    /// Waits until each object is ready.
     pub(super) async fn well(&self) {
         let Self { bed, far, .. } = self;
         let ready = |status: Value| {
@@ -90,7 +90,7 @@ impl Scene {
         far.api::<ConfigMap>().get("copy").await.unwrap();
     }
 
-    /// What is left of our objects in the namespace, as `PLURAL/NAME`.
+    /// Returns the remaining objects of the namespace, as `PLURAL/NAME`.
     pub(super) async fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for kind in registry::KINDS {
@@ -108,7 +108,7 @@ impl Scene {
         left
     }
 
-    /// What is there of what the objects made.
+    /// Returns the children that exist.
     pub(super) async fn children(&self) -> Vec<&'static str> {
         let Self { bed, far, aws, .. } = self;
         let there = [
@@ -168,7 +168,7 @@ pub(super) const ALL: [&str; 6] = [
 ];
 
 #[tokio::test]
-async fn of_one_namespace_everything_goes_and_nobody_is_told() {
+async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     let shared = Bed::shared("uninstall").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-one").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -176,7 +176,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
 
-    // A dry run shows the same as a run that nobody is there to be asked about.
+    // A dry run shows the same as a run without a terminal.
     let dry = run.ends(0, &["uninstall", "-n", here, "--dry-run"]).await;
     let dry = dry
         .strip_suffix("Dry run: nothing was deleted.\n")
@@ -198,7 +198,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
         );
     }
     assert!(
-        shown.ends_with("Nothing was deleted: nobody is here to be asked. Say --yes.\n"),
+        shown.ends_with("Nothing was deleted: there is no terminal to ask on. Add --yes.\n"),
         "{shown}"
     );
     assert_eq!(
@@ -216,7 +216,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
         (scene.left().await, scene.children().await),
         (vec![], vec![])
     );
-    // In this order, each deleted once.
+    // The kinds are deleted in this order, each object once.
     let requests = scene
         .bed
         .plane
@@ -263,7 +263,7 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
 }
 
 #[tokio::test]
-async fn what_the_objects_made_is_kept() {
+async fn keep_children_keeps_every_child() {
     let shared = Bed::shared("keep").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-keep").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -289,7 +289,7 @@ async fn what_the_objects_made_is_kept() {
         (vec![], ALL.to_vec())
     );
     assert_eq!(uids().await, before);
-    // Nothing of it hangs on anybody any more: Kubernetes takes none of it away later.
+    // No child has an owner left, so the garbage collector deletes none later.
     let app: Deployment = scene.bed.api().get("app").await.unwrap();
     let pod: Pod = scene.bed.api().get("banner-pod").await.unwrap();
     let copy: ConfigMap = scene.bed.api().get("copy").await.unwrap();
@@ -302,7 +302,7 @@ async fn what_the_objects_made_is_kept() {
     }
     assert!(!operator.logs().contains("DeleteLoadBalancer"));
 
-    // Who comes back finds it again: the same names take the same things.
+    // A new install owns children of the same names again.
     scene
         .bed
         .create::<MyIngress>("web", json!({ "spec": { "subnets": SUBNETS[..2] } }))
@@ -322,7 +322,7 @@ async fn what_the_objects_made_is_kept() {
 }
 
 #[tokio::test]
-async fn what_holds_one_up_is_named_and_can_be_let_go() {
+async fn blockers_are_named_and_can_be_removed() {
     let shared = Bed::shared("held").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-held").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -336,7 +336,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
         .bed
         .patch::<MyApp>("banner", finalizers(&["example.com/theirs"]))
         .await;
-    // As document 003's program leaves one that was taken over.
+    // Document 003's program leaves this finalizer on an adopted object.
     let ours = "quartermaster.dev/load-balancer";
     scene
         .bed
@@ -346,7 +346,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
         )
         .await;
 
-    // The garbage collector looks for new kinds, as all are on a new control plane, every 30 s only.
+    // The garbage collector discovers new kinds every 30 s only, and on a new control plane all are new.
     let arguments = ["uninstall", "-n", here, "--yes", "--timeout=8s"];
     let said = until("the others are gone", SOON * 4, async || {
         let said = run.ends(1, &arguments).await;
@@ -362,11 +362,11 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
         "{said}"
     );
     assert!(said.contains(&format!(
-        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: whoever set"
+        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: the program that set"
     )));
     assert!(
         said.contains(&format!(
-            "Left: myapp/banner in {here}\n  example.com/theirs: whoever set it"
+            "Left: myapp/banner in {here}\n  example.com/theirs: the program that set the finalizer has to remove it"
         )),
         "{said}"
     );
@@ -376,7 +376,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
     );
     assert_eq!(scene.left().await.len(), 2, "the others are not held up");
 
-    // The commands that it names get out of it, for what is not ours, and for nothing else ...
+    // The printed commands remove the foreign finalizers, and no others ...
     let left = said.lines().filter(|line| line.starts_with("  "));
     let ways: Vec<_> = left
         .filter_map(|line| line.split_once("that program is gone: "))
@@ -399,7 +399,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
             .finalizers(),
         [ours]
     );
-    // ... and the other for the balancer, which stays as it is.
+    // ... and the other command frees the MyIngress, whose load balancer stays as it is.
     run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
         .await;
     assert_eq!(scene.left().await, [""; 0]);
@@ -415,7 +415,7 @@ async fn what_holds_one_up_is_named_and_can_be_let_go() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_missing_is_named_at_once() {
+async fn missing_permission_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
@@ -446,7 +446,7 @@ async fn a_right_that_is_missing_is_named_at_once() {
         .await;
     assert!(
         said.contains(
-            "Some of this may be another program's: whose the CRDs are is not known: custom"
+            "Some of this may be another program's: the owners of the CRDs are not known: custom"
         ),
         "{said}"
     );
@@ -456,9 +456,9 @@ async fn a_right_that_is_missing_is_named_at_once() {
     );
 }
 
-/// All of the cluster, CRDs too, while somebody goes on making objects.
+/// The whole cluster and the CRDs, while a user keeps creating objects.
 #[tokio::test]
-async fn a_purge_leaves_nothing() {
+async fn purge_leaves_nothing() {
     let first = Bed::own("purge").await;
     let scene = Scene::on(first.plane.clone(), "purge-one").await;
     let settings = Settings::default()
@@ -480,7 +480,7 @@ async fn a_purge_leaves_nothing() {
         assert!(crds().await.contains(&kind.crd_name()));
     }
 
-    // An operator that comes back goes on with what is being deleted, its CRD with it.
+    // A restarted operator continues the deletions, although the CRD is being deleted, too.
     scene
         .bed
         .create::<MyIngress>("again", json!({ "spec": { "subnets": SUBNETS[..2] } }))
@@ -507,7 +507,7 @@ async fn a_purge_leaves_nothing() {
     .unwrap();
     assert_eq!(scene.aws.balancers().await.unwrap(), []);
 
-    // Objects that come while it works go too.
+    // Objects that are created meanwhile are deleted, too.
     first.webhook("late", "http://127.0.0.1:1").await;
     first
         .patch::<qm_api::ContactPoint>(

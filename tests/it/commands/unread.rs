@@ -1,4 +1,4 @@
-//! Commands whose output nobody reads to its end, as in `quartermaster uninstall --yes | grep -q ...`.
+//! Commands whose reader ends first, as in `quartermaster uninstall --yes | grep -q ...`.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
@@ -9,7 +9,7 @@ use super::Run;
 use crate::support::Bed;
 
 #[tokio::test]
-async fn what_changes_something_goes_on_to_its_true_end() {
+async fn changing_commands_finish_without_a_reader() {
     let bed = Bed::shared("unread").await;
     let far = Bed::on(bed.plane.clone(), "unread-far").await;
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());
@@ -57,6 +57,6 @@ async fn what_changes_something_goes_on_to_its_true_end() {
         );
     }
 
-    // Whoever has read enough of what only shows something has all that they wanted.
+    // A command that only shows something may end with its reader.
     assert_eq!(run.unread(&["status", "-n", here]).await, 0);
 }

@@ -1,4 +1,4 @@
-//! `quartermaster uninstall` when the operator is gone, or was deleted together with its CRDs.
+//! `quartermaster uninstall` after the operator is gone, alone or together with its CRDs.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use qm_api::{ConfigMapSync, MyIngress};
+use qm_api::{ConfigMapSync, MyApp, MyIngress};
 use qm_core::kind::KindInfo;
 use quartermaster::registry;
 use rstest::rstest;
@@ -19,7 +19,7 @@ use super::uninstall::{ALL, Scene};
 use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
 
 #[tokio::test]
-async fn without_the_operator_that_is_said_and_the_rest_goes() {
+async fn uninstall_deletes_the_rest_while_no_operator_runs() {
     let shared = Bed::shared("gone").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-gone").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -49,7 +49,7 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
         "what needs no operator is gone: {said}"
     );
     assert!(
-        said.contains("the operator has not taken away the load balancer in AWS yet"),
+        said.contains("the operator has not deleted the load balancer in AWS yet"),
         "{said}"
     );
     assert!(
@@ -63,7 +63,7 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
         "{said}"
     );
 
-    // It goes on where it was once the operator is back.
+    // The command continues once the operator is back.
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
     run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
     assert_eq!(
@@ -72,9 +72,9 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
     );
 }
 
-/// Of an operator without `--leader-elect` nothing is known.
+/// The state of an operator without `--leader-elect` is not known.
 #[tokio::test]
-async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays() {
+async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     let shared = Bed::shared("alone").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-alone").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
@@ -91,7 +91,7 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
     ];
     let arguments = [&guess[..], &["--operator-namespace=quartermaster-system"]].concat();
 
-    // Somebody guesses, or may not know.
+    // The user guesses, or may not read the Lease.
     let said = run.ends(1, &guess).await;
     assert!(
         said.contains(
@@ -99,7 +99,7 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
         ),
         "{said}"
     );
-    // In which Pod this runs says nothing of where the operator ran.
+    // The namespace of the command's own Pod proves nothing.
     let said = Run::on(bed)
         .env("POD_NAMESPACE", here)
         .ends(1, &guess)
@@ -134,7 +134,8 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
         .unwrap();
     let said = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
     assert!(
-        said.contains("whether it runs is not known: its Lease may not be read"),
+        said.contains("whether it runs is not known: its Lease could not be read: leases")
+            && said.contains("cannot get resource \"leases\""),
         "{said}"
     );
     assert_eq!(
@@ -163,14 +164,14 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
             .all(|child| children.contains(child)),
         "{children:?}"
     );
-    // Nor does Kubernetes take it away later.
+    // The garbage collector does not delete the copy later.
     let copy: ConfigMap = bed.api().get("copy").await.unwrap();
     assert_eq!(copy.owner_references(), []);
 }
 
-/// `kubectl delete -f deploy/` takes the operator and the CRDs at once.
+/// `kubectl delete -f deploy/` deletes the operator and the CRDs at once.
 #[tokio::test]
-async fn the_way_out_after_everything_was_deleted_at_once() {
+async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let first = Bed::own("way-out").await;
     let scene = Scene::on(first.plane.clone(), "way-out-one").await;
     let settings = Settings::default()
@@ -181,7 +182,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     scene.well().await;
     let run = Run::on(&scene.bed);
 
-    // Not while it runs.
+    // The command refuses while the operator runs.
     let said = run
         .ends(1, &["uninstall", "--without-operator", "--yes"])
         .await;
@@ -191,7 +192,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     );
     assert_eq!(scene.left().await.len(), 6);
 
-    // Nor where its objects may be another's, which has a Lease of its own.
+    // The command refuses while objects may belong to another operator, which has its own Lease.
     let flags = ["--leader-elect", "--leader-election-id=other"];
     let other = Operator::start(
         &first,
@@ -235,7 +236,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("web", "stays Terminating", stuck).await;
 
-    // Whoever is asked knows it before.
+    // The note stands before the question.
     until(
         "that nobody renews the Lease is in the list",
         SOON,
@@ -253,7 +254,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     .await
     .unwrap();
 
-    // Plain, it says what holds it up, and the one command.
+    // Without flags, the command prints the blockers and the one command.
     let said = run
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
@@ -263,7 +264,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
         "{said}"
     );
 
-    // That names what it leaves behind, takes away our finalizers, and no other's.
+    // That command lists what it leaves behind, and removes the operator's finalizers only.
     let uid = scene
         .bed
         .api::<ConfigMapSync>()
@@ -273,7 +274,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
         .uid()
         .unwrap();
     let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
-    // With the Lease gone too, as with its namespace, it has to be said where it was.
+    // Without a Lease, as after the deletion of its namespace, the user has to give the namespace.
     scene
         .bed
         .plane
@@ -331,7 +332,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let copies =
         format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
     assert!(
-        said.contains("\nLeft behind, to be taken away by hand:\n") && said.contains(&copies),
+        said.contains("\nLeft behind, to be deleted by hand:\n") && said.contains(&copies),
         "{said}"
     );
     assert!(
@@ -341,7 +342,8 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let sync = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap();
     assert_eq!(sync.finalizers(), ["example.com/theirs"]);
     assert!(
-        said.contains("example.com/theirs: whoever set it") && !said.contains("Left: myingress"),
+        said.contains("example.com/theirs: the program that set the finalizer")
+            && !said.contains("Left: myingress"),
         "{said}"
     );
     let none = json!({ "metadata": { "finalizers": null } });
@@ -360,7 +362,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
         "{children:?}"
     );
 
-    // The commands that it named take away the rest.
+    // The printed commands delete the rest.
     let delete = copies.strip_prefix("kubectl ").unwrap();
     scene
         .bed
@@ -375,9 +377,9 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     .unwrap();
 }
 
-/// A namespace that is deleted takes the Role of an operator along whose rights are of that namespace.
+/// With a namespace, the Role of an operator with `--watch-namespace` is deleted.
 #[tokio::test]
-async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
+async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     let bed = Bed::shared("going").await;
     let here = bed.namespace.as_str();
     let held = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
@@ -439,12 +441,12 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
     );
 }
 
-/// Between two restarts, as a Pod that crashes has them, it counts as gone.
+/// Between the restarts of a Pod that crashes, the operator counts as gone.
 #[rstest]
 #[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
 #[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
 #[tokio::test]
-async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
+async fn without_operator_stops_when_the_operator_is_back(
     #[case] then: Match,
     #[case] left: &[&str],
 ) {
@@ -458,7 +460,7 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
         "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
     bed.create::<ConfigMapSync>("first", sync.clone()).await;
 
-    // The proxy is for who has a token.
+    // The proxy needs a client with a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={here}:boss");
     bed.kubectl(&[
@@ -510,8 +512,9 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
         said.contains("The operator counts as gone (") && came.hits() == 1,
         "{said}"
     );
-    let words =
-        format!("the operator runs (new holds Lease {here}/back), and takes away what is its own");
+    let words = format!(
+        "the operator runs (new holds Lease {here}/back), and removes its finalizers itself"
+    );
     assert!(
         said.contains(&words) && said.contains("leave --without-operator out"),
         "{said}"
@@ -529,4 +532,55 @@ async fn an_operator_that_comes_back_takes_away_what_is_left_itself(
         left,
         "{said}"
     );
+}
+
+/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in progress.
+#[tokio::test]
+async fn keep_children_waits_for_an_operator_that_is_not_known_to_be_gone() {
+    let bed = Bed::shared("kept").await;
+    let (run, here) = (Run::on(&bed), bed.namespace.as_str());
+    bed.create::<MyApp>("web", json!({ "spec": { "image": "nginx:1" } }))
+        .await;
+    let keep = [
+        "uninstall",
+        "-n",
+        here,
+        "--keep-children",
+        "--yes",
+        "--stalled-after=4s",
+        "--leader-election-id=kept",
+    ];
+    let said = run.ends(1, &keep).await;
+    let held =
+        format!("Left: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n");
+    assert!(
+        said.contains("Objects that need the operator will wait for it.") && said.contains(&held),
+        "{said}"
+    );
+    let app: MyApp = bed.api().get("web").await.unwrap();
+    assert_eq!(
+        (app.spec.suspend, app.metadata.deletion_timestamp),
+        (Some(true), None)
+    );
+    let undo = format!(
+        "\nChanged, but not deleted. To undo the changes:\n  kubectl patch myapps.demo.rtfm.co.ua/web -n {here} --type=merge -p \
+         '{{\"spec\":{{\"suspend\":null}}}}'\n"
+    );
+    assert!(said.ends_with(&undo), "{said}");
+
+    let (_, command) = said
+        .split_once("remove its finalizers: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    let command = command.split(" (the namespace").next().unwrap();
+    assert_eq!(
+        command,
+        format!(
+            "quartermaster uninstall --without-operator --keep-children -n {here} --operator-namespace=NAMESPACE \
+             --leader-election-id=kept"
+        )
+    );
+    let command = command.replace("=NAMESPACE", &format!("={SYSTEM}"));
+    let shell = Run::on(&bed).shell(&bed);
+    shell.ends(0, &["-c", &format!("{command} --yes")]).await;
+    assert!(bed.api::<MyApp>().get_opt("web").await.unwrap().is_none());
 }

@@ -4,12 +4,14 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use testbed::usage::Memory;
 
 use super::*;
+use crate::support::only_large_test;
 
 const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
+    let _guard = only_large_test().await;
     let plane = testbed::Options::apiserver_only();
     let shop = Shop {
         bed: Bed::own_with(plane, "crowd").await,

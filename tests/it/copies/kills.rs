@@ -1,19 +1,17 @@
 //! The operator is killed at each of its writes, and is told nothing: the copies are as their source all the same.
 
 use kube::ResourceExt as _;
-use testbed::Options;
 use testbed::proxy::{Match, Point};
 
 use super::*;
-use crate::support::{Plane, at_each_write, killed_at};
+use crate::support::{at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
-    let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, async |point, write| {
-        Box::pin(run(&bed.plane, point, write)).await
+        Box::pin(run(point, write)).await
     });
     let writes = Box::pin(writes).await;
     // At least: the finalizer; two copies, twice; one goes; a status for each of the three; the other goes, and the finalizer.
@@ -21,15 +19,13 @@ async fn a_kill_at_any_write_changes_nothing() {
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
     );
-    a_watch_that_is_silent(&bed.plane).await;
+    a_watch_that_is_silent().await;
 }
 
 /// A sync is made, its immutable source replaced, one of its destinations taken away, and it is deleted, while the operator is
 /// killed at that write. Says whether it came to that, and how all of it went.
-async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
-    let shop = Shop {
-        bed: Bed::on(plane.clone(), "kills").await,
-    };
+async fn run(point: Point, write: u64) -> (bool, Value) {
+    let shop = Shop::bare("kills").await;
     let here = shop.bed.namespace.clone();
     let (one, two) = (
         shop.open("one", json!({})).await,
@@ -86,10 +82,8 @@ async fn copies(shop: &Shop) -> Value {
 }
 
 /// Nothing is believed for ever.
-async fn a_watch_that_is_silent(plane: &Plane) {
-    let shop = Shop {
-        bed: Bed::on(plane.clone(), "silent").await,
-    };
+async fn a_watch_that_is_silent() {
+    let shop = Shop::bare("silent").await;
     let (proxy, file) = shop.bed.through_proxy().await;
     let here = shop.bed.namespace.clone();
     let far = shop.open("far", json!({})).await;

@@ -33,6 +33,13 @@ impl Shop {
         }
     }
 
+    /// On the one without controllers that tests share.
+    pub async fn bare(name: &str) -> Self {
+        Self {
+            bed: Bed::bare(name).await,
+        }
+    }
+
     /// Name of another namespace of this test.
     pub fn far(&self, name: &str) -> String {
         format!("{}-{name}", self.bed.namespace)

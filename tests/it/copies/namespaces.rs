@@ -198,7 +198,7 @@ async fn one_source_to_many_namespaces() {
     ] {
         shop.sync(name, spec).await;
         assert!(
-            shop.reads(name, "DestinationRefused")
+            shop.reads(name, "DestinationNotAllowed")
                 .await
                 .contains("--allow-protected-destinations")
         );

@@ -1,15 +1,12 @@
 //! What an operator knows, above all one that stood by, may be of the past: its watch may have fallen silent.
 
-use testbed::Options;
 use testbed::proxy::{Match, Order, Proxy, Verb};
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
-    let shop = Shop {
-        bed: Bed::own_with(Options::apiserver_only(), "stale-copies").await,
-    };
+    let shop = Shop::bare("stale-copies").await;
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
     let (one, two) = (
         shop.open("one", json!({})).await,
@@ -65,9 +62,7 @@ struct Past {
 
 impl Past {
     async fn new(name: &str, spec: Value) -> Self {
-        let shop = Shop {
-            bed: Bed::own_with(Options::apiserver_only(), name).await,
-        };
+        let shop = Shop::bare(name).await;
         let far = shop.open("far", json!({})).await;
         let (proxy, file) = shop.bed.through_proxy().await;
         let operator = Operator::start(&shop.bed, shop.serving(&["far"]).kubeconfig(file)).await;

@@ -7,7 +7,7 @@ use quartermaster::registry;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, create, every_field_has_a_case, install, wait_until};
+use super::{Case, check, create, every_field_has_a_case, install, served, wait_until};
 
 fn with(more: &str) -> String {
     format!("{{size: 1, image: i, {more}}}")
@@ -317,11 +317,7 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_an_app_service_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     let kind = AppService::api_resource();
     check(&client, &kind, &cases()).await;
     let theirs = [
@@ -583,11 +579,7 @@ fn without_bounds(schema: &mut Value) {
 /// By its own bounds a spec stays within 256 KiB, where its texts need no escapes.
 #[tokio::test]
 async fn the_largest_app_service_that_is_accepted_has_less_than_256_kib() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     let (name, kind) = ("a".repeat(253), AppService::api_resource());
     let filled = |items: usize, bytes: usize| {
         let mut texts = vec!["a".repeat(bytes / items); items];

@@ -2,9 +2,8 @@
 
 use kube::CustomResourceExt;
 use qm_api::ConfigMapSync;
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, every_field_has_a_case, install};
+use super::{Case, check, every_field_has_a_case, served};
 
 /// From `a/c`, with this.
 fn with(more: &str) -> String {
@@ -132,11 +131,7 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     every_field_has_a_case("ConfigMapSync", &[], &cases());
     check(&client, &ConfigMapSync::api_resource(), &cases()).await;
 }

@@ -2,9 +2,8 @@
 
 use kube::CustomResourceExt;
 use qm_api::ContactPoint;
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, every_field_has_a_case, install};
+use super::{Case, check, every_field_has_a_case, served};
 
 const TOKEN: &str = "apiToken: {secretName: s, key: k}";
 
@@ -249,11 +248,7 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_contact_point_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     let kind = ContactPoint::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("ContactPoint", &[], &cases());

@@ -3,9 +3,8 @@
 use kube::CustomResourceExt;
 use qm_api::MyApp;
 use serde_json::json;
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, create, every_field_has_a_case, install};
+use super::{Case, check, create, every_field_has_a_case, served};
 
 fn image(image: &str) -> String {
     format!("{{image: \"{image}\"}}")
@@ -65,11 +64,7 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_my_app_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     let kind = MyApp::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyApp", &[], &cases());

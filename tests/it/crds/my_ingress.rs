@@ -4,9 +4,8 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::{CustomResourceExt, Error};
 use qm_api::MyIngress;
 use serde_json::{Value, json};
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, create, every_field_has_a_case, install};
+use super::{Case, check, create, every_field_has_a_case, served};
 
 fn subnets(subnets: &str) -> String {
     format!("{{subnets: [{subnets}]}}")
@@ -166,11 +165,7 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_my_ingress_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    let client = plane.client().await.unwrap();
+    let client = served().await;
     let kind = MyIngress::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyIngress", &[], &cases());
@@ -198,7 +193,7 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
     }
 
     // The scheme stays, said or not.
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
+    let api = Api::<DynamicObject>::default_namespaced_with(client.clone(), &kind);
     create(&client, &kind, "facing", Some(&spec), false)
         .await
         .unwrap();

@@ -1,18 +1,15 @@
 //! What kubectl shows: the documents' manifests as they stand, columns, the category, `kubectl explain`.
 
 use serde_json::json;
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::install;
+use crate::support::Bed;
 
 const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
 async fn samples_apply_and_columns_answer() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
+    // The samples are of namespace default, where no other test of this control plane has anything.
+    let plane = Bed::bare("printed").await.plane;
     let kubectl = async |args: &[&str], input: &str| plane.run_kubectl(args, input).await.unwrap();
 
     // The document's three, then all samples of ours; unknown fields are errors.

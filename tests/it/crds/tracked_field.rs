@@ -2,9 +2,8 @@
 
 use kube::CustomResourceExt;
 use qm_api::TrackedField;
-use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, every_field_has_a_case, install};
+use super::{Case, check, every_field_has_a_case, served};
 
 const TARGET: &str = "target: {kind: Deployment, namespace: default, name: nginx}";
 
@@ -186,15 +185,6 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn every_field_of_a_tracked_field_at_its_boundary() {
-    let plane = ControlPlane::start(Options::apiserver_only())
-        .await
-        .unwrap();
-    install(&plane).await;
-    check(
-        &plane.client().await.unwrap(),
-        &TrackedField::api_resource(),
-        &cases(),
-    )
-    .await;
+    check(&served().await, &TrackedField::api_resource(), &cases()).await;
     every_field_has_a_case("TrackedField", &[], &cases());
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::Tested;
@@ -12,7 +11,7 @@ use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, Standing};
-use qm_runtime::children::Trouble;
+use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
@@ -227,18 +226,15 @@ fn every_reason_of_a_tracked_field_has_its_row() {
 #[test]
 fn every_reason_of_a_config_map_sync_has_its_row() {
     let page = page("config-map-sync.md");
-    for reason in config_map_sync::standing::Reason::ALL {
-        assert!(
-            row(&page, &reason.to_string()).is_some(),
-            "{reason} has no row"
-        );
+    for reason in config_map_sync::status::REASONS {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
 }
 
 #[test]
 fn every_reason_of_a_my_app_has_its_row() {
     let page = page("my-app.md");
-    for reason in my_app::standing::REASONS {
+    for reason in my_app::step::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
 }
@@ -275,7 +271,7 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterLoadBalancerNotReady.md"));
     // The alert leaves these two out. An object without a status has the third.
-    let (silent, unobserved) = ([READY, my_ingress::status::SUSPENDED], UNSEEN);
+    let (silent, unobserved) = ([READY, SUSPENDED], UNSEEN);
     let mut expected: BTreeSet<_> = of_my_ingress()
         .into_iter()
         .filter(|reason| !silent.contains(reason))
@@ -323,54 +319,13 @@ fn the_policy_is_that_of_the_code() {
     );
 }
 
-/// One of each, as above.
-fn problems() -> Vec<&'static str> {
-    use app_service::settle::{Part, Problem};
-    let words = String::new;
-    let all = [
-        Problem::Suspended,
-        Problem::SpecInvalid(words()),
-        Problem::Conflict {
-            parts: vec![Part::Service],
-            words: words(),
-        },
-        Problem::NodePortTaken(words()),
-        Problem::Forbidden(words()),
-        Problem::Rejected(words()),
-        Problem::Deleting(words()),
-        Problem::Unwritten(Trouble::Going(words())),
-        Problem::Contested {
-            words: words(),
-            again: Duration::ZERO,
-        },
-    ];
-    let reason = |problem: &Problem| match problem {
-        Problem::Suspended
-        | Problem::SpecInvalid(_)
-        | Problem::Conflict { .. }
-        | Problem::NodePortTaken(_)
-        | Problem::Forbidden(_)
-        | Problem::Rejected(_)
-        | Problem::Deleting(_)
-        | Problem::Unwritten(_)
-        | Problem::Contested { .. } => problem.reason(),
-    };
-    all.iter().map(reason).collect()
-}
-
 #[test]
 fn every_reason_of_an_app_service_has_its_row() {
     let page = page("app-service.md");
     let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
-    let standing = [
-        app_service::standing::WELL,
-        app_service::standing::PROGRESSING,
-        app_service::standing::SCALING_INACTIVE,
-    ];
-    for reason in problems().into_iter().chain(pods).chain(standing) {
+    for reason in app_service::status::REASONS.into_iter().chain(pods) {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
-    assert!(page.contains(&format!("`{}`", app_service::settle::AUTOSCALING_OFF)));
 }
 
 #[test]
@@ -382,7 +337,7 @@ fn every_event_is_told_of() {
         + &page("app-service.md")
         + &page("my-ingress.md");
     let sources = root().join("src/controllers");
-    let words: BTreeSet<_> = [".warning(", ".normal("]
+    let words: BTreeSet<_> = [".warning(", ".normal(", "cx.event("]
         .iter()
         .flat_map(|call| words_after(&sources, call))
         .collect();

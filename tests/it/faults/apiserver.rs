@@ -11,7 +11,7 @@ use testbed::wait::until;
 
 use super::ledger::Ledger;
 use super::told::told;
-use super::{assert_no_repeats, assert_order, bare, caught_up};
+use super::{assert_no_repeats, assert_order, caught_up, own};
 use crate::support::{Operator, SOON, Settings};
 
 const FIELDS: usize = 10;
@@ -19,7 +19,7 @@ const ROUNDS: i32 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_and_restarted_under_load() {
-    let bed = bare("apiserver").await;
+    let bed = own("apiserver").await;
     let receiver = Receiver::start().unwrap();
     for point in ["a", "b"] {
         bed.webhook(point, &format!("{}/{point}", receiver.url()))

@@ -9,16 +9,12 @@ use testbed::receiver::Receiver;
 
 use super::bare;
 use super::told::{Told, told};
-use crate::support::{Bed, Plane, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
-    let bed = bare("each").await;
     let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| {
-        run(&bed.plane, point, write).await
-    })
-    .await;
+    let writes = at_each_write(&points, run).await;
     // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
     assert!(
         writes.iter().all(|writes| *writes >= 9),
@@ -28,8 +24,8 @@ async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
 
 /// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
 /// came to that, and how all of it ends.
-async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::on(plane.clone(), "each").await;
+async fn run(point: Point, write: u64) -> (bool, Value) {
+    let bed = bare("each").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;

@@ -14,7 +14,7 @@ use testbed::wait::until;
 
 use super::ledger::Ledger;
 use super::told::told;
-use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare};
+use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare, own};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
@@ -124,7 +124,7 @@ async fn metric(operator: &Operator, name: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_changes_while_the_receiver_is_down() {
-    let bed = bare("flood").await;
+    let bed = own("flood").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let huge = |change: u64| format!("{change}{}", "y".repeat(900_000));

@@ -8,6 +8,7 @@ use testbed::Options;
 use testbed::proxy::Proxy;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
+use tokio::sync::OnceCell;
 
 use self::ledger::Ledger;
 use self::told::{Told, told};
@@ -35,9 +36,22 @@ const CAUGHT_UP: Duration = Duration::from_secs(90);
 /// Group of a kind that may be as large as any object, and that the operator watches whole.
 const MAPS: &str = "maps.example.com";
 
-/// A control plane of etcd and apiserver alone: Deployments are made by the thousand here, and nobody needs their Pods.
+/// A namespace where nobody makes the Pods of the many Deployments.
 async fn bare(name: &str) -> Bed {
+    static SERVED: OnceCell<()> = OnceCell::const_new();
+    let bed = Bed::bare(name).await;
+    SERVED.get_or_init(|| serve_maps(&bed)).await;
+    bed
+}
+
+/// Creates the namespace on a control plane of the test's own.
+async fn own(name: &str) -> Bed {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
+    serve_maps(&bed).await;
+    bed
+}
+
+async fn serve_maps(bed: &Bed) {
     let crd = format!(
         "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: maps.{MAPS}}}\n\
          spec: {{group: {MAPS}, scope: Namespaced, names: {{plural: maps, kind: Map}}, versions: [{{name: v1, served: true, \
@@ -52,7 +66,6 @@ async fn bare(name: &str) -> Bed {
     ])
     .await;
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
-    bed
 }
 
 /// An operator behind a proxy that tells one receiver of Deployments.

@@ -132,7 +132,7 @@ async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
         .find(|line| line.starts_with("kubectl kustomize "))
         .unwrap();
     let rendered = command.strip_suffix(" | kubectl apply -f -").unwrap();
-    let binaries = testbed::shared().await.unwrap().binaries();
+    let binaries = testbed::control_plane::binaries().await.unwrap();
     let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
     let output = tree_command("sh")
         .args(["-c", rendered])

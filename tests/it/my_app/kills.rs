@@ -8,32 +8,25 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{by_hand, running, says};
-use crate::support::{Bed, Operator, Plane, SOON, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Operator, SOON, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
-    let bed = by_hand("kills").await;
     // Before a write is as good as after the one before.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| {
-        run(&bed.plane, point, write).await
-    })
-    .await;
+    let writes = at_each_write(&points, run).await;
     // At least: a Pod, that it is there, that it goes, another one, that it is there.
     assert!(
         writes.iter().all(|writes| *writes >= 5),
         "{writes:?} writes"
     );
-    tokio::join!(
-        answers_that_are_lost(&bed.plane),
-        a_watch_that_is_silent(&bed.plane)
-    );
+    tokio::join!(answers_that_are_lost(), a_watch_that_is_silent());
 }
 
 /// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
 /// how all of it ends.
-async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::on(plane.clone(), "kills").await;
+async fn run(point: Point, write: u64) -> (bool, Value) {
+    let bed = by_hand("kills").await;
     let changes = async {
         bed.app("web", json!({ "image": "nginx:1" })).await;
         bed.app_says("web", "PodPending").await;
@@ -62,8 +55,8 @@ async fn end_state(bed: &Bed) -> Value {
 }
 
 /// The Pod is made, and nobody learns of it: it is found, and not made again.
-async fn answers_that_are_lost(plane: &Plane) {
-    let bed = Bed::on(plane.clone(), "lost").await;
+async fn answers_that_are_lost() {
+    let bed = by_hand("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
         Match::verb(Verb::Create).resource("pods"),
@@ -84,8 +77,8 @@ async fn answers_that_are_lost(plane: &Plane) {
 }
 
 /// Nothing is believed for ever, and nothing is done twice because nobody says that it is done.
-async fn a_watch_that_is_silent(plane: &Plane) {
-    let bed = Bed::on(plane.clone(), "silent").await;
+async fn a_watch_that_is_silent() {
+    let bed = by_hand("silent").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(
         &bed,

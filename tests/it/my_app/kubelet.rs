@@ -13,16 +13,14 @@ use crate::support::{ACCOUNT, Bed, Operator, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_the_pod() {
-    let bed = by_hand("hand").await;
-    let here = async |name: &str| Bed::on(bed.plane.clone(), name).await;
     tokio::join!(
-        async { a_new_one_costs_two_writes_and_no_question(here("new").await).await },
-        async { the_status_follows_the_pod(here("status").await).await },
-        async { one_that_fails_is_made_again_more_and_more_slowly(here("fails").await).await },
-        async { a_node_that_is_gone_takes_its_pod_along(here("gone").await).await },
-        async { a_node_that_does_not_answer_is_waited_for(here("quiet").await).await },
-        async { one_that_is_being_deleted_is_waited_for(here("going").await).await },
-        async { where_the_namespace_is_being_deleted_none_is_made(here("ending").await).await },
+        async { a_new_one_costs_two_writes_and_no_question(by_hand("new").await).await },
+        async { the_status_follows_the_pod(by_hand("status").await).await },
+        async { one_that_fails_is_made_again_more_and_more_slowly(by_hand("fails").await).await },
+        async { a_node_that_is_gone_takes_its_pod_along(by_hand("gone").await).await },
+        async { a_node_that_does_not_answer_is_waited_for(by_hand("quiet").await).await },
+        async { one_that_is_being_deleted_is_waited_for(by_hand("going").await).await },
+        async { where_the_namespace_is_being_deleted_none_is_made(by_hand("ending").await).await },
     );
 }
 
@@ -206,10 +204,10 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
         .delete("gone-node", &DeleteParams::default())
         .await
         .unwrap();
-    let words = bed.app_says("web", "NodeGone").await;
+    let words = bed.app_says("web", "NodeNotFound").await;
     assert_eq!(
         words,
-        "node gone-node of web-pod is gone; the Pod is made again once it is gone too"
+        "node gone-node of web-pod no longer exists; the Pod is created again once it is gone too"
     );
     let going = bed
         .until("web-pod", "is being deleted", |pod: &Pod| {
@@ -224,11 +222,11 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
     );
     bed.marker("marker").await;
     assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
-    bed.app_says("web", "NodeGone").await;
+    bed.app_says("web", "NodeNotFound").await;
     bed.pod_ends("web").await;
     bed.another("web", &pod).await;
     bed.app_says("web", "PodPending").await;
-    assert_eq!(bed.events("web", "NodeGone").await.len(), 1);
+    assert_eq!(bed.events("web", "NodeNotFound").await.len(), 1);
 }
 
 async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
@@ -278,16 +276,16 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
     let since = bed.plane.audit().mark().await.unwrap();
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    let words = bed.app_says("web", "PodTerminating").await;
+    let words = bed.app_says("web", "ChildTerminating").await;
     assert_eq!(
         words,
-        "web-pod is being deleted; it is made again once it is gone"
+        "web-pod is being deleted; it is created again once it is gone"
     );
     // More changes of mind delete nothing again, not even the one back.
     for image in ["nginx:3", "nginx:1"] {
         bed.patch::<MyApp>("web", json!({ "spec": { "image": image } }))
             .await;
-        bed.app_says("web", "PodTerminating").await;
+        bed.app_says("web", "ChildTerminating").await;
     }
     assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
     bed.pod_ends("web").await;
@@ -297,7 +295,7 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
         Some("nginx:1")
     );
     bed.app_says("web", "PodPending").await;
-    assert!(bed.events("web", "PodTerminating").await.is_empty());
+    assert!(bed.events("web", "ChildTerminating").await.is_empty());
 
     // The one that goes with its MyApp is not made again.
     bed.bind("web", "going-node").await;

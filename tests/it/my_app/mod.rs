@@ -7,7 +7,6 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Resource as _, ResourceExt as _};
 use qm_api::MyApp;
 use serde_json::{Value, json};
-use testbed::Options;
 use testbed::control_plane::audit::{Mark, Request};
 use testbed::wait::until;
 
@@ -33,17 +32,11 @@ fn says(app: &MyApp) -> (String, String) {
         .unwrap_or_default()
 }
 
-/// A control plane without scheduler, kubelet and garbage collector: whatever becomes of a Pod there is a test's own doing.
+/// Without scheduler, kubelet and garbage collector: whatever becomes of a Pod there is a test's own doing.
 async fn by_hand(name: &str) -> Bed {
-    let flags = vec!["--disable-admission-plugins=ServiceAccount".to_owned()];
-    Bed::own_with(
-        Options {
-            apiserver_flags: flags,
-            ..Options::apiserver_only()
-        },
-        name,
-    )
-    .await
+    let bed = Bed::bare(name).await;
+    bed.create::<ServiceAccount>("default", json!({})).await;
+    bed
 }
 
 impl Bed {

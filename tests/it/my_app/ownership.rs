@@ -61,7 +61,7 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
     let taken = bed.app_runs("web").await;
     assert_eq!(
         bed.event("web", "Adopted").await,
-        "web-pod is taken over as it is"
+        "web-pod is adopted as it is"
     );
     assert!(is_owned_by(&taken, &app));
     assert!(

@@ -45,9 +45,9 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
     .await;
     let refused = |app: &MyApp| says(app).1.contains("violates PodSecurity \"restricted");
     bed.until("root", "says so", refused).await;
-    let words = bed.app_says("root", "PodRefused").await;
+    let words = bed.app_says("root", "Forbidden").await;
     assert_eq!(
-        bed.event("root", "PodRefused")
+        bed.event("root", "Forbidden")
             .await
             .chars()
             .take(20)
@@ -80,7 +80,7 @@ async fn a_quota_is_waited_for_without_haste() {
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;
-    let words = bed.app_says("web", "PodRefused").await;
+    let words = bed.app_says("web", "QuotaExceeded").await;
     assert!(words.contains("exceeded quota: none"), "{words}");
     bed.marker("marker").await;
     let asked = bed.asked(since).await;

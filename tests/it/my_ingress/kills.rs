@@ -46,10 +46,7 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
     let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
         // One AWS for each of the two, which play side by side.
         let site = match point {
-            Point::Before => {
-                site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
-                    .await
-            }
+            Point::Before => site.another("killed").await,
             Point::After => Site::new("killed").await,
         };
         site.aws.provisioning(std::time::Duration::ZERO);
@@ -130,9 +127,7 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
     for point in [Point::Before, Point::After] {
         let points = [point];
         let calls = at_each_write(&points, async |point, call| {
-            let site = site
-                .another(Plane::Shared(testbed::shared().await.unwrap()), "killed")
-                .await;
+            let site = site.another("killed").await;
             let adopt = [
                 ("ManagedBy", "kopf"),
                 ("quartermaster.dev/adopt-by", &*site.path("web")),

@@ -338,7 +338,7 @@ async fn a_kill_at_any_call_leaves_nothing_behind() {
     ];
     let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
         let site = &sites[usize::from(point == Point::After)];
-        let site = site.another(site.bed.plane.clone(), "killed").await;
+        let site = site.another("killed").await;
         site.aws.clear();
         // Each Service has another port.
         let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
@@ -366,7 +366,7 @@ async fn a_kill_at_any_write_leaves_nothing_behind() {
     for (point, first) in [(Point::AfterApplied, 30_200), (Point::AfterAnswer, 30_300)] {
         let points = [point];
         let writes = at_each_write(&points, async |point, write| {
-            let site = site.another(site.bed.plane.clone(), "killed").await;
+            let site = site.another("killed").await;
             site.aws.clear();
             let node_port = first + u16::try_from(write.min(99)).unwrap();
             let scene = site.life_of_a_listener(node_port);

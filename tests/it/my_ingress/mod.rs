@@ -11,7 +11,7 @@ use testbed::aws::{Aws, Balancer, Call};
 use testbed::control_plane::audit::Mark;
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, Plane, SOON, SYSTEM, Settings};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 mod calls;
 mod drift;
@@ -46,9 +46,9 @@ impl Site {
     }
 
     /// Another namespace with the same AWS.
-    async fn another(&self, plane: Plane, name: &str) -> Self {
+    async fn another(&self, name: &str) -> Self {
         Self {
-            bed: Bed::on(plane, name).await,
+            bed: Bed::on(self.bed.plane.clone(), name).await,
             aws: self.aws.clone(),
         }
     }

@@ -189,7 +189,7 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
 #[tokio::test]
 async fn of_two_of_one_name_the_second_is_refused() {
     let site = Site::new("first").await;
-    let other = site.another(site.bed.plane.clone(), "second").await;
+    let other = site.another("second").await;
     let flag = format!(
         "--watch-namespace={},{}",
         site.bed.namespace, other.bed.namespace

@@ -60,7 +60,7 @@ async fn two_reads_made_together_and_no_write() {
 
     // Nobody asks before there is one, and nobody once there is none.
     drop(operator);
-    let other = site.another(site.bed.plane.clone(), "none").await;
+    let other = site.another("none").await;
     let began = Instant::now();
     let operator = other.operator().await;
     other

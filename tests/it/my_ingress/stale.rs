@@ -96,17 +96,16 @@ async fn a_resource_of_the_past_takes_nothing_back() {
 /// It is frozen between the note in the status and the call that it announces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leads_next_goes_on_where_the_other_was_stopped() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "leaders").await;
-    let site = Site {
-        bed,
-        aws: Aws::start().await.unwrap(),
-    };
+    let site = Site::new("leaders").await;
     let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
     until("it leads", SOON, async || {
-        let led = "leader_election_master_status{name=\"quartermaster\"} 1";
-        Ok(leader.metrics().await.contains(led).then_some(()))
+        let led = format!(
+            "leader_election_master_status{{name=\"{}\"}} 1",
+            site.bed.namespace
+        );
+        Ok(leader.metrics().await.contains(&led).then_some(()))
     })
     .await
     .unwrap();

@@ -184,7 +184,7 @@ async fn app_service_behaves_as_pinned() {
     is_observed(&walk.bed).await;
     roll_out(&walk.bed).await;
     has_reason(&walk.bed, "Ready").await;
-    walk.events("web", "AutoscalingOff", 1).await;
+    walk.events("web", "AutoscalingDisabled", 1).await;
     walk.events("web", "Ready", 4).await;
     walk.record("autoscaling and ingress removed").await;
 

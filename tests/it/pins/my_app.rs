@@ -120,7 +120,7 @@ async fn my_app_behaves_as_pinned() {
     set_finalizer(&walk.bed, true).await;
     let before = pod(&walk.bed).await;
     walk.bed.delete::<Pod>("web-pod").await;
-    has_reason(&walk.bed, "PodTerminating").await;
+    has_reason(&walk.bed, "ChildTerminating").await;
     set_finalizer(&walk.bed, false).await;
     is_recreated(&walk.bed, &before).await;
     has_reason(&walk.bed, "PodPending").await;

@@ -142,7 +142,7 @@ fn whose() -> Vec<(&'static str, Value, bool)> {
 #[tokio::test]
 async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
     // Without what would delete objects whose owners are not there, and without what makes the account that Pods run under.
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-operator").await;
+    let bed = Bed::bare("policy-operator").await;
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
     for (kind, rest, patches) in made() {

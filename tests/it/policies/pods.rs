@@ -105,7 +105,7 @@ fn harmless() -> Value {
 
 #[tokio::test]
 async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-node").await;
+    let bed = Bed::bare("policy-node").await;
     for account in ["default", "builder"] {
         bed.kubectl(&["create", "serviceaccount", account]).await;
     }
@@ -144,7 +144,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
 
 #[tokio::test]
 async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-places").await;
+    let bed = Bed::bare("policy-places").await;
     let client = operator(&bed).await;
     // The operator's namespace enforces the restricted profile, which is not to be what refuses it.
     let restricted = json!({
@@ -191,7 +191,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
 /// What an administrator or another controller has put into a Deployment does not lock the operator out of the rest of it.
 #[tokio::test]
 async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-old").await;
+    let bed = Bed::bare("policy-old").await;
     let kind = deployments();
     let client = operator(&bed).await;
     let ours = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);

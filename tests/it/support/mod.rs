@@ -9,10 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::Resource as _;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{DynamicObject, NamespaceResourceScope};
+use kube::core::{ClusterResourceScope, DynamicObject, NamespaceResourceScope};
 use kube::{Client, Resource, ResourceExt};
 use qm_api::tracked_field::{Delivery, Entry};
 use qm_api::{ContactPoint, TrackedField};
@@ -21,9 +26,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
+use testbed::control_plane::Snapshot;
 use testbed::proxy::Proxy;
 use testbed::wait::until;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 mod kills;
 mod look;
@@ -95,43 +101,119 @@ pub async fn install(plane: &ControlPlane) {
         .unwrap();
     }
     apply("local").await;
-    policies_are_in_force(plane).await;
+    policies_are_in_force(&client).await;
     fill_tracker_role(plane, &[]).await;
+}
+
+/// The state of a control plane after [`install`], for others to start with.
+struct Installed {
+    /// Without policies: an apiserver that starts with them asks for the kinds that it serves, to find their parameters, before
+    /// it serves ours. It then knows those only up to 30 s later, and refuses owner references to them until then.
+    snapshot: Snapshot,
+    policies: Vec<ValidatingAdmissionPolicy>,
+    bindings: Vec<ValidatingAdmissionPolicyBinding>,
+}
+
+impl Installed {
+    async fn new() -> Self {
+        let plane = ControlPlane::start(testbed::Options::apiserver_only())
+            .await
+            .unwrap();
+        install(&plane).await;
+        let client = plane.client().await.unwrap();
+        let (bindings, policies) = (take_all(&client).await, take_all(&client).await);
+        let snapshot = plane.into_snapshot().await.unwrap();
+        Self {
+            snapshot,
+            policies,
+            bindings,
+        }
+    }
+
+    /// A control plane where all of it is.
+    async fn start(options: testbed::Options) -> ControlPlane {
+        static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
+        let installed = INSTALLED.get_or_init(Self::new).await;
+        let plane = ControlPlane::start_from(&installed.snapshot, options)
+            .await
+            .unwrap();
+        let client = plane.client().await.unwrap();
+        create_all(&client, &installed.policies).await;
+        create_all(&client, &installed.bindings).await;
+        policies_are_in_force(&client).await;
+        plane
+    }
+}
+
+/// Deletes all objects of a kind; gives what is needed to create them again.
+async fn take_all<K>(client: &Client) -> Vec<K>
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api = Api::<K>::all(client.clone());
+    let mut all = api.list(&ListParams::default()).await.unwrap().items;
+    for object in &mut all {
+        let metadata = object.meta_mut();
+        *metadata = ObjectMeta {
+            name: metadata.name.take(),
+            labels: metadata.labels.take(),
+            annotations: metadata.annotations.take(),
+            ..ObjectMeta::default()
+        };
+        api.delete(&object.name_any(), &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+    all
+}
+
+async fn create_all<K>(client: &Client, objects: &[K])
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize,
+{
+    let api = Api::<K>::all(client.clone());
+    for object in objects {
+        api.create(&PostParams::default(), object).await.unwrap();
+    }
 }
 
 /// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, and so refuses
 /// by one more only after it has loaded ours.
-async fn policies_are_in_force(plane: &ControlPlane) {
+async fn policies_are_in_force(client: &Client) {
     const PROBE: &str = "loaded.test";
     let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"], "resourceNames": [PROBE] });
-    let api = "admissionregistration.k8s.io/v1";
-    let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [
-        { "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": { "name": PROBE },
-          "spec": { "matchConstraints": { "resourceRules": [rule] }, "validations": [{ "expression": "false" }] } },
-        { "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": PROBE },
-          "spec": { "policyName": PROBE, "validationActions": ["Deny"] } },
-    ] });
-    plane
-        .run_kubectl(&["apply", "-f", "-"], &objects.to_string())
-        .await
+    let policy: ValidatingAdmissionPolicy = serde_json::from_value(json!({ "metadata": { "name": PROBE },
+        "spec": { "matchConstraints": { "resourceRules": [rule] }, "validations": [{ "expression": "false" }] } }))
+    .unwrap();
+    let binding: ValidatingAdmissionPolicyBinding =
+        serde_json::from_value(json!({ "metadata": { "name": PROBE },
+        "spec": { "policyName": PROBE, "validationActions": ["Deny"] } }))
         .unwrap();
+    create_all(client, std::slice::from_ref(&policy)).await;
+    create_all(client, std::slice::from_ref(&binding)).await;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    let map = serde_json::from_value(json!({ "metadata": { "name": PROBE } })).unwrap();
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     until("the policies are in force", SOON, async || {
-        let create = [
-            "create",
-            "configmap",
-            PROBE,
-            "-n",
-            "default",
-            "--dry-run=server",
-        ];
-        let refused = plane.run_kubectl(&create, "").await.err();
-        Ok(refused.filter(|error| format!("{error:#}").contains("ValidatingAdmissionPolicy")))
+        let refused = maps.create(&dry_run, &map).await.err();
+        Ok(refused.filter(|error| error.to_string().contains("ValidatingAdmissionPolicy")))
     })
     .await
     .unwrap();
-    let kinds = "validatingadmissionpolicybinding,validatingadmissionpolicy";
-    plane
-        .run_kubectl(&["delete", kinds, PROBE], "")
+    let none = DeleteParams::default();
+    Api::<ValidatingAdmissionPolicyBinding>::all(client.clone())
+        .delete(PROBE, &none)
+        .await
+        .unwrap();
+    Api::<ValidatingAdmissionPolicy>::all(client.clone())
+        .delete(PROBE, &none)
         .await
         .unwrap();
 }
@@ -143,19 +225,25 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
     let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
     let rules: Vec<_> = shipped.chain(more.iter().copied()).map(rule).collect();
-    let patch = json!({ "rules": rules }).to_string();
-    let role = [
-        "patch",
-        "clusterrole",
-        "quartermaster-tracker-role",
-        "--type=merge",
-        "-p",
-        &patch,
-    ];
-    plane.run_kubectl(&role, "").await.unwrap();
+    let patch = Patch::Merge(json!({ "rules": rules }));
+    Api::<ClusterRole>::all(plane.client().await.unwrap())
+        .patch(
+            "quartermaster-tracker-role",
+            &PatchParams::default(),
+            &patch,
+        )
+        .await
+        .unwrap();
 }
 
-/// A control plane: the one that tests share, or one that ends with its last user.
+/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep several
+/// times as much in memory, and CI's machine has room for one such control plane.
+pub async fn only_large_test() -> MutexGuard<'static, ()> {
+    static LARGE: Mutex<()> = Mutex::const_new(());
+    LARGE.lock().await
+}
+
+/// A control plane: one that tests share, or one that ends with its last user.
 #[derive(Clone)]
 pub enum Plane {
     /// It lasts as long as the process.
@@ -188,9 +276,18 @@ pub struct Bed {
 impl Bed {
     /// A new namespace on the control plane that tests share. The name starts with `name`.
     pub async fn shared(name: &str) -> Self {
-        static INSTALLED: OnceCell<()> = OnceCell::const_new();
-        let plane = testbed::shared().await.unwrap();
-        INSTALLED.get_or_init(|| install(plane)).await;
+        static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
+        let start = || Installed::start(testbed::Options::default());
+        let plane = SHARED.get_or_init(start).await;
+        Self::on(Plane::Shared(plane), name).await
+    }
+
+    /// A new namespace on the other control plane that tests share: etcd and apiserver alone. What becomes of objects there is
+    /// the test's own doing.
+    pub async fn bare(name: &str) -> Self {
+        static BARE: OnceCell<ControlPlane> = OnceCell::const_new();
+        let start = || Installed::start(testbed::Options::apiserver_only());
+        let plane = BARE.get_or_init(start).await;
         Self::on(Plane::Shared(plane), name).await
     }
 
@@ -201,8 +298,7 @@ impl Bed {
 
     /// The same, on a control plane that runs what the test asks for.
     pub async fn own_with(options: testbed::Options, name: &str) -> Self {
-        let plane = ControlPlane::start(options).await.unwrap();
-        install(&plane).await;
+        let plane = Installed::start(options).await;
         Self::on(Plane::Own(Arc::new(plane)), name).await
     }
 

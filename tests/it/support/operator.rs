@@ -1,16 +1,24 @@
 //! The operator under test.
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use anyhow::Context as _;
-use serde_json::Value;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{Api, PostParams};
+use kube::core::{NamespaceResourceScope, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use testbed::ControlPlane;
 use testbed::aws::{Aws, FOREIGN};
 use testbed::kubelet::{self, Container};
 use testbed::process::{Child, Folder, Program};
 use testbed::wait::until;
 
-use super::{ACCOUNT, Bed, SOON, SYSTEM};
+use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
 
 /// What tests change of the defaults: short waits, and every word in the log.
 const FOR_TESTS: [&str; 10] = [
@@ -104,8 +112,14 @@ impl Operator {
         operator
     }
 
-    /// Starts one.
-    pub async fn launch(bed: &Bed, settings: Settings) -> Self {
+    /// Starts one. Where other operators may elect a leader too, those of a namespace have a Lease of its name.
+    pub async fn launch(bed: &Bed, mut settings: Settings) -> Self {
+        let elects = settings.flags.iter().any(|flag| flag == "--leader-elect");
+        let named = |flag: &String| flag.starts_with("--leader-election-id=");
+        if elects && matches!(bed.plane, Plane::Shared(_)) && !settings.flags.iter().any(named) {
+            let lease = format!("--leader-election-id={}", bed.namespace);
+            settings = settings.flag(&lease);
+        }
         let kubeconfig = match settings.kubeconfig {
             Some(file) => file,
             None => bed
@@ -286,41 +300,50 @@ impl Drop for Operator {
 /// The right that we ship is to the Lease of the usual name. Returns once the apiserver knows of the other one.
 async fn grant_lease(bed: &Bed, name: &str) {
     let role = format!("lease-{name}");
-    let (one, account) = (
-        format!("--resource-name={name}"),
-        format!("--serviceaccount={SYSTEM}:{ACCOUNT}"),
-    );
-    let verbs = ["--verb=get,update", "--resource=leases.coordination.k8s.io"];
-    let of_role = format!("--role={role}");
-    for new in [
-        &["role", &role, verbs[0], verbs[1], &one][..],
-        &["rolebinding", &role, &of_role, &account],
-    ] {
-        let made = bed
-            .plane
-            .run_kubectl(&[&["-n", SYSTEM, "create"], new].concat(), "")
-            .await;
-        // Another replica has it already.
-        assert!(
-            made.is_ok() || format!("{made:?}").contains("already exists"),
-            "{made:?}"
-        );
-    }
-    let user = format!("--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let asked = [
-        "-n",
-        SYSTEM,
-        "auth",
-        "can-i",
-        "update",
-        &format!("leases/{name}"),
-        &user,
-    ];
+    let resource = json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get", "update"] });
+    grant::<Role>(
+        bed,
+        json!({ "metadata": { "name": role }, "rules": [resource] }),
+    )
+    .await;
+    let of_role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role });
+    let account = json!({ "kind": "ServiceAccount", "namespace": SYSTEM, "name": ACCOUNT });
+    grant::<RoleBinding>(
+        bed,
+        json!({ "metadata": { "name": role }, "roleRef": of_role, "subjects": [account] }),
+    )
+    .await;
+    let update = json!({ "namespace": SYSTEM, "group": "coordination.k8s.io", "resource": "leases", "name": name, "verb": "update" });
+    let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
+        "user": format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"), "resourceAttributes": update } }))
+    .unwrap();
+    let reviews: Api<SubjectAccessReview> = Api::all(bed.client.clone());
     until("the right to the Lease is known", SOON, async || {
-        bed.plane.run_kubectl(&asked, "").await.map(Some)
+        let reviewed = reviews.create(&PostParams::default(), &review).await?;
+        Ok(reviewed
+            .status
+            .is_some_and(|status| status.allowed)
+            .then_some(()))
     })
     .await
     .unwrap();
+}
+
+/// Creates an object in the operator's namespace, unless another replica has it already.
+async fn grant<K>(bed: &Bed, object: Value)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize,
+{
+    let api = Api::<K>::namespaced(bed.client.clone(), SYSTEM);
+    let object = serde_json::from_value(object).unwrap();
+    match api.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(said)) if said.reason == "AlreadyExists" => {}
+        created => drop(created.unwrap()),
+    }
 }
 
 fn log(folder: &Folder, start: u32) -> PathBuf {
@@ -348,10 +371,12 @@ fn spawn(
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .timeout(SOON)
-        .build()?;
-    let answer = client.get(url).send().await?;
+    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection, which
+    /// would belong to the runtime of one test.
+    static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
+        let client = reqwest::Client::builder().no_proxy().timeout(SOON);
+        client.pool_max_idle_per_host(0).build().unwrap()
+    });
+    let answer = CLIENT.get(url).send().await?;
     Ok((answer.status().as_u16(), answer.text().await?))
 }

@@ -29,7 +29,7 @@ fn each_code_stands_in_the_table_once() {
     let codes: BTreeSet<_> = CODES.iter().map(|(code, ..)| code).collect();
     assert_eq!(codes.len(), CODES.len());
     assert!(
-        CODES.iter().all(|(_, class, _)| *class != Class::Conflict),
+        CODES.iter().all(|(_, class, _)| *class != Class::Stale),
         "that is our own"
     );
 }

@@ -7,13 +7,12 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
-use kube::runtime::reflector;
 use rstest::rstest;
 use tokio::time::timeout;
 
 use super::*;
 use crate::settings::Timings;
-use crate::testing::{NAMES, Widget};
+use crate::testing::{NAMES, Widget, context};
 
 type Maps = Children<ConfigMap, ()>;
 
@@ -40,7 +39,7 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
             ..Quirks::default()
         },
         wake: Arc::new(wake),
-        wanted: Arc::default(),
+        needs_watch: Arc::default(),
         seen: Seen::new([None].into(), Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
@@ -53,11 +52,6 @@ fn owner() -> Owner {
     let owner =
         json!({ "spec": {}, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
     Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
-}
-
-/// There is nobody else.
-fn owners(maps: &Maps) -> Owners<Widget> {
-    Owners::new(maps.client.clone(), reflector::store().0)
 }
 
 /// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
@@ -76,7 +70,7 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
         let woken = Arc::clone(&woken);
         move |owner| woken.lock().unwrap().push(owner.clone())
     });
-    let owner = owner().fresh(true);
+    let cx = context(&maps.client, owner().fresh(true));
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
     let answer = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
@@ -91,9 +85,8 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
         answer.send_response(Response::new(serde_json::to_vec(&made).unwrap().into()));
     };
     let desired = serde_json::from_value(desired).unwrap();
-    let owners = owners(&maps);
-    let (settled, ()) = tokio::join!(maps.settle(&owner, desired, &owners, &[]), answer);
-    settled.unwrap();
+    let (applied, ()) = tokio::join!(maps.apply(&cx, desired, &[]), answer);
+    applied.unwrap();
     let expected = if may_be_gone {
         vec![Key::new("shop", "web")]
     } else {
@@ -134,18 +127,13 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
             answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
         }
     };
-    let settled = async {
-        maps.settle(
-            &owner(),
-            serde_json::from_value(desired).unwrap(),
-            &owners(&maps),
-            &[],
-        )
-        .await
-        .unwrap();
-        drop(maps);
+    let cx = context(&maps.client, owner());
+    let apply = async {
+        let desired = serde_json::from_value(desired).unwrap();
+        maps.apply(&cx, desired, &[]).await.unwrap();
+        drop((maps, cx));
     };
-    tokio::join!(settled, answers);
+    tokio::join!(apply, answers);
     assert_eq!(applied, wanted);
 }
 
@@ -156,7 +144,7 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
     let maps = maps(Client::new(service, "shop"), |_| ());
     let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" } } });
-    let (owner, child) = (owner(), Key::new("shop", "child"));
+    let (cx, child) = (context(&maps.client, owner()), Key::new("shop", "child"));
     let answers = async {
         let (_, answer) = apiserver.next_request().await.unwrap();
         maps.present(&name(), serde_json::from_value(live.clone()).unwrap());
@@ -171,8 +159,8 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
     };
     let removed = async {
         [
-            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
-            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
+            maps.ensure_absent(&cx, &child).await.unwrap(),
+            maps.ensure_absent(&cx, &child).await.unwrap(),
         ]
     };
     let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
@@ -212,18 +200,12 @@ async fn one_that_was_going_is_asked_for() {
         answer.send_response(Response::new(serde_json::to_vec(&child).unwrap().into()));
     };
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
-    let owner = owner();
-    let owners = owners(&maps);
-    let settled = maps.settle(
-        &owner,
-        serde_json::from_value(desired).unwrap(),
-        &owners,
-        &[],
-    );
-    let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) })
+    let cx = context(&maps.client, owner());
+    let apply = maps.apply(&cx, serde_json::from_value(desired).unwrap(), &[]);
+    let (applied, ()) = timeout(SOON, async { tokio::join!(apply, answers) })
         .await
         .expect("it asked");
-    settled.unwrap();
+    applied.unwrap();
 }
 
 fn not_found() -> Response<Body> {

@@ -4,7 +4,8 @@
 use kube::core::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
-use super::{ChildKind, Children, Report, Trouble, resource};
+use super::{ChildKind, Children, Report, resource};
+use crate::error::Result;
 use crate::fields::Projection;
 use crate::ownership::{Foreign, Owner};
 use crate::raw_object::BoundedObject;
@@ -45,7 +46,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be read.
-    pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
+    pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>> {
         let _asking = self.seen.asking(key);
         let Some(BoundedObject(live)) = Self::sent(key, self.api(key).get_opt(&key.name).await)?
         else {
@@ -64,7 +65,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be made.
-    pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>, Trouble> {
+    pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>> {
         let key = Key::of(desired);
         let _asking = self.seen.asking(&key);
         let made = Self::sent(
@@ -85,7 +86,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         child: &Child<S>,
         metadata: &ObjectMeta,
         labels: &[(&str, &str)],
-    ) -> Result<Child<S>, Trouble> {
+    ) -> Result<Child<S>> {
         let mut patch = owner.marks(metadata);
         for (name, value) in labels {
             patch["labels"][name] = (*value).into();
@@ -100,7 +101,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be deleted.
-    pub async fn delete(&self, child: &Child<S>) -> Result<(), Trouble> {
+    pub async fn delete(&self, child: &Child<S>) -> Result<()> {
         Self::sent(
             &child.key,
             apply::remove(&self.api(&child.key), &stub::<K, S>(child)).await,

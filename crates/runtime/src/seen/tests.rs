@@ -25,6 +25,7 @@ fn child(version: u64, print: u64, report: u8) -> Known<u8> {
         uid: "1".into(),
         version,
         owner: Some(key("owner")),
+        owner_uid: String::new(),
         print,
         going: false,
         report,

@@ -18,19 +18,20 @@ use qm_aws::listeners::{
     DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
 };
 use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
+use qm_core::kind::HasReadyCondition as _;
 use qm_runtime::Scope;
+use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::events::Events;
-use qm_runtime::owners::Owners;
 use qm_runtime::ownership::Owner;
-use qm_runtime::reconciler::{Class, Trigger};
+use qm_runtime::reconciler::{Class, Requeue, Trigger};
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::written::Written;
 use serde_json::{Value, from_value, json, to_value};
 use tower::{BoxError, service_fn};
 
+use super::super::MANAGER;
 use super::super::backends::Backends;
 use super::super::build::Desired;
-use super::super::execute::{Executor, MyIngressError};
+use super::super::execute::{Executor, StepError};
 use super::super::observe::{Observed, now};
 use super::super::plan;
 use super::super::report::{Report, report};
@@ -552,11 +553,13 @@ impl World {
         let aws = FakeAws(Arc::new(Mutex::new(self.aws.clone())));
         let state = Arc::clone(&aws.0);
         let stored = Arc::new(Mutex::new(self.object.clone()));
-        let executor = self.executor(aws, Arc::clone(&stored));
+        let (executor, kind) = self.executor(aws, Arc::clone(&stored));
         let owner = &Owner::of(&object).unwrap();
         let cluster = "c1";
         let desired = Desired::of(&object, OwnershipTags { owner, cluster });
-        let mut observed = Observed::new(Arc::new(object), Duration::from_mins(1));
+        let stored_object = Arc::new(object.clone());
+        let mut cx = Context::new(kind, Arc::clone(&stored_object), owner.clone());
+        let mut observed = Observed::new(stored_object, Duration::from_mins(1));
         let mut steps = Vec::new();
         while let Some(step) = plan::next(&desired, &observed) {
             assert!(steps.len() < 200, "endless: {steps:?}");
@@ -568,23 +571,29 @@ impl World {
                         // AWS did it, and the answer was lost.
                         let object = Arc::clone(&observed.object);
                         let mut unseen = Observed::new(object, Duration::ZERO);
-                        let done = executor.execute(&desired, &mut unseen, &step).await;
+                        let done = executor
+                            .execute(&mut cx, &desired, &mut unseen, &step)
+                            .await;
                         done.unwrap();
                     }
                     Err(error.clone().into())
                 }
-                None => executor.execute(&desired, &mut observed, &step).await,
+                None => {
+                    executor
+                        .execute(&mut cx, &desired, &mut observed, &step)
+                        .await
+                }
             };
             match taken {
                 Ok(()) => {
                     steps.push(name);
                     observed.done.push(step);
                 }
-                Err(MyIngressError::Aws(error)) => {
+                Err(StepError::Aws(error)) => {
                     steps.push(format!("!{name}"));
                     observed.refuse(step, error);
                 }
-                Err(error) => panic!("{name}: {error}"),
+                Err(StepError::Reconcile(error)) => panic!("{name}: {error}"),
             }
         }
         self.aws = state.lock().unwrap().clone();
@@ -601,14 +610,22 @@ impl World {
         if let Some(report) = &reconciled.report {
             let object: MyIngress = from_value(self.object.clone()).unwrap();
             let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now());
-            let before = object.status.as_ref();
-            let status = report.readiness.status(before, &report.listeners, 1, time);
+            let mut status = object.status.unwrap_or_default();
+            report
+                .readiness
+                .observe(&mut status, report.listeners.clone());
+            let outcome = report.readiness.outcome(Requeue::OnChange);
+            MyIngress::set_ready_condition(&mut status, &outcome.condition(), 1, time);
             self.object["status"] = to_value(status).unwrap();
         }
         reconciled
     }
 
-    fn executor(&self, aws: FakeAws, stored: Arc<Mutex<Value>>) -> Executor<FakeAws> {
+    fn executor(
+        &self,
+        aws: FakeAws,
+        stored: Arc<Mutex<Value>>,
+    ) -> (Executor<FakeAws>, Arc<KindContext<MyIngress>>) {
         let client = apiserver(stored, self.services.clone());
         let (store, mut writer) = reflector::store::<MyIngress>();
         for uid in &self.siblings {
@@ -639,15 +656,14 @@ impl World {
             }
         }
         let scope = self.scope.map(ToOwned::to_owned);
-        Executor {
-            client: client.clone(),
+        let executor = Executor {
             scope: scope.map_or(Scope::Cluster, |it| Scope::Namespaces(vec![it])),
             aws,
-            ingresses: Owners::new(client.clone(), store),
             backends: Arc::new(backends),
-            events: Events::new(client, "test", "qm-0").0,
-            own_writes: Written::new(Trigger::default()),
-        }
+        };
+        let events = Events::new(client.clone(), "test", "qm-0").0;
+        let kind = KindContext::new(client, MANAGER, store, Trigger::default(), events);
+        (executor, kind)
     }
 }
 

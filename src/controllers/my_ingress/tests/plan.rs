@@ -3,7 +3,7 @@
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
 use qm_aws::error::NOT_PERMITTED;
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -339,7 +339,7 @@ async fn created_load_balancer_may_be_anothers() {
         "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer ReadTags";
     let (_, reconciled) = check(World::empty(), change, steps, "Conflict").await;
     // Its tags may be shown late.
-    assert_eq!(reconciled.report().outcome, Ok(Outcome::Waiting));
+    assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
 /// The order of a listener's steps never leads it to nothing.
@@ -620,44 +620,42 @@ async fn failed_load_balancer_has_no_listeners() {
 
 /// The finalizer goes only once nothing owned is left.
 #[rstest]
-#[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+#[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
 #[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Deleting")]
-#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone RemoveFinalizer", "")]
+#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone", "")]
 #[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Deleting")]
 #[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Deleting")]
-#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind RemoveFinalizer", "")]
-#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind RemoveFinalizer", "")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind", "")]
 #[case::never_owned(|world: &mut World| {
     tag(world, LOAD_BALANCER, &[("theirs", "x")]);
     alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
-}, "ReadTags RemoveFinalizer", "")]
+}, "ReadTags", "")]
 #[case::restored(|world: &mut World| tag(world, LOAD_BALANCER, &[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")]),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
 #[case::transient_refusal(|world: &mut World| world.refused = vec![("DeleteLoadBalancer", throttled())],
     "ReadTags ConfirmOwner !DeleteLoadBalancer", "Throttled")]
 #[case::suspended(|world: &mut World| world.object["spec"]["suspend"] = json!(true),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted RemoveFinalizer", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
 #[tokio::test]
 async fn deletion(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
     let mut world = World::plain();
     world.delete();
     let steps = format!("ReadRegion FindLoadBalancer {steps}");
-    let (world, _) = check(world, change, steps.trim(), reason).await;
-    let finalizers = &world.object["metadata"]["finalizers"];
-    assert_eq!(*finalizers == json!([]), reason.is_empty());
+    let (_, reconciled) = check(world, change, steps.trim(), reason).await;
+    assert_eq!(reconciled.report.is_none(), reason.is_empty());
 }
 
 /// Groups go after the load balancer, whoever deleted that.
 #[rstest]
 #[case::with_the_load_balancer(|_: &mut World| {},
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted \
-     RemoveFinalizer", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone RemoveFinalizer", "")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted RemoveFinalizer", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
-    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind RemoveFinalizer", "")]
+    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
     "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "InProgress")]
 #[case::group_not_visible(|world: &mut World| {
@@ -687,7 +685,7 @@ async fn deletion_of_target_groups(
 async fn deletion_without_a_status() {
     let mut world = World::empty();
     world.delete();
-    let steps = "FindLoadBalancer ListTargetGroups ConfirmOwner RemoveFinalizer";
+    let steps = "FindLoadBalancer ListTargetGroups ConfirmOwner";
     check(world, |_| {}, steps, "").await;
 }
 

@@ -1,7 +1,7 @@
 //! What a reconcile reports.
 
 use qm_aws::AwsError;
-use qm_runtime::reconciler::{Class, Outcome};
+use qm_runtime::reconciler::{Class, Requeue};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::fake::{
 };
 
 /// How the reconcile ends: the outcome, or the class of the error.
-fn ended(outcome: &Result<Outcome, AwsError>) -> Result<Outcome, Class> {
+fn ended(outcome: &Result<Requeue, AwsError>) -> Result<Requeue, Class> {
     outcome.clone().map_err(|error| error.class)
 }
 
@@ -27,35 +27,35 @@ fn set_state(world: &mut World, state: &str) {
 type Change = fn(&mut World);
 
 #[rstest]
-#[case::healthy(|_: &mut World| {}, "Ready", "web.elb is active", Ok(Outcome::Done))]
-#[case::provisioning(|world: &mut World| set_state(world, "provisioning"), "Provisioning", "AWS makes the load balancer", Ok(Outcome::Waiting))]
+#[case::healthy(|_: &mut World| {}, "Ready", "web.elb is active", Ok(Requeue::OnChange))]
+#[case::provisioning(|world: &mut World| set_state(world, "provisioning"), "Provisioning", "AWS makes the load balancer", Ok(Requeue::Poll))]
 #[case::provisioning_comes_before_its_targets(|world: &mut World| {
     set_state(world, "provisioning");
     set_health(world, ["unhealthy"; 2]);
-}, "Provisioning", "AWS makes", Ok(Outcome::Waiting))]
-#[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Outcome::Done))]
-#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Outcome::Done))]
-#[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Outcome::Waiting))]
+}, "Provisioning", "AWS makes", Ok(Requeue::Poll))]
+#[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Requeue::OnChange))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Requeue::OnChange))]
+#[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Requeue::Poll))]
 #[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
-    Ok(Outcome::Waiting))]
-#[case::one_is_enough(|world: &mut World| set_health(world, ["healthy", "unhealthy"]), "Ready", "web.elb is active", Ok(Outcome::Done))]
-#[case::one_more_soon(|world: &mut World| set_health(world, ["healthy", "initial"]), "Ready", "web.elb is active", Ok(Outcome::Waiting))]
-#[case::target_added(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]), "Ready", "web.elb is active", Ok(Outcome::Waiting))]
-#[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Outcome::Done))]
+    Ok(Requeue::Poll))]
+#[case::one_is_enough(|world: &mut World| set_health(world, ["healthy", "unhealthy"]), "Ready", "web.elb is active", Ok(Requeue::OnChange))]
+#[case::one_more_soon(|world: &mut World| set_health(world, ["healthy", "initial"]), "Ready", "web.elb is active", Ok(Requeue::Poll))]
+#[case::target_added(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]), "Ready", "web.elb is active", Ok(Requeue::Poll))]
+#[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Requeue::OnChange))]
 #[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
-    "AWS makes", Ok(Outcome::Waiting))]
+    "AWS makes", Ok(Requeue::Poll))]
 #[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
-    "port 80 of the load balancer has a listener that is not ours", Ok(Outcome::Done))]
+    "port 80 of the load balancer has a listener that is not ours", Ok(Requeue::OnChange))]
 #[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
-    "target group qm-", Ok(Outcome::Done))]
+    "target group qm-", Ok(Requeue::OnChange))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
-    Ok(Outcome::Done))]
+    Ok(Requeue::OnChange))]
 #[case::unowned_and_recent(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
     world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
-}, "Conflict", "load balancer web-alb is not ours", Ok(Outcome::Waiting))]
+}, "Conflict", "load balancer web-alb is not ours", Ok(Requeue::Poll))]
 #[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "NotAlike", "load balancer web-alb is internet-facing",
-    Ok(Outcome::Done))]
+    Ok(Requeue::OnChange))]
 #[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
     "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
      the operator region us-1 back, or", Err(Class::Slow))]
@@ -67,7 +67,7 @@ async fn condition_and_outcome(
     #[case] change: Change,
     #[case] reason: &str,
     #[case] message: &str,
-    #[case] outcome: Result<Outcome, Class>,
+    #[case] outcome: Result<Requeue, Class>,
 ) {
     let mut world = World::new();
     change(&mut world);
@@ -106,16 +106,16 @@ async fn what_lasts_comes_first() {
             "port 81: Service none does not exist: create it; AWS has not yet found out how the targets of port 80 are"
         )
     );
-    assert_eq!(reconciled.report().outcome, Ok(Outcome::Waiting));
+    assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
 /// The most urgent refusal is reported, with the other listeners' problems behind it.
 #[rstest]
 #[case::urgent(Class::Transient, Err(Class::Transient))]
-#[case::slow(Class::Slow, Ok(Outcome::Waiting))]
-#[case::terminal(Class::Terminal, Ok(Outcome::Waiting))]
+#[case::slow(Class::Slow, Ok(Requeue::Poll))]
+#[case::terminal(Class::Terminal, Ok(Requeue::Poll))]
 #[tokio::test]
-async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Outcome, Class>) {
+async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue, Class>) {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",

@@ -225,7 +225,8 @@ pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
     }
 }
 
-/// A name that is another for another balancer of the same name, as AWS's is.
+/// Returns a DNS name that differs between load balancers of the same name, as in AWS. The number always has ten digits, so that
+/// tests can mask it.
 fn dns(balancer: &Element) -> String {
     let (_, id) = balancer
         .get("LoadBalancerArn")
@@ -238,7 +239,7 @@ fn dns(balancer: &Element) -> String {
         ""
     };
     format!(
-        "{internal}{}-{number}.{REGION}.elb.amazonaws.com",
+        "{internal}{}-{number:010}.{REGION}.elb.amazonaws.com",
         balancer.get("LoadBalancerName")
     )
 }

@@ -244,7 +244,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
         // An image that cannot be pulled is the kubelet's to tell; here nobody lets a Pod in.
         let wanted = match name {
             "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
-            "ma-3" | "ma-4" => "PodRefused",
+            "ma-3" | "ma-4" => "Forbidden",
             _ => "SpecInvalid",
         };
         assert_eq!(reason, wanted, "{name}");

@@ -1,4 +1,4 @@
-//! What is kept of a Pod, and how it is. Pure.
+//! The observed state of a Pod. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,96 +10,82 @@ use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::managed_fields;
 
 use super::MANAGER;
-use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};
-use crate::controllers::pod::{self, Trouble};
+use super::build::{APP, BANNER, BUILT_FROM, DesiredPod, Digested, app_name};
+use crate::controllers::pod::{self, PodProblem};
 
-/// Reasons that pass by themselves: nobody need be told.
-const PASSING: [&str; 4] = [
+/// Reasons of a Pod that is starting.
+const STARTING: [&str; 4] = [
     PENDING,
     "ContainerCreating",
     "PodInitializing",
     "SchedulingGated",
 ];
-/// Nothing is said of the Pod yet.
+/// Reason of a Pod that is starting, where nothing else says so.
 pub const PENDING: &str = "PodPending";
-/// It runs and is not ready, and its container gives no reason.
+/// Reason of a Pod that runs and is not ready, where its container gives none.
 pub const NOT_READY: &str = "PodNotReady";
-/// It failed, or was evicted.
+/// Reason of a Pod that failed or was evicted.
 pub const FAILED: &str = "PodFailed";
-/// Its container ended well, and is not started again.
+/// Reason of a Pod whose container exited with code 0 and is not restarted.
 pub const SUCCEEDED: &str = "PodSucceeded";
-/// It is being deleted.
-pub const TERMINATING: &str = "PodTerminating";
 
-/// A Pod, as far as its `MyApp` is concerned.
+/// What the operator keeps of a Pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
-    /// What tells whose it is.
-    pub marks: ObjectMeta,
-    /// The container's image.
+pub struct PodState {
+    /// The metadata that ownership depends on.
+    pub ownership: ObjectMeta,
     image: String,
-    /// The last value of the container's variable, which is the one that counts. None where it is no plain value.
+    /// The last value of the container's variable, which is the one that counts; `None` if it is no plain value.
     banner: Option<Digested>,
-    /// What we made it from; none if somebody else made it.
+    /// Digest of the desired state that the Pod was created from; `None` if another client created it.
     built_from: Option<String>,
-    /// Whether somebody gave the container another image after it was made.
-    edited: bool,
-    /// Its phase.
+    /// Whether another client has changed the container's image since the Pod was created.
+    is_edited: bool,
+    /// The Pod's phase; may be empty.
     pub phase: String,
-    /// How far it is.
-    pub life: Life,
-    /// Whether it is being deleted.
-    pub going: bool,
-    /// The node that it was given.
+    pub lifecycle: PodLifecycle,
+    pub is_terminating: bool,
+    /// The node that the scheduler chose.
     pub node: Option<String>,
-    /// When it was made.
     pub created: Option<Timestamp>,
-    /// Why it is not ready; the container's own reason where it has one.
-    pub why: Why,
+    /// Why the Pod is not ready; the container's own reason where it has one.
+    pub why: PodReason,
 }
 
-/// How far a Pod is.
+/// How far a Pod is in its lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    /// It is not ready, yet or any more.
+pub enum PodLifecycle {
     NotReady,
-    /// It runs and is ready.
+    /// The Pod runs and is ready.
     Ready,
-    /// It has come to an end from which it does not return.
+    /// The Pod succeeded or failed for good.
     Ended,
 }
 
-/// A reason and its words.
+/// A reason and its message, as a condition has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Why {
-    /// In one word.
+pub struct PodReason {
     pub reason: String,
-    /// In full; may be empty.
+    /// May be empty.
     pub message: String,
 }
 
-impl Why {
-    /// `reason`, in these words.
-    pub fn new(reason: &str, message: impl Into<String>) -> Self {
+impl PodReason {
+    fn new(reason: &str, message: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
             message: message.into(),
         }
     }
 
-    /// Whether it passes by itself.
-    fn is_passing(&self) -> bool {
-        PASSING.contains(&self.reason.as_str())
-    }
-
-    /// Whether somebody should be told.
-    pub fn is_news(&self) -> bool {
-        !self.is_passing() && self.reason != TERMINATING
+    /// Returns whether nothing is wrong: the Pod is starting.
+    pub fn is_passing(&self) -> bool {
+        STARTING.contains(&self.reason.as_str())
     }
 }
 
-impl Seen {
-    /// What `pod` shows.
+impl PodState {
+    /// Extracts what is kept.
     pub fn of(pod: &Pod) -> Self {
         let name = pod.name_any();
         let none = PodStatus::default();
@@ -109,20 +95,22 @@ impl Seen {
             .as_ref()
             .and_then(|spec| container(&spec.containers, app_name(&name)));
         let phase = status.phase.clone().unwrap_or_default();
-        let life = match phase.as_str() {
-            "Failed" | "Succeeded" => Life::Ended,
-            "Running" if condition(status, "Ready").is_some_and(|(well, _)| well) => Life::Ready,
-            _ => Life::NotReady,
+        let lifecycle = match phase.as_str() {
+            "Failed" | "Succeeded" => PodLifecycle::Ended,
+            "Running" if condition(status, "Ready").is_some_and(|(well, _)| well) => {
+                PodLifecycle::Ready
+            }
+            _ => PodLifecycle::NotReady,
         };
         Self {
-            marks: marks(&pod.metadata),
+            ownership: ownership(&pod.metadata),
             image: container
                 .and_then(|container| container.image.clone())
                 .unwrap_or_default(),
             banner: container.and_then(banner),
             built_from: pod.annotations().get(BUILT_FROM).cloned(),
-            // What is put in while it is admitted counts as ours.
-            edited: container.is_some_and(|container| {
+            // What admission changed counts as the operator's.
+            is_edited: container.is_some_and(|container| {
                 let path = [
                     "f:spec",
                     "f:containers",
@@ -135,8 +123,8 @@ impl Seen {
                     &path,
                 )
             }),
-            life,
-            going: pod.metadata.deletion_timestamp.is_some(),
+            lifecycle,
+            is_terminating: pod.metadata.deletion_timestamp.is_some(),
             node: pod
                 .spec
                 .as_ref()
@@ -148,46 +136,50 @@ impl Seen {
         }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
-        self.marks.name.as_deref().unwrap_or_default()
+        self.ownership.name.as_deref().unwrap_or_default()
     }
 
-    /// In what the Pod is not as it is wanted.
-    pub fn differs(&self, wanted: &Wanted<'_>) -> Option<String> {
-        let other_image = self.image != wanted.image;
-        let from_to = || format!("its image is {}, and is to be {}", self.image, wanted.image);
+    /// Returns in what the Pod differs from the desired state.
+    pub fn difference(&self, desired: &DesiredPod<'_>) -> Option<String> {
+        let other_image = self.image != desired.image;
+        let from_to = || {
+            format!(
+                "its image is {}, and is to be {}",
+                self.image, desired.image
+            )
+        };
         match &self.built_from {
-            // Whoever admits Pods may have another image put in: what we asked for is told by what it was made from.
-            Some(built_from) if *built_from == wanted.digest() => {
-                (other_image && self.edited).then(from_to)
+            // Admission may replace the image, so what was asked for is known from the digest alone.
+            Some(built_from) if *built_from == desired.digest() => {
+                (other_image && self.is_edited).then(from_to)
             }
             _ if other_image => Some(from_to()),
-            _ if !self.has_banner(wanted) => Some("the banner is another one now".into()),
-            Some(_) => Some("podSecurity is another one now".into()),
-            // Somebody else made it, under a profile of its own.
+            _ if !self.has_banner(desired) => Some("the banner has changed".into()),
+            Some(_) => Some("podSecurity has changed".into()),
+            // Another client created the Pod, under a profile of its own.
             None => None,
         }
     }
 
-    /// Whether it lacks the label by which Services find it: ours has it, and what somebody else made is as they made it.
+    /// Returns whether a Pod that the operator created lacks the label by which Services find it.
     pub fn lacks_label(&self) -> bool {
         let label = self
-            .marks
+            .ownership
             .labels
             .as_ref()
             .and_then(|labels| labels.get(APP));
         self.built_from.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
     }
 
-    fn has_banner(&self, wanted: &Wanted<'_>) -> bool {
+    fn has_banner(&self, desired: &DesiredPod<'_>) -> bool {
         self.banner
             .as_ref()
-            .is_some_and(|banner| wanted.has_banner(banner))
+            .is_some_and(|banner| desired.has_banner(banner))
     }
 }
 
-/// The container that is ours: a sidecar may stand before it.
+/// Returns the app's container: a sidecar may precede it.
 fn container<'a>(containers: &'a [Container], name: &str) -> Option<&'a Container> {
     containers
         .iter()
@@ -209,8 +201,8 @@ fn banner(container: &Container) -> Option<Digested> {
     }
 }
 
-/// The rest may be long, and may change at any time.
-fn marks(metadata: &ObjectMeta) -> ObjectMeta {
+/// Returns the metadata that ownership depends on: the rest may be long and change at any time.
+fn ownership(metadata: &ObjectMeta) -> ObjectMeta {
     let kept = |entries: &Option<BTreeMap<String, String>>| {
         let mut entries = entries.clone()?;
         entries.retain(|name, _| [APP, OWNER_UID, OWNER, ADOPT_BY].contains(&name.as_str()));
@@ -226,8 +218,8 @@ fn marks(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// Whether a condition is true, and why not.
-fn condition(status: &PodStatus, type_: &str) -> Option<(bool, Why)> {
+/// Returns whether a condition is true, and why not.
+fn condition(status: &PodStatus, type_: &str) -> Option<(bool, PodReason)> {
     let condition = status
         .conditions
         .iter()
@@ -236,22 +228,22 @@ fn condition(status: &PodStatus, type_: &str) -> Option<(bool, Why)> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     Some((
         condition.status == "True",
-        Why {
+        PodReason {
             reason: text(&condition.reason),
             message: text(&condition.message),
         },
     ))
 }
 
-/// The most telling thing that a Pod's status has to say of why it is not ready.
-fn why(name: &str, phase: &str, status: &PodStatus) -> Why {
+/// Returns the most specific reason that the Pod's status has for not being ready.
+fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
     match phase {
-        "Failed" => return Why::new(FAILED, format!("{name} failed: {}", end(status))),
-        "Succeeded" => return Why::new(SUCCEEDED, format!("{name} ended: {}", end(status))),
+        "Failed" => return PodReason::new(FAILED, format!("{name} failed: {}", end(status))),
+        "Succeeded" => return PodReason::new(SUCCEEDED, format!("{name} ended: {}", end(status))),
         _ => {}
     }
-    if let Some(Trouble { reason, message }) = pod::trouble(status) {
-        return Why { reason, message };
+    if let Some(PodProblem { reason, message }) = pod::problem(status) {
+        return PodReason { reason, message };
     }
     let unscheduled = condition(status, "PodScheduled")
         .filter(|(well, _)| !well)
@@ -268,26 +260,26 @@ fn why(name: &str, phase: &str, status: &PodStatus) -> Why {
         .find(|why| pod::is_reason(&why.reason))
         .unwrap_or_else(|| match (phase, condition(status, "Ready")) {
             ("Running", Some((false, why))) if !why.message.is_empty() => {
-                Why::new(NOT_READY, why.message)
+                PodReason::new(NOT_READY, why.message)
             }
-            ("Running", _) => Why::new(NOT_READY, format!("{name} runs and is not ready")),
-            _ => Why::new(PENDING, format!("{name} is not running yet")),
+            ("Running", _) => PodReason::new(NOT_READY, format!("{name} runs and is not ready")),
+            _ => PodReason::new(PENDING, format!("{name} is not running yet")),
         })
 }
 
-fn waiting(status: &ContainerStatus) -> Option<Why> {
+fn waiting(status: &ContainerStatus) -> Option<PodReason> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
     let message = waiting
         .message
         .clone()
         .unwrap_or_else(|| format!("container {} waits", status.name));
-    Some(Why {
+    Some(PodReason {
         reason: waiting.reason.clone()?,
         message,
     })
 }
 
-/// How a Pod came to its end: what the kubelet says of the Pod, or what its container says.
+/// Returns why a Pod ended, as the kubelet says of the Pod or of its container.
 fn end(status: &PodStatus) -> String {
     let said = [&status.reason, &status.message].map(|text| text.as_deref().unwrap_or_default());
     let said = said
@@ -323,9 +315,9 @@ mod tests {
 
     use super::*;
 
-    fn pod(spec: &Value, status: &Value) -> Seen {
+    fn pod(spec: &Value, status: &Value) -> PodState {
         let metadata = json!({ "namespace": "default", "name": "web-pod", "generation": 1 });
-        Seen::of(
+        PodState::of(
             &serde_json::from_value(
                 json!({ "metadata": metadata, "spec": spec, "status": status }),
             )
@@ -333,7 +325,7 @@ mod tests {
         )
     }
 
-    fn with(status: &Value) -> Seen {
+    fn with(status: &Value) -> PodState {
         pod(&json!({ "containers": [{ "name": "web" }] }), status)
     }
 
@@ -362,10 +354,17 @@ mod tests {
     #[case::ended(json!({ "phase": "Succeeded" }), "PodSucceeded", "web-pod ended: no reason is given")]
     #[case::no_reason_at_all(json!({ "phase": "Pending", "containerStatuses": waits("my reason", "x") }), "PodPending", "web-pod is not running yet")]
     fn why_it_is_not_ready(#[case] status: Value, #[case] reason: &str, #[case] message: &str) {
-        let seen = with(&status);
-        assert_eq!(seen.why, Why::new(reason, message));
+        let pod = with(&status);
+        assert_eq!(pod.why, PodReason::new(reason, message));
         let ended = ["PodFailed", "PodSucceeded"].contains(&reason);
-        assert_eq!(seen.life, if ended { Life::Ended } else { Life::NotReady });
+        assert_eq!(
+            pod.lifecycle,
+            if ended {
+                PodLifecycle::Ended
+            } else {
+                PodLifecycle::NotReady
+            }
+        );
     }
 
     /// A sidecar that pulls its image must not hide what the container itself complains of.
@@ -388,23 +387,23 @@ mod tests {
     fn ready_is_running_and_ready() {
         let ready = json!([{ "type": "Ready", "status": "True" }]);
         assert_eq!(
-            with(&json!({ "phase": "Running", "conditions": ready })).life,
-            Life::Ready
+            with(&json!({ "phase": "Running", "conditions": ready })).lifecycle,
+            PodLifecycle::Ready
         );
         assert_eq!(
-            with(&json!({ "phase": "Failed", "conditions": ready })).life,
-            Life::Ended
+            with(&json!({ "phase": "Failed", "conditions": ready })).lifecycle,
+            PodLifecycle::Ended
         );
     }
 
-    const WANTED: Wanted<'_> = Wanted {
+    const WANTED: DesiredPod<'_> = DesiredPod {
         image: "nginx",
         banner: "hello $",
         restricted: true,
     };
 
     /// Document 003's: `BANNER` twice, no annotation.
-    fn theirs(image: &str, banner: &str) -> Seen {
+    fn theirs(image: &str, banner: &str) -> PodState {
         let env = json!([{ "name": "BANNER", "value": "" }, { "name": "BANNER", "value": banner }]);
         pod(
             &json!({ "containers": [{ "name": "web", "image": image, "env": env }] }),
@@ -414,22 +413,22 @@ mod tests {
 
     #[test]
     fn a_pod_that_was_taken_over_differs_in_image_and_banner_only() {
-        assert_eq!(theirs("nginx", "hello $").differs(&WANTED), None);
+        assert_eq!(theirs("nginx", "hello $").difference(&WANTED), None);
         assert!(
             theirs("nginx", "hello")
-                .differs(&WANTED)
+                .difference(&WANTED)
                 .unwrap()
                 .contains("banner")
         );
         assert!(
             theirs("httpd", "hello $")
-                .differs(&WANTED)
+                .difference(&WANTED)
                 .unwrap()
                 .contains("its image is httpd, and is to be nginx")
         );
         // The first of the two does not count, and one that comes from elsewhere is another.
         assert_eq!(
-            theirs("nginx", "").differs(&Wanted {
+            theirs("nginx", "").difference(&DesiredPod {
                 banner: "",
                 ..WANTED
             }),
@@ -440,7 +439,7 @@ mod tests {
             &json!({}),
         );
         assert_eq!(
-            none.differs(&Wanted {
+            none.difference(&DesiredPod {
                 banner: "",
                 ..WANTED
             }),
@@ -453,7 +452,7 @@ mod tests {
         );
         assert!(
             elsewhere
-                .differs(&Wanted {
+                .difference(&DesiredPod {
                     banner: "",
                     ..WANTED
                 })
@@ -461,7 +460,7 @@ mod tests {
         );
     }
 
-    fn ours(image: &str, built_from: &Wanted<'_>, edited: bool) -> Seen {
+    fn ours(image: &str, built_from: &DesiredPod<'_>, edited: bool) -> PodState {
         let annotations = json!({ BUILT_FROM: built_from.digest() });
         let said = |manager: &str| {
             json!({ "manager": manager, "operation": "Update", "fieldsV1":
@@ -479,27 +478,29 @@ mod tests {
         let env = json!([{ "name": "BANNER", "value": built_from.banner.replace('$', "$$") }]);
         let spec =
             json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
-        Seen::of(&serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap())
+        PodState::of(
+            &serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap(),
+        )
     }
 
     #[rstest]
     #[case::as_it_was("nginx", WANTED, false, "")]
-    #[case::another_image("httpd", Wanted { image: "httpd", ..WANTED }, false, "its image is httpd, and is to be nginx")]
-    #[case::another_banner("nginx", Wanted { banner: "bye", ..WANTED }, false, "the banner is another one now")]
-    #[case::another_profile("nginx", Wanted { restricted: false, ..WANTED }, false, "podSecurity is another one now")]
+    #[case::another_image("httpd", DesiredPod { image: "httpd", ..WANTED }, false, "its image is httpd, and is to be nginx")]
+    #[case::another_banner("nginx", DesiredPod { banner: "bye", ..WANTED }, false, "the banner has changed")]
+    #[case::another_profile("nginx", DesiredPod { restricted: false, ..WANTED }, false, "podSecurity has changed")]
     // Whoever admits Pods takes images from elsewhere: such a one would be replaced for ever.
     #[case::admitted_so("mirror.example.com/nginx", WANTED, false, "")]
     #[case::edited("httpd", WANTED, true, "its image is httpd, and is to be nginx")]
     #[case::edited_elsewhere("nginx", WANTED, true, "")]
     fn a_pod_of_ours_differs_from_what_it_was_made_from(
         #[case] image: &str,
-        #[case] built_from: Wanted<'_>,
+        #[case] built_from: DesiredPod<'_>,
         #[case] edited: bool,
         #[case] words: &str,
     ) {
         assert_eq!(
             ours(image, &built_from, edited)
-                .differs(&WANTED)
+                .difference(&WANTED)
                 .unwrap_or_default(),
             words
         );

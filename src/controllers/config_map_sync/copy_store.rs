@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use qm_api::ConfigMapSync;
-use qm_api::config_map_sync::ConfigMapSyncSpec;
+use qm_runtime::controller::Context;
 use qm_runtime::drift::{Advice, Correction, Drift};
-use qm_runtime::owners::{Owners, Unconfirmed};
+use qm_runtime::error::{CHILD_TERMINATING, CONFLICT, Error, message, rejection};
 use qm_runtime::ownership::{Claim, Owner};
 use qm_runtime::seen::Look;
 use qm_runtime::{Key, apply, fields, managed_fields};
@@ -16,124 +16,113 @@ use tokio::sync::Semaphore;
 use super::MANAGER;
 use super::copy::{self, Step};
 use super::index::Index;
-use super::standing::Reason;
+use super::status::NAMESPACE_NOT_FOUND;
 
-/// How often a copy that changes under the pass is looked at once more.
+/// How often a copy that changes during the reconcile is read again.
 const TRIES: usize = 3;
 
 /// Changes to make instead of editing a copy, by field.
 pub const ADVICE: Advice = &[("", "change the source instead")];
 
-/// How much content is held for copies that are written at the same moment, in KiB. Each is held several times over: as it
-/// was read, as it is sent, as it is answered.
+/// Most content that is held for copies that are written at the same time, in KiB. Each is held several times: as read, as sent
+/// and as answered.
 const ROOM: usize = 6 * 1024;
 
 /// The copies of all syncs.
-pub struct Copies {
-    client: Client,
+pub struct CopyStore {
     index: Arc<Index>,
-    syncs: Owners<ConfigMapSync>,
     room: Semaphore,
     drift: Drift,
 }
 
-/// Why a copy is not as its source.
+/// Why a copy does not match its source.
 #[derive(Debug)]
-pub enum Trouble {
-    /// That stays so until somebody does something.
-    Snag {
+pub enum CopyError {
+    /// Somebody has to do something first.
+    Blocked {
         /// The condition's reason.
-        reason: Reason,
+        reason: &'static str,
         /// What is wrong, and what to do.
-        words: String,
+        message: String,
     },
-    /// The sync may be gone.
-    Owner(Unconfirmed),
-    /// It is worth another try.
-    Failed(kube::Error),
+    /// The reconcile retries.
+    Failed(Error),
 }
 
-impl Trouble {
-    /// One that stays.
-    pub fn snag(reason: Reason, words: String) -> Self {
-        Self::Snag { reason, words }
-    }
-}
-
-impl From<Unconfirmed> for Trouble {
-    fn from(unconfirmed: Unconfirmed) -> Self {
-        Self::Owner(unconfirmed)
-    }
-}
-
-impl From<kube::Error> for Trouble {
-    fn from(error: kube::Error) -> Self {
-        let kube::Error::Api(said) = &error else {
-            return Self::Failed(error);
-        };
-        let going = apply::is_terminating(said);
-        let reason = match said.code {
-            404 => Reason::NamespaceNotFound,
-            403 if going => Reason::NamespaceTerminating,
-            403 if said.message.contains("exceeded quota") => Reason::QuotaExceeded,
-            403 => Reason::Forbidden,
-            400 | 413 | 422 => Reason::Refused,
-            _ if apply::is_denied(said) => Reason::Refused,
-            _ => return Self::Failed(error),
-        };
-        Self::Snag {
+impl CopyError {
+    /// Somebody has to do something first.
+    pub fn blocked(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::Blocked {
             reason,
-            words: said.message.clone(),
+            message: message.into(),
         }
     }
+
+    fn of(key: &Key, error: kube::Error) -> Self {
+        let reason = match &error {
+            kube::Error::Api(status) if status.code == 404 => NAMESPACE_NOT_FOUND,
+            kube::Error::Api(status)
+                if matches!(status.code, 400 | 403 | 413 | 422) || apply::is_denied(status) =>
+            {
+                rejection(status)
+            }
+            _ => {
+                let what = format!("copy {key} could not be read or written");
+                return Self::Failed(Error::api(what)(error));
+            }
+        };
+        Self::blocked(reason, message(&error))
+    }
 }
 
-impl Copies {
-    /// None is written yet.
-    pub fn new(
-        client: Client,
-        index: Arc<Index>,
-        syncs: Owners<ConfigMapSync>,
-        drift: Drift,
-    ) -> Self {
+impl From<Error> for CopyError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl CopyStore {
+    /// Creates a store without copies.
+    pub fn new(index: Arc<Index>, drift: Drift) -> Self {
         Self {
-            client,
             index,
-            syncs,
             room: Semaphore::new(ROOM),
             drift,
         }
     }
 
-    fn api(&self, copy: &Key) -> Api<ConfigMap> {
-        Api::namespaced(self.client.clone(), &copy.namespace)
+    fn api(cx: &Context<ConfigMapSync>, copy: &Key) -> Api<ConfigMap> {
+        Api::namespaced(cx.client().clone(), &copy.namespace)
     }
 
-    /// Has the copy be as the source, which `digest` stands for; whether anything was written.
-    pub async fn settle(
+    /// Makes the copy match the source, whose digest is `digest`; returns whether anything was written.
+    pub async fn ensure(
         &self,
-        owner: &Owner,
-        spec: &ConfigMapSyncSpec,
+        cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
         key: &Key,
-    ) -> Result<bool, Trouble> {
-        let mut there = match self.index.copies.look(key, digest) {
+    ) -> Result<bool, CopyError> {
+        let (owner, spec) = (&cx.owner, &cx.object.spec);
+        let of_copy = |error| CopyError::of(key, error);
+        let mut may_exist = match self.index.copies.look(key, digest) {
             Look::Fine => return Ok(false),
             Look::Unknown => !owner.is_fresh(),
             Look::Going | Look::Other => true,
         };
         let _asking = self.index.copies.asking(key);
-        // Never closed; and without room the pass would only be slower.
+        // The semaphore is never closed.
         let _room = self.room.acquire_many(kibibytes(source)).await;
-        let api = self.api(key);
+        let api = Self::api(cx, key);
         let mut tries = 0..TRIES;
         loop {
             let last = tries.next().is_none();
-            let answers = Api::namespaced(self.client.clone(), &key.namespace);
-            if !there
+            let answers = Api::namespaced(cx.client().clone(), &key.namespace);
+            if !may_exist
                 && let Some(created) =
-                    apply::create(&answers, MANAGER, &copy::new(source, spec, owner, key)).await?
+                    apply::create(&answers, MANAGER, &copy::new(source, spec, owner, key))
+                        .await
+                        .map_err(of_copy)?
             {
                 // A new owner's name may be that of a former one, whose copies went with it.
                 if self.index.copies.take_lost(key) && !owner.is_fresh() {
@@ -143,26 +132,26 @@ impl Copies {
                 self.index.right(key, &created, digest);
                 return Ok(true);
             }
-            let Some(live) = api.get_opt(&key.name).await? else {
+            let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
                 self.index.copies.missing(key);
                 if last {
-                    return Err(comes_and_goes());
+                    return Err(keeps_changing());
                 }
-                there = false;
+                may_exist = false;
                 continue;
             };
-            match owner.claim(live.meta(), |uid| self.syncs.lives(uid)) {
+            match cx.claim(live.meta()) {
                 Claim::Foreign(foreign) => {
                     let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
-                    return Err(Trouble::snag(Reason::Conflict, words));
+                    return Err(CopyError::blocked(CONFLICT, words));
                 }
-                Claim::Restored => self.syncs.confirm(owner).await?,
+                Claim::Restored => cx.confirm_owner().await?,
                 Claim::Ours | Claim::HandedOver => {}
             }
             if live.meta().deletion_timestamp.is_some() {
-                return Err(Trouble::snag(
-                    Reason::Terminating,
-                    "the copy is being deleted; it is made again once it is gone".into(),
+                return Err(CopyError::blocked(
+                    CHILD_TERMINATING,
+                    "the copy is being deleted; it is created again once it is gone",
                 ));
             }
             let written = match copy::step(source, spec, owner, &live) {
@@ -196,12 +185,12 @@ impl Copies {
                     }
                     return Ok(true);
                 }
-                Ok(None) => there = false,
+                Ok(None) => may_exist = false,
                 Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
-                    there = true;
+                    may_exist = true;
                 }
-                Err(kube::Error::Api(said)) if said.code == 404 => return Err(comes_and_goes()),
-                Err(error) => return Err(error.into()),
+                Err(kube::Error::Api(said)) if said.code == 404 => return Err(keeps_changing()),
+                Err(error) => return Err(of_copy(error)),
             }
         }
     }
@@ -242,59 +231,54 @@ impl Copies {
         );
     }
 
-    /// What is ours; also what was that of one of our name which is gone.
-    pub fn those(&self, owner: &Owner) -> Vec<Key> {
-        let path = Key::new(owner.namespace(), owner.name());
+    /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
+    pub fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<Key> {
         self.index.copies.those(|copy| {
-            copy.report == owner.uid()
-                || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.report))
+            copy.owner_uid == cx.owner.uid()
+                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().lives(&copy.owner_uid))
         })
     }
 
-    /// Deletes a copy that is ours, or takes its mark off; whether there was one.
-    pub async fn release(
-        &self,
-        owner: &Owner,
-        spec: &ConfigMapSyncSpec,
-        key: &Key,
-    ) -> Result<bool, Trouble> {
-        let api = self.api(key);
-        for last in [false, false, true] {
-            let Some(live) = api.get_opt(&key.name).await? else {
+    /// Deletes a copy that the sync owns, or removes its ownership if it is to stay; returns whether there was one.
+    pub async fn release(&self, cx: &Context<ConfigMapSync>, key: &Key) -> Result<bool, CopyError> {
+        let of_copy = |error| CopyError::of(key, error);
+        let api = Self::api(cx, key);
+        for is_last in [false, false, true] {
+            let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
                 return Ok(false);
             };
-            let claim = owner.claim(live.meta(), |uid| self.syncs.lives(uid));
-            let ours = matches!(claim, Claim::Ours | Claim::Restored);
-            if !ours || live.meta().deletion_timestamp.is_some() {
+            let claim = cx.claim(live.meta());
+            let is_owned = matches!(claim, Claim::Ours | Claim::Restored);
+            if !is_owned || live.meta().deletion_timestamp.is_some() {
                 return Ok(false);
             }
             if claim == Claim::Restored {
-                self.syncs.confirm(owner).await?;
+                cx.confirm_owner().await?;
             }
-            let done = if spec.orphans() {
+            let released = if cx.object.spec.orphans() {
                 let mut orphan = live.clone();
-                owner.unmark(orphan.meta_mut());
+                cx.owner.unmark(orphan.meta_mut());
                 orphan.meta_mut().managed_fields = None;
                 apply::replace(&api, MANAGER, &orphan).await.map(drop)
             } else {
                 self.index.copies.delete(&api, key, &live).await
             };
-            match done {
-                Err(kube::Error::Api(said)) if said.code == 409 && !last => {}
-                Err(kube::Error::Api(said)) if said.code == 404 => return Ok(false),
-                done => return Ok(done.map(|()| true)?),
+            match released {
+                Err(kube::Error::Api(status)) if status.code == 409 && !is_last => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+                released => return released.map(|()| true).map_err(of_copy),
             }
         }
         Ok(false)
     }
 }
 
-/// Somebody makes and deletes it all the time; the next pass has another look.
-fn comes_and_goes() -> Trouble {
-    Trouble::snag(Reason::Terminating, "the copy comes and goes".into())
+/// Another client creates and deletes the copy again and again; the next reconcile reads it again.
+fn keeps_changing() -> CopyError {
+    CopyError::blocked(CHILD_TERMINATING, "the copy keeps being recreated")
 }
 
-/// Size of the content, at least 1 and at most [`ROOM`].
+/// Returns the size of the content in KiB, at least 1 and at most [`ROOM`].
 fn kibibytes(map: &ConfigMap) -> u32 {
     let text = map
         .data
@@ -317,10 +301,12 @@ mod tests {
     use std::time::Duration;
 
     use http::{Method, Request, Response};
+    use kube::Client;
     use kube::client::Body;
     use kube::runtime::{reflector, watcher};
     use prometheus_client::metrics::counter::Counter;
     use qm_runtime::Scope;
+    use qm_runtime::controller::KindContext;
     use qm_runtime::events::Events;
     use qm_runtime::reconciler::Trigger;
     use qm_runtime::settings::Timings;
@@ -328,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers reads with `live`; gives what was asked for.
+    /// Answers reads with `live`; returns the requests.
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let index = Arc::new(Index::new(
@@ -344,14 +330,21 @@ mod tests {
         ));
         let client = Client::new(service, "n");
         let events = Events::new(client.clone(), "test", "qm-0").0;
-        let drift = Drift::new(&Timings::default(), events, Counter::default(), ADVICE);
-        let copies = Copies::new(client.clone(), index, Owners::new(client, syncs), drift);
+        let drift = Drift::new(
+            &Timings::default(),
+            events.clone(),
+            Counter::default(),
+            ADVICE,
+        );
+        let copies = CopyStore::new(index, drift);
         let sync =
             json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
         let key = Key::new("far", "c");
-        let release = copies.release(&owner, &sync.spec, &key);
+        let kind = KindContext::new(client, MANAGER, syncs, Trigger::default(), events);
+        let cx = Context::new(kind, Arc::new(sync), owner);
+        let release = copies.release(&cx, &key);
         let mut asked = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {
@@ -371,9 +364,9 @@ mod tests {
             "resourceVersion": "7", "labels": { "quartermaster.dev/owner-uid": label } } })
     }
 
-    /// It was listed as ours; then somebody else took it over.
+    /// The copy was listed as owned; then another sync adopted it.
     #[tokio::test]
-    async fn a_copy_that_lost_its_mark_in_the_meantime_is_not_deleted() {
+    async fn copy_that_was_adopted_meanwhile_is_not_deleted() {
         assert_eq!(
             released(live("u")).await,
             (true, vec![Method::GET, Method::DELETE])

@@ -5,6 +5,9 @@
     clippy::needless_pass_by_value
 )]
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::AppService;
+use qm_core::kind::HasReadyCondition as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -47,8 +50,8 @@ fn both(one: Value, other: &Value) -> Value {
     both
 }
 
-fn pull() -> Trouble {
-    Trouble {
+fn pull() -> PodProblem {
+    PodProblem {
         reason: "ImagePullBackOff".into(),
         message: "not found".into(),
     }
@@ -105,7 +108,7 @@ fn pull() -> Trouble {
 #[case::late(2, 3, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "ProgressDeadlineExceeded", "timed out")]
 #[case::late_before(2, 2, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "Progressing", "1 of 2 Pods are available")]
 #[case::quota_over(2, 3, both(counts(2, 2, 2), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), true, "Ready", "all 2 Pods are available")]
-fn how_a_deployment_stands(
+fn outcome_of_a_deployment(
     #[case] wanted: i32,
     #[case] observed: i64,
     #[case] status: Value,
@@ -113,22 +116,22 @@ fn how_a_deployment_stands(
     #[case] reason: &str,
     #[case] message: &str,
 ) {
-    let standing = Rollout::of(&deployment(wanted, observed, status)).standing(&key(), None);
+    let outcome = Rollout::of(&deployment(wanted, observed, status)).outcome(&key(), None);
     assert_eq!(
-        standing,
-        Standing {
-            ready,
-            reason: reason.into(),
-            message: message.into()
-        }
+        (
+            outcome.progress == Progress::Ready,
+            &*outcome.reason,
+            &*outcome.message
+        ),
+        (ready, reason, message)
     );
 }
 
 #[test]
-fn pods_say_why_unless_all_is_well_or_the_deployment_knows_better() {
+fn pods_explain_a_rollout_unless_it_is_complete_or_the_deployment_explains_it() {
     let said = |status: Value, observed: i64| {
         Rollout::of(&deployment(2, observed, status))
-            .standing(&key(), Some(pull()))
+            .outcome(&key(), Some(pull()))
             .reason
     };
     assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
@@ -165,42 +168,36 @@ fn a_status_mirrors_the_deployment_and_the_service() {
         { "port": 80, "targetPort": 80, "nodePort": 30002, "protocol": "TCP" },
         { "name": "dns", "port": 53, "nodePort": 0, "protocol": "UDP" },
     ] } });
-    let served = Served::of(&serde_json::from_value(service).unwrap());
+    let service = ServiceSummary::of(&serde_json::from_value(service).unwrap());
     let rollout = Rollout::of(&deployment);
-    let standing = rollout.standing(&key(), None);
-    let status = status(
-        None,
-        "web",
-        Some(rollout),
-        Some(served),
-        &standing,
-        7,
-        at("2026-01-02T00:00:00Z"),
-    );
+    let outcome = rollout.outcome(&key(), None);
+    let mut status = AppServiceStatus::default();
+    observe(&mut status, "web", Some(rollout), Some(service));
+    set_ready(&mut status, &outcome, 7, "2026-01-02T00:00:00Z");
     insta::assert_yaml_snapshot!(status);
+}
+
+fn set_ready(status: &mut AppServiceStatus, outcome: &Outcome, generation: i64, now: &str) {
+    AppService::set_ready_condition(status, &outcome.condition(), generation, at(now));
 }
 
 #[test]
 fn ready_keeps_its_time_while_its_status_does() {
-    let first = Standing::not_ready("Conflict", "no");
-    let before = status(
-        None,
-        "web",
-        None,
-        None,
-        &first,
+    let mut status = AppServiceStatus::default();
+    let mut report = |outcome: &Outcome, generation, now| {
+        observe(&mut status, "web", None, None);
+        set_ready(&mut status, outcome, generation, now);
+        status.clone()
+    };
+    report(
+        &Outcome::failed("Conflict", "no"),
         1,
-        at("2026-01-01T00:00:00Z"),
+        "2026-01-01T00:00:00Z",
     );
-    let second = Standing::not_ready("Progressing", "soon");
-    let after = status(
-        Some(&before),
-        "web",
-        None,
-        None,
-        &second,
+    let after = report(
+        &Outcome::in_progress("Progressing", "soon"),
         2,
-        at("2026-01-02T00:00:00Z"),
+        "2026-01-02T00:00:00Z",
     );
     let ready = after.condition(READY).unwrap();
     assert_eq!(ready.last_transition_time, Some(at("2026-01-01T00:00:00Z")));
@@ -208,36 +205,19 @@ fn ready_keeps_its_time_while_its_status_does() {
         (ready.reason.as_deref(), ready.observed_generation),
         (Some("Progressing"), Some(2))
     );
-    let third = Standing {
-        ready: true,
-        reason: WELL.into(),
-        message: "\u{e4}".repeat(2000),
-    };
-    let last = status(
-        Some(&after),
-        "web",
-        None,
-        None,
-        &third,
-        2,
-        at("2026-01-03T00:00:00Z"),
-    );
+    let well = Outcome::ready("\u{e4}".repeat(2000));
+    let last = report(&well, 2, "2026-01-03T00:00:00Z");
     let ready = last.condition(READY).unwrap();
     assert_eq!(ready.last_transition_time, Some(at("2026-01-03T00:00:00Z")));
     assert_eq!(
         (ready.message.as_ref().unwrap().len(), last.conditions.len()),
         (1024, 1)
     );
-    let same = status(
-        Some(&last),
-        "web",
-        None,
-        None,
-        &third,
-        2,
-        at("2026-01-04T00:00:00Z"),
+    assert_eq!(
+        report(&well, 2, "2026-01-04T00:00:00Z"),
+        last,
+        "nothing to write"
     );
-    assert_eq!(same, last, "nothing to write");
 }
 
 #[rstest]
@@ -264,35 +244,31 @@ fn an_app_stays_ready_while_its_autoscaler_has_been_inactive_for_less_than_the_g
             .unwrap();
     let inactive = InactiveScaling::of(&autoscaler);
     assert_eq!(inactive.is_some(), active == "False");
-    let well = || Standing {
-        ready: true,
-        reason: WELL.into(),
-        message: "well".into(),
+    let (well, grace) = (Outcome::ready("well"), Duration::from_mins(5));
+    let after = |seconds: Option<u64>| {
+        seconds.map_or(Requeue::OnChange, |seconds| {
+            Requeue::After(Duration::from_secs(seconds))
+        })
     };
-    let grace = Duration::from_mins(5);
-    let (standing, left) = well().with_scaling(inactive.as_ref(), None, grace, now);
+    let outcome = with_scaling(well.clone(), inactive.as_ref(), None, grace, now);
     assert_eq!(
-        (standing.ready, left),
-        (ready, remaining.map(Duration::from_secs))
+        (outcome.progress == Progress::Ready, outcome.requeue),
+        (ready, after(remaining))
     );
-    assert_eq!(standing.reason, if ready { WELL } else { SCALING_INACTIVE });
-    assert_eq!(standing.message.contains("no metrics"), active == "False");
-    let (standing, left) = Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(
-        inactive.as_ref(),
-        None,
-        grace,
-        now,
-    );
+    assert_eq!(outcome.reason, if ready { READY } else { SCALING_INACTIVE });
+    assert_eq!(outcome.message.contains("no metrics"), active == "False");
+    let crash = Outcome::failed("CrashLoopBackOff", "crashes");
+    let outcome = with_scaling(crash, inactive.as_ref(), None, grace, now);
     assert_eq!(
-        (standing.reason.as_str(), left),
-        ("CrashLoopBackOff", None),
+        (&*outcome.reason, outcome.requeue),
+        ("CrashLoopBackOff", Requeue::OnChange),
         "the Pods' problem comes first"
     );
     if inactive.is_some() {
-        let (standing, left) = well().with_scaling(inactive.as_ref(), Some(now), grace, now);
+        let outcome = with_scaling(well, inactive.as_ref(), Some(now), grace, now);
         assert_eq!(
-            (standing.ready, left),
-            (true, Some(grace)),
+            (outcome.progress, outcome.requeue),
+            (Progress::Ready, Requeue::After(grace)),
             "the Pods have only just become available"
         );
     }

@@ -1,0 +1,475 @@
+//! The contract of a controller, and what the runtime does around each reconcile: it gives the controller the newest
+//! object, handles deletion and `spec.suspend`, turns a failure into an outcome, writes the status if it differs, and then
+//! publishes at most one Event.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::object::HasStatus;
+use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource, ResourceExt};
+use qm_core::kind::{HasReadyCondition, Kind as _, KindInfo};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::drift::CONTESTED;
+use super::error::{Error, Result};
+use super::event_dedup::EventDedup;
+use super::events::Events;
+use super::outcome::{EventPolicy, Outcome, Progress, SUSPENDED};
+use super::owners::Owners;
+use super::ownership::{Claim, Owner};
+use super::reconciler::{Class, Failure, Reconciler, Requeue, Trigger};
+use super::written::Written;
+use super::{Key, apply, finalizer};
+
+/// The status of a kind.
+pub type StatusOf<K> = <K as HasStatus>::Status;
+
+/// A kind that a [`Controller`] can reconcile: one whose API type derives `kube::CustomResource` and whose status has
+/// conditions.
+pub trait ReconciledKind:
+    HasReadyCondition
+    + HasStatus<
+        Status: Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + Send + Sync,
+    > + Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> ReconciledKind for K where
+    K: HasReadyCondition
+        + HasStatus<
+            Status: Clone
+                        + Debug
+                        + Default
+                        + PartialEq
+                        + Serialize
+                        + DeserializeOwned
+                        + Send
+                        + Sync,
+        > + Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// Reconciles the objects of one kind.
+pub trait Controller: Send + Sync + 'static {
+    /// The kind.
+    type Kind: ReconciledKind;
+
+    /// Name, permissions and schemas of the kind. Logs, metrics and `--controllers` use the name.
+    const KIND: &'static KindInfo;
+    /// Field manager of all writes.
+    const FIELD_MANAGER: &'static str;
+
+    /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; one that
+    /// takes too long is dropped at an `await`.
+    fn reconcile(
+        &self,
+        cx: &mut Context<Self::Kind>,
+    ) -> impl Future<Output = Result<Outcome>> + Send;
+
+    /// Deletes what the object owns, while it is being deleted and has the kind's finalizer. The finalizer is removed once
+    /// nothing is left, which `None` says.
+    fn finalize(
+        &self,
+        _cx: &mut Context<Self::Kind>,
+    ) -> impl Future<Output = Result<Option<Outcome>>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Fills the draft of the status with observed state, before each write of it: also of a suspended object, and after
+    /// a failed reconcile.
+    fn observe(&self, _cx: &mut Context<Self::Kind>) {}
+
+    /// Returns what to do about a failure, and the reason of the condition `Ready` that reports it.
+    fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {
+        error.classify()
+    }
+
+    /// Called on every replica when an object was created or changed.
+    fn changed(&self, _object: &Arc<Self::Kind>) {}
+
+    /// Called on every replica when an object is gone, and again whenever something wakes its key.
+    fn forget(&self, _key: &Key) {}
+
+    /// Called when this replica becomes the leader, before the first reconcile.
+    fn lead(&self) {}
+
+    /// Returns how often an object is reconciled without a change, where that is `default` for other kinds.
+    fn resync(&self, default: Duration) -> Duration {
+        default
+    }
+}
+
+/// What all reconciles of a kind share.
+pub struct KindContext<K: ReconciledKind> {
+    pub(super) client: Client,
+    pub(super) field_manager: &'static str,
+    pub(super) owners: Owners<K>,
+    pub(super) own_writes: Written<K>,
+    pub(super) events: Events,
+}
+
+impl<K: ReconciledKind> KindContext<K> {
+    /// Creates what reconciles need beside their object. `objects` are those of the kind; `trigger` wakes the reconcile of
+    /// one. The manager does this; a test of a controller's parts does it itself.
+    pub fn new(
+        client: Client,
+        field_manager: &'static str,
+        objects: Store<K>,
+        trigger: Trigger<K>,
+        events: Events,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            owners: Owners::new(client.clone(), objects),
+            own_writes: Written::new(trigger),
+            client,
+            field_manager,
+            events,
+        })
+    }
+}
+
+/// The object of a reconcile.
+pub struct Context<K: ReconciledKind> {
+    /// The object, as it was last seen or written.
+    pub object: Arc<K>,
+    /// Draft of the status. The runtime sets its condition `Ready` and writes it after the reconcile.
+    pub status: StatusOf<K>,
+    /// Namespace and name of the object.
+    pub key: Key,
+    /// The object as the owner of children.
+    pub owner: Owner,
+    shared: Arc<KindContext<K>>,
+}
+
+impl<K: ReconciledKind> Context<K> {
+    /// Creates the context of one reconcile of an object.
+    pub fn new(shared: Arc<KindContext<K>>, object: Arc<K>, owner: Owner) -> Self {
+        Self {
+            status: object.status().cloned().unwrap_or_default(),
+            key: Key::of(object.as_ref()),
+            owner,
+            object,
+            shared,
+        }
+    }
+
+    /// Returns the client, whose writes the fence of a replica that no longer leads refuses.
+    pub fn client(&self) -> &Client {
+        &self.shared.client
+    }
+
+    /// Returns the owners of children of this kind.
+    pub fn owners(&self) -> &Owners<K> {
+        &self.shared.owners
+    }
+
+    /// Returns the object's claim on an object of this metadata.
+    pub fn claim(&self, metadata: &ObjectMeta) -> Claim {
+        self.owner
+            .claim(metadata, |uid| self.shared.owners.lives(uid))
+    }
+
+    /// Publishes a Normal Event about something that the reconcile did.
+    pub fn event(&self, action: &str, reason: &str, note: impl Into<String>) {
+        let object = self.object.object_ref(&());
+        self.shared
+            .events
+            .normal(object, action, reason, note.into());
+    }
+
+    /// Publishes a Warning Event about something that the reconcile did or could not do.
+    pub fn warning(&self, action: &str, reason: &str, note: impl Into<String>) {
+        let object = self.object.object_ref(&());
+        self.shared
+            .events
+            .warning(object, action, reason, note.into());
+    }
+
+    /// Asks the apiserver whether the object still exists, before anything is done for it that a later object of its name
+    /// would not want.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if it is gone.
+    pub async fn confirm_owner(&self) -> Result<()> {
+        Ok(self.shared.owners.confirm(&self.owner).await?)
+    }
+
+    /// Sets annotations of the object, or removes those without a value.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the object has changed since.
+    pub async fn annotate(&mut self, annotations: &[(&str, Option<&str>)]) -> Result<()> {
+        let annotations = annotations.iter().copied().collect();
+        let (api, manager) = (self.api(), self.shared.field_manager);
+        let write = apply::annotate(&api, manager, self.object.as_ref(), &annotations);
+        let written = self.shared.own_writes.object(&self.key, write).await;
+        self.object = written.map_err(Error::api("the annotations could not be written"))?;
+        Ok(())
+    }
+
+    /// Adds the kind's finalizer, before anything exists that must go before the object.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the object has changed since.
+    pub async fn add_finalizer(&mut self) -> Result<()> {
+        let Some(finalizer) = K::FINALIZER else {
+            return Ok(());
+        };
+        let object = Arc::clone(&self.object);
+        let (api, manager) = (self.api(), self.shared.field_manager);
+        let added = finalizer::put(&self.shared.own_writes, &api, manager, object, finalizer).await;
+        self.object = added.map_err(Error::api("the finalizer could not be added"))?;
+        Ok(())
+    }
+
+    /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the object has changed since or is gone.
+    pub async fn write_status(&mut self) -> Result<()> {
+        if self.object.status() == Some(&self.status) {
+            return Ok(());
+        }
+        match self.written().await? {
+            Some(object) => self.object = object,
+            None => return Err(Error::Stale("the object is gone".into())),
+        }
+        Ok(())
+    }
+
+    /// Writes the draft of the status if it differs; `None` if not, or if the object is gone.
+    async fn written(&self) -> Result<Option<Arc<K>>> {
+        let (api, manager) = (self.api(), self.shared.field_manager);
+        let write =
+            self.shared
+                .own_writes
+                .status(&api, manager, self.object.as_ref(), &self.status);
+        write
+            .await
+            .map_err(Error::api("the status could not be written"))
+    }
+
+    fn api(&self) -> Api<K> {
+        Api::namespaced(self.shared.client.clone(), &self.key.namespace)
+    }
+}
+
+/// A controller with what the runtime keeps for it.
+pub(super) struct Managed<C: Controller> {
+    pub controller: C,
+    pub shared: Arc<KindContext<C::Kind>>,
+    dedup: EventDedup,
+    /// Objects whose last reconcile failed for a transient reason. One failure is not worth a status.
+    failing: Mutex<HashSet<Key>>,
+}
+
+/// A failure, as the controller classifies it.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(super) struct Classified {
+    class: Class,
+    #[source]
+    error: Error,
+}
+
+impl Failure for Classified {
+    fn class(&self) -> Class {
+        self.class
+    }
+}
+
+impl<C: Controller> Managed<C> {
+    pub fn new(controller: C, shared: Arc<KindContext<C::Kind>>) -> Self {
+        Self {
+            controller,
+            shared,
+            dedup: EventDedup::default(),
+            failing: Mutex::default(),
+        }
+    }
+
+    async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
+        if cx.object.meta().deletion_timestamp.is_none() {
+            return if cx.object.is_suspended() {
+                let message = "spec.suspend is true: nothing is changed";
+                let outcome = Outcome::in_progress(SUSPENDED, message);
+                Ok(Some(outcome.event(EventPolicy::OnReason)))
+            } else {
+                self.controller.reconcile(cx).await.map(Some)
+            };
+        }
+        let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::is_on(cx.object.as_ref(), it));
+        let Some(finalizer) = finalizer else {
+            self.gone(&cx.key);
+            return Ok(None);
+        };
+        let left = self.controller.finalize(cx).await?;
+        if left.is_none() {
+            let (api, manager) = (cx.api(), C::FIELD_MANAGER);
+            finalizer::take(&api, manager, cx.object.as_ref(), finalizer)
+                .await
+                .map_err(Error::api("the finalizer could not be removed"))?;
+        }
+        Ok(left)
+    }
+
+    /// Writes the status and publishes the Event of an outcome. `is_logged` says whether the log reports the failure anyway.
+    async fn report(
+        &self,
+        cx: &mut Context<C::Kind>,
+        outcome: &Outcome,
+        is_logged: bool,
+    ) -> Result<()> {
+        self.controller.observe(cx);
+        let generation = cx.object.meta().generation.unwrap_or_default();
+        let now = Time(Timestamp::now());
+        C::Kind::set_ready_condition(&mut cx.status, &outcome.condition(), generation, now);
+        let written = cx.written().await;
+        // Kubernetes stores no status of an object that its schema refuses. The Event then is all that says why.
+        let is_refused = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
+        if is_refused || matches!(written, Ok(Some(_))) {
+            let before = cx.object.ready_condition().filter(|_| !is_refused);
+            if self.dedup.is_due(&cx.key, generation, outcome, before) {
+                let is_failed = outcome.progress == Progress::Failed;
+                if is_failed && !is_logged {
+                    warn!(
+                        reason = &*outcome.reason,
+                        cause = outcome.message,
+                        "not ready"
+                    );
+                }
+                self.shared.events.standing(
+                    !is_failed,
+                    cx.object.object_ref(&()),
+                    "Reconcile",
+                    &outcome.reason,
+                    outcome.message.clone(),
+                );
+            }
+        }
+        written.map(drop)
+    }
+
+    /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
+    fn failed(
+        &self,
+        key: &Key,
+        class: Class,
+        reason: Cow<'static, str>,
+        error: &Error,
+    ) -> Option<Outcome> {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let repeats = class != Class::Transient || !failing.insert(key.clone());
+        (class != Class::Stale && repeats)
+            .then(|| Outcome::failed(reason, error.to_string()).event(EventPolicy::OnMessage))
+    }
+}
+
+/// Adds what the object's status says of earlier reconciles.
+fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
+    // Another program that has worked on the object may have left an annotation instead of a status.
+    let has_foreign = K::FOREIGN_ANNOTATIONS
+        .iter()
+        .any(|name| object.annotations().contains_key(*name));
+    let ready = object.ready_condition();
+    let contested = ready.filter(|ready| ready.reason == CONTESTED);
+    owner
+        .fresh(object.status().is_none() && !has_foreign)
+        .handled(object.observed_generation())
+        .contested(contested.map(|ready| ready.message.to_owned()))
+}
+
+impl<C: Controller> Reconciler for Managed<C> {
+    type Object = C::Kind;
+    type Error = Classified;
+
+    async fn reconcile(&self, object: Arc<C::Kind>) -> Result<Requeue, Classified> {
+        let classified = |error: Error| {
+            let (class, _) = self.controller.classify(&error);
+            Classified { class, error }
+        };
+        let object = self
+            .shared
+            .own_writes
+            .newest(&Key::of(object.as_ref()), object);
+        // The apiserver gives every object a UID.
+        let Some(owner) = Owner::of(object.as_ref()) else {
+            return Ok(Requeue::OnChange);
+        };
+        let owner = owner_with_history(owner, object.as_ref());
+        let mut cx = Context::new(Arc::clone(&self.shared), object, owner);
+        match self.run(&mut cx).await {
+            Ok(outcome) => {
+                self.failing
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&cx.key);
+                let Some(outcome) = outcome else {
+                    return Ok(Requeue::OnChange);
+                };
+                self.report(&mut cx, &outcome, false)
+                    .await
+                    .map_err(classified)?;
+                Ok(outcome.requeue)
+            }
+            Err(Error::Reported { outcome, error }) => {
+                let reported = self.report(&mut cx, &outcome, true).await;
+                let (class, _) = self.controller.classify(&error);
+                // A newer state of the object decides on both.
+                reported.map_err(classified)?;
+                Err(Classified {
+                    class,
+                    error: *error,
+                })
+            }
+            Err(error) => {
+                let (class, reason) = self.controller.classify(&error);
+                if let Some(outcome) = self.failed(&cx.key, class, reason, &error) {
+                    // The failure of the reconcile decides what happens next.
+                    let is_logged = class != Class::Waiting;
+                    let _ = self.report(&mut cx, &outcome, is_logged).await;
+                }
+                Err(Classified { class, error })
+            }
+        }
+    }
+
+    fn lead(&self) {
+        self.controller.lead();
+    }
+
+    fn resync(&self, usual: Duration) -> Duration {
+        self.controller.resync(usual)
+    }
+
+    fn gone(&self, key: &Key) {
+        self.controller.forget(key);
+        self.shared.own_writes.forget(key);
+        self.dedup.forget(key);
+        self.failing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
+    }
+}

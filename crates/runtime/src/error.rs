@@ -1,0 +1,346 @@
+//! Why a reconcile failed.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use kube::core::Status;
+
+use super::apply::{is_denied, is_immutable, is_terminating};
+use super::outcome::Outcome;
+use super::owners::Unconfirmed;
+use super::reconciler::{Class, Failure, is_replaced};
+
+/// Reason of an object whose spec the operator cannot act on.
+pub const SPEC_INVALID: &str = "SpecInvalid";
+/// Reason of an object that needs the name of an object that it does not own.
+pub const CONFLICT: &str = "Conflict";
+/// Reason of an object whose child is being deleted.
+pub const CHILD_TERMINATING: &str = "ChildTerminating";
+/// Reason of an object in a namespace that is being deleted.
+pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+/// Reason of an object for which the operator may not make a request.
+pub const FORBIDDEN: &str = "Forbidden";
+/// Reason of an object whose child would exceed a quota.
+pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+/// Reason of an object whose child the apiserver rejects.
+pub const WRITE_REJECTED: &str = "WriteRejected";
+/// Reason of an object for which a request failed.
+pub const WRITE_FAILED: &str = "WriteFailed";
+
+/// The result of what may fail in a reconcile.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a reconcile failed. The message becomes that of the condition `Ready`.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The spec is invalid: what to write instead.
+    #[error("{0}")]
+    Invalid(String),
+    /// The child is not owned: whose it is, and how to hand it over.
+    #[error("{0}")]
+    NotOwned(String),
+    /// The child is being deleted.
+    #[error("{0} is being deleted; it is created again once it is gone")]
+    Terminating(String),
+    /// The apiserver rejects the child in this form.
+    #[error("the apiserver refuses {what}: {}", .status.message)]
+    Rejected {
+        /// The child, such as `Deployment shop/web`.
+        what: String,
+        /// The answer.
+        status: Box<Status>,
+    },
+    /// The reconcile went by an older state.
+    #[error("{0}")]
+    Stale(String),
+    /// A request failed.
+    #[error("{what}: {}", message(source))]
+    Api {
+        /// What the request was for, such as `Deployment shop/web could not be read or written`.
+        what: String,
+        /// The answer, or why there was none.
+        source: kube::Error,
+    },
+    /// A failure that the outcome reports in its own way.
+    #[error("{error}")]
+    Reported {
+        /// What the status reports.
+        outcome: Box<Outcome>,
+        /// What happens next.
+        #[source]
+        error: Box<Error>,
+    },
+    /// A failure that the controller has classified.
+    #[error("{message}")]
+    Other {
+        /// What to do about it.
+        class: Class,
+        /// The condition's reason.
+        reason: Cow<'static, str>,
+        /// The condition's message.
+        message: String,
+    },
+}
+
+impl Error {
+    /// Wraps the answer to a request: `Error::api("the Pods could not be listed")`.
+    pub fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Api { what, source }
+    }
+
+    /// Classifies the answer to a request for a child, such as `Deployment shop/web`.
+    pub fn of_child(what: String, error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status)
+                if is_unreadable(&status)
+                    || (matches!(status.code, 400 | 403 | 405 | 413 | 422)
+                        && !is_replaced(&status)
+                        && !is_owner_kind_unknown(&status)) =>
+            {
+                Self::Rejected { what, status }
+            }
+            source => Self::Api {
+                what: format!("{what} could not be read or written"),
+                source,
+            },
+        }
+    }
+
+    /// Returns what to do about the failure, and the reason of the condition `Ready` that reports it.
+    pub fn classify(&self) -> (Class, Cow<'static, str>) {
+        let (class, reason) = match self {
+            Self::Invalid(_) => (Class::Terminal, SPEC_INVALID),
+            Self::NotOwned(_) => (Class::Waiting, CONFLICT),
+            Self::Terminating(_) => (Class::Waiting, CHILD_TERMINATING),
+            Self::Rejected { status, .. } => match rejection(status) {
+                WRITE_REJECTED => (Class::Terminal, WRITE_REJECTED),
+                reason => (Class::Waiting, reason),
+            },
+            Self::Stale(_) => (Class::Stale, ""),
+            Self::Api { source, .. } => (source.class(), WRITE_FAILED),
+            Self::Reported { error, .. } => return error.classify(),
+            Self::Other { class, reason, .. } => return (*class, reason.clone()),
+        };
+        (class, reason.into())
+    }
+
+    /// Returns the answer of the apiserver, if that is why.
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Rejected { status, .. }
+            | Self::Api {
+                source: kube::Error::Api(status),
+                ..
+            } => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Chooses which of two failures of one reconcile to report: all children that are not owned; else the first, unless it
+    /// waits for a change of the spec and the other one does not.
+    #[must_use]
+    pub fn or(self, next: Self) -> Self {
+        let is_terminal = |error: &Self| error.classify().0 == Class::Terminal;
+        match (self, next) {
+            (Self::NotOwned(first), Self::NotOwned(next)) => {
+                Self::NotOwned(format!("{first}; {next}"))
+            }
+            (first, next) if is_terminal(&first) && !is_terminal(&next) => next,
+            (first, _) => first,
+        }
+    }
+
+    /// Returns the fields that the apiserver names where it rejects a child, with list indexes replaced by 0; `None` if
+    /// no field can fix the rejection.
+    pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
+        let status = match self {
+            Self::Rejected { status, .. } if !is_immutable(status) => status,
+            // The apiserver detects this before it validates fields.
+            Self::Api {
+                source: kube::Error::Api(status),
+                ..
+            } if status.message.starts_with("duplicate nodePort") => {
+                return Some(["spec.ports[0].nodePort".into()].into());
+            }
+            _ => return None,
+        };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        // Indexes are those of an object that was never stored.
+        let fields = causes
+            .map(|cause| any_item(&cause.field))
+            .filter(|field| !field.starts_with("metadata"));
+        Some(fields.collect())
+    }
+}
+
+impl From<Unconfirmed> for Error {
+    fn from(error: Unconfirmed) -> Self {
+        match error {
+            Unconfirmed::Gone => Self::Stale(error.to_string()),
+            Unconfirmed::Unread(source) => Self::Api {
+                what: "the object could not be read".into(),
+                source,
+            },
+        }
+    }
+}
+
+/// Returns the message of the apiserver's answer, where there is one.
+pub fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// Returns the reason of an object whose child the apiserver rejects with this answer.
+pub fn rejection(status: &Status) -> &'static str {
+    if is_terminating(status) {
+        NAMESPACE_TERMINATING
+    } else if status.code == 403 && status.message.contains("exceeded quota") {
+        QUOTA_EXCEEDED
+    } else if status.code == 403 || is_denied(status) {
+        FORBIDDEN
+    } else {
+        WRITE_REJECTED
+    }
+}
+
+/// Returns whether an apiserver that has just started does not know the owner's kind yet, and so cannot tell whether the
+/// operator may block its deletion.
+fn is_owner_kind_unknown(status: &Status) -> bool {
+    status.code == 403 && status.message.contains("cannot find RESTMapping")
+}
+
+/// Server-side apply answers 500 to an object that does not fit its kind, such as one with a quantity that is not a number
+/// (seen on 1.36); a create gets 400.
+fn is_unreadable(status: &Status) -> bool {
+    let prefixes = [
+        "failed to convert new object",
+        "failed to create typed patch object",
+    ];
+    status.code == 500
+        && prefixes
+            .iter()
+            .any(|prefix| status.message.starts_with(prefix))
+}
+
+/// Returns the field with each list index replaced by 0.
+fn any_item(field: &str) -> String {
+    let mut parts = field.split('[');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |name, part| {
+        let (index, rest) = part.split_once(']').unwrap_or((part, ""));
+        let is_number = index.bytes().all(|byte| byte.is_ascii_digit());
+        format!("{name}[{}]{rest}", if is_number { "0" } else { index })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn of_child(code: u16, reason: &str, message: &str) -> Error {
+        let status = Status::failure(message, reason).with_code(code);
+        Error::of_child(
+            "Service shop/web".into(),
+            kube::Error::Api(Box::new(status)),
+        )
+    }
+
+    #[rstest]
+    // The message is that of the admission plugin OwnerReferencesPermissionEnforcement.
+    #[case::apiserver_that_has_just_started(
+        403,
+        "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \
+         APIVersion kosmos.io/v1 Kind AppService: no matches for kind \"AppService\" in version \"kosmos.io/v1\"",
+        Class::Transient,
+        WRITE_FAILED
+    )]
+    #[case::permission(
+        403,
+        "services \"web\" is forbidden: cannot create resource",
+        Class::Waiting,
+        FORBIDDEN
+    )]
+    #[case::quota(
+        403,
+        "pods \"web\" is forbidden: exceeded quota: q",
+        Class::Waiting,
+        QUOTA_EXCEEDED
+    )]
+    #[case::webhook(
+        400,
+        "admission webhook \"w\" denied the request: no",
+        Class::Waiting,
+        FORBIDDEN
+    )]
+    #[case::invalid(
+        422,
+        "Service \"web\" is invalid: spec.ports: Required value",
+        Class::Terminal,
+        WRITE_REJECTED
+    )]
+    #[case::unreadable(
+        500,
+        "failed to create typed patch object (shop/web)",
+        Class::Terminal,
+        WRITE_REJECTED
+    )]
+    #[case::server_error(500, "etcdserver: request timed out", Class::Transient, WRITE_FAILED)]
+    #[case::changed(409, "the object has been modified", Class::Stale, WRITE_FAILED)]
+    fn classify_an_answer(
+        #[case] code: u16,
+        #[case] message: &str,
+        #[case] class: Class,
+        #[case] reason: &str,
+    ) {
+        let classified = of_child(code, "", message).classify();
+        assert_eq!((classified.0, &*classified.1), (class, reason));
+    }
+
+    fn not_owned(child: &str) -> Error {
+        Error::NotOwned(child.into())
+    }
+
+    fn rejected(child: &str) -> Error {
+        of_child(422, "", child)
+    }
+
+    fn terminating() -> Error {
+        Error::Terminating("b".into())
+    }
+
+    #[rstest]
+    #[case::first(terminating(), not_owned("a"), CHILD_TERMINATING, "b")]
+    #[case::before_a_rejection(terminating(), rejected("a"), CHILD_TERMINATING, "b")]
+    #[case::after_a_rejection(rejected("a"), terminating(), CHILD_TERMINATING, "b")]
+    #[case::rejections(
+        rejected("a"),
+        rejected("c"),
+        WRITE_REJECTED,
+        "the apiserver refuses Service shop/web: a"
+    )]
+    #[case::not_owned(not_owned("a"), not_owned("b"), CONFLICT, "a; b")]
+    fn choose_the_failure_to_report(
+        #[case] first: Error,
+        #[case] next: Error,
+        #[case] reason: &str,
+        #[case] message: &str,
+    ) {
+        let error = first.or(next);
+        assert_eq!(error.classify().1, reason);
+        assert!(error.to_string().starts_with(message), "{error}");
+    }
+
+    #[test]
+    fn list_indexes_are_ignored_and_keys_are_not() {
+        let field = "spec.template.spec.containers[2].resources.limits[cpu]";
+        let expected = "spec.template.spec.containers[0].resources.limits[cpu]";
+        assert_eq!(any_item(field), expected);
+        assert_eq!(any_item("spec.replicas"), "spec.replicas");
+    }
+}

@@ -1,0 +1,173 @@
+//! Which conditions an Event reports, so that a condition that comes and goes is reported once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use qm_core::conditions::ReadyCondition;
+use tokio::time::Instant;
+
+use super::Key;
+use super::outcome::{EventPolicy, Outcome, Progress};
+
+/// An object that has been ready for this long begins anew, as a container does for the kubelet
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
+const SETTLED: Duration = Duration::from_mins(10);
+
+/// The reasons that Events have reported of each object since it was ready for a while or its spec changed. A restart of
+/// the process may report one of them once more.
+#[derive(Default)]
+pub(super) struct EventDedup(Mutex<HashMap<Key, Reported>>);
+
+#[derive(Default)]
+struct Reported {
+    generation: i64,
+    reasons: BTreeSet<String>,
+    ready_since: Option<Instant>,
+}
+
+impl EventDedup {
+    /// Returns whether an Event is to report the outcome. `before` is the condition as it was written before.
+    pub fn is_due(
+        &self,
+        key: &Key,
+        generation: i64,
+        outcome: &Outcome,
+        before: Option<ReadyCondition<'_>>,
+    ) -> bool {
+        let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A process that has just started does not know what the one before reported.
+        let was_unwell = match objects.get(key) {
+            Some(reported) => !reported.reasons.is_empty(),
+            None => before.is_some_and(|before| !before.is_true),
+        };
+        let reported = objects.entry(key.clone()).or_default();
+        if outcome.event == EventPolicy::Never {
+            return false;
+        }
+        let is_ready = outcome.progress == Progress::Ready;
+        let is_settled = reported
+            .ready_since
+            .is_some_and(|since| since.elapsed() > SETTLED);
+        if (is_settled && !is_ready) || reported.generation != generation {
+            *reported = Reported {
+                generation,
+                ..Reported::default()
+            };
+        }
+        reported.ready_since = is_ready.then(|| reported.ready_since.unwrap_or_else(Instant::now));
+        let is_recovery = outcome.event == EventPolicy::OnRecovery;
+        if is_recovery && !was_unwell {
+            return false;
+        }
+        let is_new = reported.reasons.insert(outcome.reason.to_string());
+        let is_reason = before.is_none_or(|before| before.reason != outcome.reason);
+        match outcome.event {
+            EventPolicy::Never => false,
+            EventPolicy::OnReason | EventPolicy::OnRecovery => is_new && is_reason,
+            EventPolicy::OnMessage => {
+                is_reason
+                    || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
+            }
+        }
+    }
+
+    pub fn forget(&self, key: &Key) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICIES: [EventPolicy; 3] = [
+        EventPolicy::OnReason,
+        EventPolicy::OnMessage,
+        EventPolicy::OnRecovery,
+    ];
+
+    fn condition(
+        is_true: bool,
+        reason: &'static str,
+        message: &'static str,
+    ) -> ReadyCondition<'static> {
+        ReadyCondition {
+            is_true,
+            reason,
+            message,
+        }
+    }
+
+    fn crash() -> Outcome {
+        Outcome::failed("CrashLoopBackOff", "exit code 1")
+    }
+
+    fn ready() -> Outcome {
+        Outcome::ready("runs").event(EventPolicy::OnRecovery)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reason_is_reported_once_until_the_object_has_been_ready_for_a_while() {
+        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let is_crash_due = |generation| dedup.is_due(&key, generation, &crash(), None);
+        let is_ready_due = || dedup.is_due(&key, 1, &ready(), None);
+        assert!(is_crash_due(1) && is_ready_due());
+        for _ in 0..3 {
+            assert!(!is_crash_due(1) && !is_ready_due(), "it comes and goes");
+        }
+        tokio::time::advance(SETTLED * 2).await;
+        assert!(!is_ready_due() && is_crash_due(1) && is_ready_due() && !is_crash_due(1));
+        assert!(is_crash_due(2), "the spec has changed");
+        dedup.forget(&key);
+        assert!(is_crash_due(2));
+    }
+
+    #[test]
+    fn recovery_is_reported_after_another_event() {
+        let key = Key::new("shop", "web");
+        let starting = Outcome::in_progress("PodPending", "");
+        let pending = condition(false, "PodPending", "");
+        let dedup = EventDedup::default();
+        assert!(!dedup.is_due(&key, 1, &starting, None));
+        assert!(
+            !dedup.is_due(&key, 1, &ready(), Some(pending)),
+            "nothing was wrong"
+        );
+        assert!(dedup.is_due(&key, 1, &crash(), Some(condition(true, "Ready", "runs"))));
+        let crashed = condition(false, "CrashLoopBackOff", "exit code 1");
+        assert!(dedup.is_due(&key, 1, &ready(), Some(crashed)));
+        let restarted = EventDedup::default();
+        assert!(
+            restarted.is_due(&key, 1, &ready(), Some(crashed)),
+            "another process reported it"
+        );
+    }
+
+    #[test]
+    fn written_condition_is_not_reported_again() {
+        for policy in POLICIES {
+            let dedup = EventDedup::default();
+            let key = Key::new("shop", "web");
+            let outcome = crash().event(policy);
+            let before = condition(false, "CrashLoopBackOff", "exit code 1");
+            assert!(!dedup.is_due(&key, 1, &outcome, Some(before)), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn message_is_reported_while_the_object_is_not_ready() {
+        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let failed = crash().event(EventPolicy::OnMessage);
+        let before = condition(false, "CrashLoopBackOff", "exit code 2");
+        for _ in 0..2 {
+            assert!(dedup.is_due(&key, 1, &failed, Some(before)));
+        }
+        let ready = Outcome::ready("2 copies").event(EventPolicy::OnMessage);
+        let before = condition(true, "Ready", "1 copy");
+        assert!(!dedup.is_due(&key, 1, &ready, Some(before)));
+    }
+}

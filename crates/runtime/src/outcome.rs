@@ -1,0 +1,102 @@
+//! The result of a reconcile.
+
+use std::borrow::Cow;
+
+use qm_core::conditions::{READY, ReadyCondition};
+
+use super::reconciler::Requeue;
+
+/// Reason of an object that the operator leaves alone because its spec asks for it.
+pub const SUSPENDED: &str = "Suspended";
+
+/// The result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How far the object is.
+    pub progress: Progress,
+    /// The condition's reason.
+    pub reason: Cow<'static, str>,
+    /// The condition's message.
+    pub message: String,
+    /// Which changes of the condition an Event reports.
+    pub event: EventPolicy,
+    /// When to reconcile again.
+    pub requeue: Requeue,
+}
+
+/// How far an object is on the way to its desired state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The object matches its desired state: `Ready` is `True`.
+    Ready,
+    /// Nothing is wrong, and `Ready` is `False`. Its Event is Normal.
+    InProgress,
+    /// Something is wrong, and `Ready` is `False`. Its Event is a Warning.
+    Failed,
+}
+
+/// Which changes of the condition `Ready` an Event reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventPolicy {
+    /// None.
+    Never,
+    /// A reason, once until the object has been ready for 10 minutes or has another generation.
+    OnReason,
+    /// Each change of the reason, and of the message while the object is not ready.
+    OnMessage,
+    /// A reason that another Event precedes: the object is well again.
+    OnRecovery,
+}
+
+impl Outcome {
+    /// The object matches its desired state.
+    pub fn ready(message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Ready,
+            reason: READY.into(),
+            message: message.into(),
+            event: EventPolicy::OnReason,
+            requeue: Requeue::OnChange,
+        }
+    }
+
+    /// The object is on its way, and no Event says so.
+    pub fn in_progress(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::InProgress,
+            reason: reason.into(),
+            event: EventPolicy::Never,
+            ..Self::ready(message)
+        }
+    }
+
+    /// Something is wrong.
+    pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Failed,
+            reason: reason.into(),
+            ..Self::ready(message)
+        }
+    }
+
+    /// Sets when to reconcile again.
+    #[must_use]
+    pub fn requeue(self, requeue: Requeue) -> Self {
+        Self { requeue, ..self }
+    }
+
+    /// Sets which changes an Event reports.
+    #[must_use]
+    pub fn event(self, event: EventPolicy) -> Self {
+        Self { event, ..self }
+    }
+
+    /// Returns the condition `Ready`.
+    pub fn condition(&self) -> ReadyCondition<'_> {
+        ReadyCondition {
+            is_true: self.progress == Progress::Ready,
+            reason: &self.reason,
+            message: &self.message,
+        }
+    }
+}

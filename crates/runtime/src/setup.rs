@@ -1,0 +1,126 @@
+//! Adds a controller to the manager: what it watches and what it shares with the runtime.
+
+use std::sync::Arc;
+
+use kube::runtime::reflector::Store;
+use tokio::sync::SetOnce;
+
+use super::Key;
+use super::cache::Touched;
+use super::children::{ChildKind, Children, Quirks, Report, Writer};
+use super::controller::{Controller, KindContext, Managed, ReconciledKind};
+use super::drift::Advice;
+use super::events::Events;
+use super::manager::{Manager, Phase};
+use super::reconciler::{Reconciler as _, Trigger};
+
+/// What a controller of objects of kind `K` is built with.
+pub struct Setup<'a, K: ReconciledKind> {
+    /// The manager that the controller is added to.
+    pub manager: &'a mut Manager,
+    /// The objects of the kind, as the cache has them.
+    pub objects: Store<K>,
+    /// Wakes the reconcile of an object.
+    pub trigger: Trigger<K>,
+    /// Publishes the controller's Events.
+    pub events: Events,
+    /// Set once there is an object of the kind: watches that only its objects need start then.
+    pub needs_watch: Arc<SetOnce<()>>,
+    /// Kinds whose objects must be cached before the first reconcile.
+    pub after: Vec<Phase>,
+    name: &'static str,
+    field_manager: &'static str,
+}
+
+impl<K: ReconciledKind> Setup<'_, K> {
+    /// Watches children of kind `T`, of which `report` extracts what the status needs. A person who edits one of the fields
+    /// of `advice` is told what to change instead.
+    pub fn children<T: ChildKind, S: Report>(
+        &mut self,
+        report: fn(&T) -> S,
+        advice: Advice,
+    ) -> Arc<Children<T, S>> {
+        self.children_with_quirks(report, advice, Quirks::default())
+    }
+
+    /// Watches children of a kind with properties of its own.
+    pub fn children_with_quirks<T: ChildKind, S: Report>(
+        &mut self,
+        report: fn(&T) -> S,
+        advice: Advice,
+        quirks: Quirks<T>,
+    ) -> Arc<Children<T, S>> {
+        let writer = Writer {
+            names: K::NAMES,
+            manager: self.field_manager,
+            events: self.events.clone(),
+            corrected: self.manager.metrics.drift_corrections(self.name),
+            advice,
+            needs_watch: Arc::clone(&self.needs_watch),
+        };
+        let trigger = self.trigger.clone();
+        Children::new(self.manager, &writer, report, quirks, move |owner| {
+            trigger.wake(owner);
+        })
+    }
+}
+
+impl Manager {
+    /// Adds the controller that `new` builds.
+    ///
+    /// # Errors
+    /// Those of `new`.
+    pub fn add<C: Controller>(
+        &mut self,
+        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
+    ) -> anyhow::Result<()> {
+        let watched = self.kind::<C::Kind>(C::KIND);
+        let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
+        let needs_watch = Arc::new(SetOnce::new());
+        let events = self.events(C::KIND.controller);
+        let shared = KindContext::new(
+            self.client.clone(),
+            C::FIELD_MANAGER,
+            objects.clone(),
+            trigger.clone(),
+            events.clone(),
+        );
+        let mut setup = Setup {
+            manager: self,
+            objects,
+            trigger: trigger.clone(),
+            events,
+            needs_watch: Arc::clone(&needs_watch),
+            after: Vec::new(),
+            name: C::KIND.controller,
+            field_manager: C::FIELD_MANAGER,
+        };
+        let controller = new(&mut setup)?;
+        let after = setup.after;
+        let managed = Arc::new(Managed::new(controller, shared));
+        let touched = Arc::clone(&managed);
+        self.control(
+            watched,
+            managed,
+            after,
+            move |change, is_listed| match change {
+                Touched::Present(object) => {
+                    // Once is enough.
+                    let _ = needs_watch.set(());
+                    touched.controller.changed(&object);
+                    let key = Key::of(object.as_ref());
+                    // Each object is shown once more when all of them have been listed.
+                    if is_listed && !touched.shared.own_writes.knows(&key, &object) {
+                        trigger.wake(&key);
+                    }
+                }
+                Touched::Gone(object) => {
+                    let key = Key::of(object.as_ref());
+                    touched.gone(&key);
+                    trigger.wake(&key);
+                }
+            },
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! The state of the operator, by its Lease.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client, ResourceExt};
+use qm_runtime::Key;
+use serde::Serialize;
+
+use super::RequestError;
+use super::objects::pages;
+use super::printer::format_time;
+
+/// By how much the clocks of this machine and the cluster may differ.
+const CLOCK_SKEW: Duration = Duration::from_secs(30);
+/// Field manager of an operator's Lease: the first part of the operator's `User-Agent`.
+const FIELD_MANAGER: &str = "quartermaster";
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "state")]
+pub(crate) enum OperatorState {
+    /// `holder` leads. `overdue` is the time of the last renewal if the Lease has expired, which differing clocks may explain.
+    #[serde(rename = "Runs")]
+    Running {
+        holder: String,
+        #[serde(rename = "renewed", skip_serializing_if = "Option::is_none")]
+        overdue: Option<Timestamp>,
+    },
+    /// No replica leads.
+    #[serde(rename = "Stopped")]
+    Gone { message: String },
+    /// There is no Lease, or it cannot be read.
+    Unknown { message: String },
+}
+
+impl OperatorState {
+    /// Reads the Lease, and judges it by the clock.
+    pub(crate) async fn read(client: &Client, lease: &Key) -> Self {
+        match LeaseVersion::read(client, lease).await {
+            Ok(Some(lease)) => lease.by_clock(Timestamp::now()),
+            Ok(None) => Self::Unknown {
+                message: format!(
+                    "there is no Lease {lease}: it runs without --leader-elect, elsewhere (--operator-namespace, \
+                     --leader-election-id), or not at all"
+                ),
+            },
+            Err(error) => Self::Unknown {
+                message: format!("{error:#}"),
+            },
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone { .. })
+    }
+
+    /// Returns a sentence without its full stop, unless the operator certainly runs.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match self {
+            Self::Running { holder, overdue } => overdue.map(|since| {
+                let why = not_renewed(holder, since);
+                format!("The operator may have stopped: {why}")
+            }),
+            Self::Gone { message } => Some(format!("The operator does not run: {message}")),
+            Self::Unknown { message } => {
+                Some(format!("Whether the operator runs is not known: {message}"))
+            }
+        }
+    }
+}
+
+fn not_renewed(holder: &str, since: Timestamp) -> String {
+    let since = format_time(since);
+    format!("{holder} has not renewed its Lease since {since}")
+}
+
+/// A version of a Lease.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LeaseVersion {
+    /// Empty if the Lease was released.
+    pub(crate) holder: String,
+    pub(crate) duration: Duration,
+    renewed: Timestamp,
+}
+
+impl LeaseVersion {
+    /// Returns none if there is no Lease.
+    pub(crate) async fn read(client: &Client, lease: &Key) -> anyhow::Result<Option<Self>> {
+        let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
+        let lease = api.get_opt(&lease.name).await.map_err(RequestError::from);
+        Ok(lease
+            .context("its Lease could not be read")?
+            .map(Self::from))
+    }
+
+    /// Compares the last renewal with this machine's clock.
+    pub(crate) fn by_clock(&self, now: Timestamp) -> OperatorState {
+        if self.holder.is_empty() || self.is_expired(now) {
+            return OperatorState::Gone {
+                message: self.why_gone(),
+            };
+        }
+        OperatorState::Running {
+            holder: self.holder.clone(),
+            overdue: (self.age(now) > self.duration).then_some(self.renewed),
+        }
+    }
+
+    /// Returns true if the Lease has expired even if the clocks differ.
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.age(now) > self.duration + CLOCK_SKEW
+    }
+
+    /// Returns the time since the last renewal; zero if that lies in the future.
+    fn age(&self, now: Timestamp) -> Duration {
+        Duration::try_from(now.duration_since(self.renewed)).unwrap_or_default()
+    }
+
+    /// Returns the reason why the operator counts as gone, for an expired Lease.
+    pub(crate) fn why_gone(&self) -> String {
+        match self.holder.as_str() {
+            "" => "nobody holds its Lease".into(),
+            holder => not_renewed(holder, self.renewed),
+        }
+    }
+}
+
+impl From<Lease> for LeaseVersion {
+    fn from(lease: Lease) -> Self {
+        let spec = lease.spec.unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.unwrap_or(1);
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            duration: Duration::from_secs(seconds.try_into().unwrap_or(1)),
+            renewed: spec.renew_time.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+        }
+    }
+}
+
+/// Lists the Leases of operators, in all namespaces and except `own`, that have not expired by this machine's clock.
+pub(crate) async fn other_leases(client: &Client, own: &Key) -> Result<Vec<Key>, RequestError> {
+    let now = Timestamp::now();
+    let api: Api<Lease> = Api::all(client.clone());
+    let leases = pages(&api, |lease| {
+        let key = Key::of(&lease);
+        let mut fields = lease.managed_fields().iter();
+        let is_operators = fields.any(|it| it.manager.as_deref() == Some(FIELD_MANAGER));
+        let is_running = !LeaseVersion::from(lease).is_expired(now);
+        (is_operators && is_running && key != *own).then_some(key)
+    });
+    Ok(leases.await?.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    impl LeaseVersion {
+        pub(crate) fn for_test(holder: &str, seconds: u64, renewed: i64) -> Self {
+            Self {
+                holder: holder.into(),
+                duration: Duration::from_secs(seconds),
+                renewed: at(renewed),
+            }
+        }
+    }
+
+    fn lease(holder: &str) -> LeaseVersion {
+        LeaseVersion::for_test(holder, 9, 100)
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn running(overdue: Option<i64>) -> OperatorState {
+        OperatorState::Running {
+            holder: "a".into(),
+            overdue: overdue.map(at),
+        }
+    }
+
+    fn gone(why: &str) -> OperatorState {
+        OperatorState::Gone {
+            message: why.into(),
+        }
+    }
+
+    const SILENT: &str = "a has not renewed its Lease since 1970-01-01 00:01:40Z";
+
+    #[rstest]
+    #[case::renewed("a", 109, running(None))]
+    #[case::renewed_by_a_clock_that_is_ahead("a", 80, running(None))]
+    #[case::overdue("a", 110, running(Some(100)))]
+    #[case::overdue_within_the_skew("a", 139, running(Some(100)))]
+    #[case::expired("a", 140, gone(SILENT))]
+    #[case::released("", 100, gone("nobody holds its Lease"))]
+    fn clock_allows_for_skew(#[case] holder: &str, #[case] now: i64, #[case] state: OperatorState) {
+        assert_eq!(lease(holder).by_clock(at(now)), state);
+    }
+
+    /// A replica of another operator may be about to acquire a released Lease.
+    #[test]
+    fn lease_of_another_operator_expires_whoever_holds_it() {
+        for holder in ["a", ""] {
+            assert!(!lease(holder).is_expired(at(139)));
+            assert!(lease(holder).is_expired(at(140)));
+        }
+    }
+
+    /// A report must not change while a Lease expires, or `status --watch` would print it again and again.
+    #[rstest]
+    #[case::running(running(None), json!({ "state": "Runs", "holder": "a" }))]
+    #[case::overdue(running(Some(0)), json!({ "state": "Runs", "holder": "a", "renewed": "1970-01-01T00:00:00Z" }))]
+    #[case::gone(gone("why"), json!({ "state": "Stopped", "message": "why" }))]
+    #[case::unknown(OperatorState::Unknown { message: "why".into() }, json!({ "state": "Unknown", "message": "why" }))]
+    fn state_is_reported_without_an_age(#[case] state: OperatorState, #[case] report: Value) {
+        assert_eq!(serde_json::to_value(state).unwrap(), report);
+    }
+
+    #[rstest]
+    #[case::renewed(running(None), None)]
+    #[case::overdue(
+        running(Some(0)),
+        Some("may have stopped: a has not renewed its Lease since 1970-01-01 00:00:00Z")
+    )]
+    #[case::gone(gone("why"), Some("The operator does not run: why"))]
+    #[case::unknown(OperatorState::Unknown { message: "why".into() }, Some("not known: why"))]
+    fn problem_is_described(#[case] state: OperatorState, #[case] problem: Option<&str>) {
+        let described = state.problem();
+        assert_eq!(described.is_some(), problem.is_some(), "{described:?}");
+        assert!(
+            described
+                .unwrap_or_default()
+                .ends_with(problem.unwrap_or_default())
+        );
+    }
+}

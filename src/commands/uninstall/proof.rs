@@ -1,0 +1,195 @@
+//! `--without-operator`: proves that the operator is gone, and that no other operator's objects lose their finalizers.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use qm_runtime::Key;
+use tokio::time::{Instant, sleep};
+
+use super::{PermanentError, ROUND_INTERVAL, Uninstall};
+use crate::cli::commands::UninstallArgs;
+use crate::commands::operator_state::{LeaseVersion, other_leases};
+
+/// How long a standby may take to acquire a released Lease.
+const HANDOVER: Duration = Duration::from_secs(5);
+const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
+
+impl Uninstall<'_> {
+    /// Returns notes for the user. Fails unless the operator is known to be gone.
+    pub(super) async fn prove_gone(&mut self) -> anyhow::Result<Vec<String>> {
+        let lease = self.args.lease.key();
+        let read = async || LeaseVersion::read(&self.client, &lease).await;
+        self.expired_lease = expired_lease(&lease, read).await?;
+        let others = other_leases(&self.client, &lease).await;
+        let others = match others {
+            Ok(leases) if leases.is_empty() => None,
+            Ok(leases) => {
+                let leases = leases.iter().map(|key| format!("Lease {key}"));
+                let leases = leases.collect::<Vec<_>>().join(", ");
+                Some(format!("another operator runs ({leases})"))
+            }
+            Err(error) => Some(format!(
+                "whether another operator runs is not known ({error})"
+            )),
+        };
+        let has_lease = self.expired_lease.is_some();
+        if let Some(refusal) = refusal(has_lease, others.as_deref(), self.args) {
+            anyhow::bail!(refusal);
+        }
+        let why = match &self.expired_lease {
+            Some(lease) => lease.why_gone(),
+            None => "it has no Lease".into(),
+        };
+        let mut notes = vec![format!("The operator counts as gone ({lease}): {why}.")];
+        notes.extend(others.map(|others| {
+            format!("Note that {others}: make sure that none of its objects is listed.")
+        }));
+        Ok(notes)
+    }
+
+    /// Fails if the operator is back, because it removes its finalizers itself.
+    pub(super) async fn ensure_still_gone(&self) -> anyhow::Result<()> {
+        let key = self.args.lease.key();
+        match LeaseVersion::read(&self.client, &key).await? {
+            // The Lease may be deleted after the operator.
+            None => Ok(()),
+            lease if lease == self.expired_lease => Ok(()),
+            Some(lease) => Err(PermanentError(is_running(&lease.holder, &key)).into()),
+        }
+    }
+}
+
+/// Reads the Lease until it expires, which needs no clock of the cluster. Returns none if there is no Lease.
+async fn expired_lease(
+    key: &Key,
+    read: impl AsyncFn() -> anyhow::Result<Option<LeaseVersion>>,
+) -> anyhow::Result<Option<LeaseVersion>> {
+    let Some(mut lease) = read().await.context(NOT_KNOWN)? else {
+        return Ok(None);
+    };
+    let mut since = Instant::now();
+    loop {
+        let is_held = !lease.holder.is_empty();
+        let handover = if is_held { Duration::ZERO } else { HANDOVER };
+        if since.elapsed() > lease.duration + handover {
+            return Ok(Some(lease));
+        }
+        sleep(ROUND_INTERVAL).await;
+        match read().await.context(NOT_KNOWN)? {
+            None => return Ok(None),
+            Some(next) if next == lease => {}
+            Some(next) if next.holder.is_empty() => (lease, since) = (next, Instant::now()),
+            Some(next) => anyhow::bail!(is_running(&next.holder, key)),
+        }
+    }
+}
+
+fn is_running(holder: &str, key: &Key) -> String {
+    let holder = match holder {
+        "" => "it has just released",
+        _ => &format!("{holder} holds"),
+    };
+    format!(
+        "the operator runs ({holder} Lease {key}), and removes its finalizers itself: leave --without-operator out, or stop it \
+         first"
+    )
+}
+
+/// Returns why the flags do not suffice: the Lease may be another one, or another operator, of `others`, may own some objects.
+/// Pure.
+fn refusal(has_lease: bool, others: Option<&str>, args: &UninstallArgs) -> Option<String> {
+    let lease = args.lease.key();
+    if !has_lease && args.lease.explicit_namespace().is_none() {
+        return Some(format!(
+            "{NOT_KNOWN}: there is no Lease {lease}, but it may have run elsewhere. To confirm that it is gone, give the \
+             namespace that it ran in: --operator-namespace=NAMESPACE (and --leader-election-id=NAME, if its Lease had another \
+             name)"
+        ));
+    }
+    let others = others?;
+    if !has_lease && args.lease.explicit_name().is_none() {
+        return Some(format!(
+            "{NOT_KNOWN}: there is no Lease {lease}, but {others}, which may be that one. To confirm that it is not, give the \
+             name of the Lease, too: --leader-election-id=NAME"
+        ));
+    }
+    args.scope.namespace().is_none().then(|| {
+        format!(
+            "{others}, and its objects would lose their finalizers, too: give -n NAMESPACE, for each namespace of the operator \
+             that is gone"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::super::step::tests::args;
+    use super::*;
+
+    /// The result of reads from this second on.
+    type Read = (u64, Result<Option<(&'static str, i64)>, &'static str>);
+
+    #[rstest]
+    #[case::is_not_renewed(&[(0, Ok(Some(("a", 5))))], 9, Ok(Some("a")))]
+    #[case::is_renewed(&[(0, Ok(Some(("a", 5)))), (8, Ok(Some(("a", 6))))], 8, Err("the operator runs (a holds Lease ops/id)"))]
+    #[case::is_held_by_nobody(&[(0, Ok(Some(("", 5))))], 14, Ok(Some("")))]
+    #[case::is_handed_over(&[(0, Ok(Some(("", 5)))), (13, Ok(Some(("b", 6))))], 13, Err("the operator runs (b holds"))]
+    #[case::is_released(&[(0, Ok(Some(("a", 5)))), (8, Ok(Some(("", 6))))], 22, Ok(Some("")))]
+    #[case::is_absent(&[(0, Ok(None))], 0, Ok(None))]
+    #[case::is_deleted(&[(0, Ok(Some(("a", 5)))), (8, Ok(None))], 8, Ok(None))]
+    #[case::cannot_be_read(&[(0, Err("no answer"))], 0, Err("whether it runs is not known: no answer"))]
+    #[tokio::test(start_paused = true)]
+    async fn lease_expires_if_it_stays_the_same(
+        #[case] reads: &[Read],
+        #[case] seconds: u64,
+        #[case] expected: Result<Option<&str>, &str>,
+    ) {
+        let start = Instant::now();
+        let read = async || {
+            let now = start.elapsed().as_secs();
+            let mut past = reads.iter().rev();
+            let (_, read) = past.find(|(second, _)| *second <= now).unwrap();
+            let lease = (*read).map_err(anyhow::Error::msg)?;
+            Ok(lease.map(|(holder, renewed)| LeaseVersion::for_test(holder, 9, renewed)))
+        };
+        let came = expired_lease(&Key::new("ops", "id"), read).await;
+        let took = start.elapsed();
+        assert!(took >= Duration::from_secs(seconds) && took < Duration::from_secs(seconds + 2));
+        match (came, expected) {
+            (Ok(lease), Ok(holder)) => assert_eq!(lease.map(|it| it.holder).as_deref(), holder),
+            (Err(error), Err(text)) => assert!(format!("{error:#}").contains(text), "{error:#}"),
+            (came, _) => panic!("{came:?}"),
+        }
+    }
+
+    const OPS: &str = "--operator-namespace=ops";
+    const TEAM: &str = "--leader-election-id=team";
+    const OTHER: Option<&str> = Some("another operator runs (Lease b/c)");
+
+    #[rstest]
+    #[case::expired(true, None, &[], None)]
+    #[case::missing_where_it_ran(false, None, &[OPS], None)]
+    #[case::missing_at_a_guess(false, None, &[], Some("--operator-namespace=NAMESPACE"))]
+    #[case::missing_in_no_namespace(false, None, &["--operator-namespace="], Some("--operator-namespace=NAMESPACE"))]
+    #[case::missing_by_its_name(false, None, &[TEAM], Some("--operator-namespace=NAMESPACE"))]
+    #[case::expired_beside_another(true, OTHER, &[OPS], Some("(Lease b/c), and its objects would lose their finalizers, too"))]
+    #[case::expired_beside_another_elsewhere(true, OTHER, &[OPS, "-n=shop"], None)]
+    #[case::missing_and_maybe_the_other(false, OTHER, &[OPS, "-n=shop"], Some("(Lease b/c), which may be that one"))]
+    #[case::missing_and_not_the_other(false, OTHER, &[OPS, TEAM, "-n=shop"], None)]
+    #[case::missing_beside_another(false, OTHER, &[OPS, TEAM], Some("its objects would lose their finalizers, too"))]
+    fn flags_are_refused_unless_they_prove_enough(
+        #[case] has_lease: bool,
+        #[case] others: Option<&str>,
+        #[case] flags: &[&str],
+        #[case] expected: Option<&str>,
+    ) {
+        let refused = refusal(has_lease, others, &args(flags));
+        assert_eq!(refused.is_some(), expected.is_some(), "{refused:?}");
+        let refused = refused.unwrap_or_default();
+        assert!(refused.contains(expected.unwrap_or_default()), "{refused}");
+    }
+}

@@ -1,0 +1,254 @@
+//! Makes an app's objects match what [`build`] builds.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
+use kube::Api;
+use kube::core::Status;
+use qm_api::AppService;
+use qm_api::app_service::TCP;
+use qm_runtime::children::Quirks;
+use qm_runtime::controller::Context;
+use qm_runtime::drift::Advice;
+use qm_runtime::error::{Error, Result};
+use qm_runtime::raw_object::BoundedObject;
+use qm_runtime::reconciler::Class;
+
+use super::status::Rollout;
+use super::validate::App;
+use super::{AppServices, build};
+
+/// Reason of the Event of an autoscaler that was deleted.
+pub const AUTOSCALING_DISABLED: &str = "AutoscalingDisabled";
+/// Changes to make instead of editing an app's objects, by field.
+pub const ADVICE: Advice = &[(
+    "spec.replicas",
+    "scale the AppService instead (spec.size, spec.autoscaling, kubectl scale, or a HorizontalPodAutoscaler whose \
+     scaleTargetRef is this AppService)",
+)];
+/// Path of the number of Pods, in the form of `managedFields`.
+const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
+/// Path of the ports of a Service, in the form of `managedFields`.
+const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
+
+/// What is kept of a Deployment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeploymentState {
+    pub rollout: Rollout,
+    /// If the container has a port twice: its image, and its ports in order of their numbers.
+    twins: Option<(String, Vec<i32>)>,
+}
+
+/// Returns whether the requested node port is in use, or all of them are.
+pub(super) fn is_node_port_taken(status: &Status) -> bool {
+    status
+        .message
+        .contains("provided port is already allocated")
+        || status.message.contains("failed to allocate a nodePort")
+}
+
+impl DeploymentState {
+    /// Extracts what is kept.
+    pub fn of(deployment: &Deployment) -> Self {
+        let pod = deployment
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.template.spec.as_ref());
+        let container = pod.and_then(|pod| pod.containers.first());
+        let ports = container
+            .and_then(|container| container.ports.as_deref())
+            .unwrap_or_default();
+        let twins = container
+            .filter(|_| has_twins(ports))
+            .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
+        Self {
+            rollout: Rollout::of(deployment),
+            twins,
+        }
+    }
+}
+
+fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
+    let mut numbers: Vec<_> = ports.iter().map(|port| port.container_port).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Returns whether a port is there twice, which server-side apply cannot express.
+fn has_twins(ports: &[ContainerPort]) -> bool {
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
+    let once: BTreeSet<_> = ports
+        .iter()
+        .map(|port| (port.container_port, protocol(port)))
+        .collect();
+    once.len() < ports.len()
+}
+
+/// Properties of Services that server-side apply does not know.
+pub const SERVICE_QUIRKS: Quirks<Service> = Quirks {
+    lost: lost_a_port,
+    release: release_ports,
+};
+
+/// Removes the node ports that the live Service holds: the apiserver would report them as allocated.
+fn release_ports(desired: &mut Service, live: &Service) {
+    let held: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
+    for port in desired
+        .spec
+        .iter_mut()
+        .flat_map(|spec| spec.ports.iter_mut().flatten())
+    {
+        port.node_port = port.node_port.filter(|number| !held.contains(number));
+    }
+}
+
+/// Returns whether the Service has another node port than was sent. An apiserver whose cache is behind accepts the new one
+/// and keeps the old one.
+fn lost_a_port(sent: &Service, live: &Service) -> bool {
+    let is_live = |port: &ServicePort| {
+        ports(live).any(|it| {
+            (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port)
+        })
+    };
+    ports(sent).any(|port| port.node_port.is_some() && !is_live(port))
+}
+
+fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
+    service
+        .spec
+        .iter()
+        .flat_map(|spec| spec.ports.iter().flatten())
+}
+
+impl AppServices {
+    /// Makes all objects of the app match.
+    ///
+    /// # Errors
+    /// The failure to report, of all that there were.
+    pub(super) async fn ensure(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
+        let service = async {
+            let service = match build::service(app) {
+                Some(service) => self.ensure_service(cx, service).await,
+                None => self.services.ensure_absent(cx, &cx.key).await.map(drop),
+            };
+            // The Ingress would lead to a Service that the app does not own.
+            let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
+            let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
+                Some(ingress) => self.ingresses.apply(cx, ingress, &[]).await,
+                None => self.ingresses.ensure_absent(cx, &cx.key).await.map(drop),
+            };
+            (service, ingress)
+        };
+        let (run, (service, ingress)) = tokio::join!(self.ensure_pods(cx, app), service);
+        let mut errors: Vec<_> = [run, service, ingress]
+            .into_iter()
+            .filter_map(Result::err)
+            .collect();
+        let stale = errors
+            .iter()
+            .position(|error| error.classify().0 == Class::Stale);
+        if let Some(stale) = stale {
+            return Err(errors.swap_remove(stale));
+        }
+        errors.into_iter().reduce(Error::or).map_or(Ok(()), Err)
+    }
+
+    /// Makes the Deployment and the autoscaler match. The autoscaler is created after the Deployment has released
+    /// `replicas`, and deleted before the field is taken again, so neither overwrites the other.
+    async fn ensure_pods(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
+        let deployment = self.deployment_state(cx, app).await?;
+        let Some(autoscaler) = build::autoscaler(app) else {
+            if self.autoscalers.ensure_absent(cx, &cx.key).await? {
+                let replicas = deployment.as_ref().map_or(0, |it| it.rollout.desired);
+                let note = format!(
+                    "autoscaling is off: the autoscaler wanted {replicas} Pods, and spec.size is {}",
+                    app.size
+                );
+                cx.event("Scale", AUTOSCALING_DISABLED, note);
+            }
+            return self
+                .ensure_deployment(cx, app, deployment.as_ref(), Some(app.size))
+                .await;
+        };
+        // A new Deployment starts with the size of the spec, within the autoscaler's bounds.
+        let replicas = deployment
+            .is_none()
+            .then(|| build::within_bounds(&autoscaler, app.size));
+        self.ensure_deployment(cx, app, deployment.as_ref(), replicas)
+            .await?;
+        self.autoscalers.apply(cx, autoscaler, &[]).await
+    }
+
+    /// Returns the state of the Deployment. One without our label is read only if that makes a difference.
+    async fn deployment_state(
+        &self,
+        cx: &Context<AppService>,
+        app: &App<'_>,
+    ) -> Result<Option<DeploymentState>> {
+        let known = self.deployments.report(&cx.key, &cx.owner);
+        let has_twins = has_twins(&build::as_the_original_has_them(&app.ports));
+        if known.is_some() || (app.spec.autoscaling.is_none() && !has_twins) {
+            return Ok(known);
+        }
+        let api: Api<BoundedObject<Deployment>> =
+            Api::namespaced(cx.client().clone(), &cx.key.namespace);
+        let live = api.get_opt(&cx.key.name).await;
+        let live = live.map_err(Error::api(format!(
+            "Deployment {} could not be read",
+            cx.key
+        )))?;
+        Ok(live.map(|BoundedObject(live)| DeploymentState::of(&live)))
+    }
+
+    /// Applies the Deployment. Without `replicas`, others decide their number. The container's ports stay as they are where
+    /// the original program has left one twice, until the Pods are replaced for another reason.
+    async fn ensure_deployment(
+        &self,
+        cx: &Context<AppService>,
+        app: &App<'_>,
+        live: Option<&DeploymentState>,
+        replicas: Option<i32>,
+    ) -> Result<()> {
+        let twins = live.and_then(|live| live.twins.as_ref());
+        let desired = numbers(&build::as_the_original_has_them(&app.ports));
+        let ports =
+            twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
+        let container = format!("k:{{\"name\":\"{}\"}}", app.name);
+        let container_ports = [
+            "f:spec",
+            "f:template",
+            "f:spec",
+            "f:containers",
+            &container,
+            "f:ports",
+        ];
+        let mut released: Vec<&[&str]> = Vec::new();
+        if replicas.is_none() {
+            released.push(REPLICAS);
+        }
+        if !ports {
+            released.push(&container_ports);
+        }
+        let deployment = build::deployment(app, replicas, ports);
+        self.deployments.apply(cx, deployment, &released).await
+    }
+
+    /// Applies the Service. A node port that the spec no longer names keeps its number, whatever else of its port changes:
+    /// the apiserver keeps it for the port's name alone.
+    async fn ensure_service(&self, cx: &Context<AppService>, service: Service) -> Result<()> {
+        let unnamed: Vec<_> = ports(&service)
+            .filter(|port| port.node_port.is_none())
+            .map(|port| {
+                let protocol = port.protocol.as_deref().unwrap_or(TCP);
+                format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
+            })
+            .collect();
+        let released: Vec<_> = unnamed
+            .iter()
+            .map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat())
+            .collect();
+        let released: Vec<_> = released.iter().map(Vec::as_slice).collect();
+        self.services.apply(cx, service, &released).await
+    }
+}

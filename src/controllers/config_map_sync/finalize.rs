@@ -1,0 +1,79 @@
+//! The deletion of a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
+use qm_api::ConfigMapSync;
+use qm_api::common::OWNER_UID;
+use qm_runtime::Key;
+use qm_runtime::controller::Context;
+use qm_runtime::error::{Error, FORBIDDEN, Result};
+use qm_runtime::outcome::Outcome;
+
+use super::status::CopyProblem;
+use super::{ConfigMapSyncs, CopyTotals, blocked, reported};
+
+/// How many copies a page of a list holds.
+const PAGE: u32 = 500;
+
+impl ConfigMapSyncs {
+    /// Deletes all copies; returns `None` once none is left.
+    pub(super) async fn delete_copies(
+        &self,
+        cx: &mut Context<ConfigMapSync>,
+    ) -> Result<Option<Outcome>> {
+        let copies = match self.list_copies(cx).await {
+            Ok(copies) => copies,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                return Ok(Some(blocked(cx, FORBIDDEN, status.message.clone())));
+            }
+            Err(error) => return Err(Error::api("the copies could not be listed")(error)),
+        };
+        let CopyTotals {
+            has_written,
+            problems,
+            error,
+        } = CopyTotals::of(self.release(cx, copies).await);
+        self.record_writes(cx, has_written);
+        let Some(first) = problems.into_iter().next() else {
+            return Ok(None);
+        };
+        let CopyProblem {
+            namespace,
+            reason,
+            message,
+        } = first;
+        let message = format!("the copy in {namespace} cannot be removed: {message}");
+        reported(blocked(cx, reason, message), true, error).map(Some)
+    }
+
+    /// Lists the copies that the sync may own from the apiserver, because a watch may be behind.
+    async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<Key>> {
+        // A copy that was restored from a backup has another label.
+        self.index.ready().await;
+        let mut copies: BTreeSet<_> = self.copies.owned(cx).into_iter().collect();
+        // In its own namespace an owner reference is a mark too. A copy without the label is not listed, and would be deleted
+        // with its owner.
+        let here = self.plan(&cx.object).ok();
+        let here = here.filter(|_| cx.object.spec.orphans());
+        copies.extend(here.map(|plan| Key::new(&cx.key.namespace, &plan.name)));
+        let owned = format!("{OWNER_UID}={}", cx.owner.uid());
+        let places = self
+            .scope
+            .places::<PartialObjectMeta<ConfigMap>>(cx.client());
+        for (_, api) in places {
+            let mut page = ListParams::default().labels(&owned).limit(PAGE);
+            loop {
+                let list = api.list(&page).await?;
+                copies.extend(list.items.iter().map(Key::of));
+                match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                    Some(token) => page.continue_token = Some(token),
+                    None => break,
+                }
+            }
+        }
+        Ok(copies)
+    }
+}

@@ -1,0 +1,287 @@
+//! The status of a `ConfigMapSync`, from what became of its copies. Pure.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::config_map_sync::ConfigMapSyncStatus;
+use qm_runtime::Key;
+use qm_runtime::error::{
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
+    WRITE_FAILED, WRITE_REJECTED,
+};
+use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+
+/// Reason of a sync whose copies all match their source.
+pub const SYNCED: &str = "Synced";
+/// Reason of a sync that concerns namespaces which this operator does not watch.
+pub const OUT_OF_SCOPE: &str = "OutOfScope";
+/// Reason of a sync with a destination to which the operator copies nothing.
+pub const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
+/// Reason of a sync whose copies would overwrite its source through other syncs.
+pub const LOOP: &str = "Loop";
+/// Reason of a sync without a source.
+pub const SOURCE_NOT_FOUND: &str = "SourceNotFound";
+/// Reason of a sync with a destination that does not exist.
+pub const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
+
+/// All reasons.
+pub const REASONS: [&str; 15] = [
+    SYNCED,
+    SUSPENDED,
+    SPEC_INVALID,
+    OUT_OF_SCOPE,
+    DESTINATION_NOT_ALLOWED,
+    LOOP,
+    SOURCE_NOT_FOUND,
+    FORBIDDEN,
+    NAMESPACE_NOT_FOUND,
+    NAMESPACE_TERMINATING,
+    CHILD_TERMINATING,
+    CONFLICT,
+    QUOTA_EXCEEDED,
+    WRITE_REJECTED,
+    WRITE_FAILED,
+];
+
+/// How many destinations, or links of a loop, a message names.
+const NAMED: usize = 5;
+
+/// Returns whether no watch shows that the cause of this reason is gone.
+pub fn is_polled(reason: &str) -> bool {
+    [FORBIDDEN, QUOTA_EXCEEDED, WRITE_REJECTED].contains(&reason)
+}
+
+/// Why one copy does not match its source, or could not be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyProblem {
+    /// The destination's namespace.
+    pub namespace: String,
+    /// The condition's reason.
+    pub reason: &'static str,
+    /// What is wrong, and what to do.
+    pub message: String,
+}
+
+/// What became of the copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// How many copies the spec asks for.
+    pub destinations: usize,
+    /// How many of them match the source.
+    pub matching: usize,
+    /// How many copies that the spec no longer asks for stay until those that replace them exist.
+    pub kept: usize,
+    /// Copies that do not match, or could not be removed.
+    pub problems: Vec<CopyProblem>,
+}
+
+/// Reports that nothing was copied.
+pub fn blocked(
+    status: &mut ConfigMapSyncStatus,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Outcome {
+    (status.destinations, status.copies) = (None, None);
+    Outcome::failed(reason, message).event(EventPolicy::OnMessage)
+}
+
+/// Reports what became of the copies.
+pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> Outcome {
+    // A process that was killed before it wrote the status has written the copies.
+    if copied.matching > 0 {
+        status.last_sync_time.get_or_insert(now);
+    }
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    status.destinations = Some(count(copied.destinations));
+    status.copies = Some(count(copied.matching));
+    let outcome = match copied.problems.first() {
+        Some(first) => Outcome::failed(first.reason, incomplete(copied)),
+        None => Outcome {
+            reason: SYNCED.into(),
+            ..Outcome::ready(match copied.destinations {
+                0 => "no namespace is to have a copy".into(),
+                1 => "the copy is as its source".into(),
+                several => format!("{several} copies are as their source"),
+            })
+        },
+    };
+    outcome.event(EventPolicy::OnMessage)
+}
+
+/// Names the first problems, each with its own message.
+fn incomplete(copied: &Copied) -> String {
+    let Copied {
+        destinations,
+        matching,
+        kept,
+        problems,
+    } = copied;
+    let named = problems.iter().take(NAMED).map(|problem| {
+        let CopyProblem {
+            namespace,
+            reason,
+            message,
+        } = problem;
+        format!("{namespace}: {reason}: {message}")
+    });
+    let named = named.collect::<Vec<_>>().join("; ");
+    let more = match problems.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        rest => format!("; and {rest} more"),
+    };
+    let kept = match kept {
+        0 => String::new(),
+        1 => "; one from before stays until what takes its place is there".into(),
+        several => format!("; {several} from before stay until what takes their place is there"),
+    };
+    format!("{matching} of {destinations} copies are as the source; {named}{more}{kept}")
+}
+
+/// Returns the message of [`LOOP`] about `sync`. Names the `links` of its own namespace only: whoever reads its
+/// status need not know what other tenants have.
+pub fn closed_loop(sync: &Key, links: &[Key]) -> String {
+    let (own, others): (Vec<_>, Vec<_>) = links
+        .iter()
+        .partition(|link| link.namespace == sync.namespace);
+    let mut parts: Vec<_> = own
+        .iter()
+        .take(NAMED)
+        .map(|link| format!("ConfigMapSync {link}"))
+        .collect();
+    if own.len() > NAMED {
+        parts.push(format!(
+            "{} more of namespace {}",
+            own.len() - NAMED,
+            sync.namespace
+        ));
+    }
+    match others.len() {
+        0 => {}
+        1 => parts.push("a ConfigMapSync of another namespace".into()),
+        several => parts.push(format!("{several} ConfigMapSyncs of other namespaces")),
+    }
+    let through = match parts.as_slice() {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => parts.concat(),
+    };
+    let fix = if own.is_empty() {
+        "change the source or the destination of this one"
+    } else {
+        "delete one of these, or this one"
+    };
+    format!("what this copies would come back to its source through {through}: {fix}")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        Time(jiff::Timestamp::from_second(second).unwrap())
+    }
+
+    fn problem(namespace: &str) -> CopyProblem {
+        CopyProblem {
+            namespace: namespace.into(),
+            reason: QUOTA_EXCEEDED,
+            message: "full".into(),
+        }
+    }
+
+    fn matching(matching: usize) -> Copied {
+        Copied {
+            destinations: 2,
+            matching,
+            ..Copied::default()
+        }
+    }
+
+    #[test]
+    fn counts_go_with_a_block_and_the_time_stays() {
+        let mut status = ConfigMapSyncStatus::default();
+        copied(&mut status, &matching(0), at(1));
+        assert_eq!(status.last_sync_time, None, "nothing was copied");
+        copied(&mut status, &matching(2), at(2));
+        assert_eq!(
+            status.last_sync_time,
+            Some(at(2)),
+            "an earlier process wrote the copies"
+        );
+        copied(&mut status, &matching(2), at(3));
+        assert_eq!(status.last_sync_time, Some(at(2)));
+        assert_eq!(status.copies, Some(2));
+        let outcome = blocked(&mut status, SOURCE_NOT_FOUND, "no");
+        assert_eq!((status.destinations, status.copies), (None, None));
+        assert_eq!(status.last_sync_time, Some(at(2)));
+        assert_eq!(outcome.reason, SOURCE_NOT_FOUND);
+    }
+
+    #[test]
+    fn a_loop_names_all_links_of_its_own_namespace_and_counts_the_others() {
+        let words = |links: &[(&str, &str)]| {
+            let links: Vec<_> = links
+                .iter()
+                .map(|(namespace, name)| Key::new(namespace, name))
+                .collect();
+            closed_loop(&Key::new("shop", "c"), &links).replace(
+                "what this copies would come back to its source through ",
+                "",
+            )
+        };
+        assert_eq!(
+            words(&[("shop", "a"), ("shop", "b")]),
+            "ConfigMapSync shop/a and ConfigMapSync shop/b: delete one of these, or this one"
+        );
+        assert_eq!(
+            words(&[("secret", "x"), ("shop", "a"), ("hidden", "y")]),
+            "ConfigMapSync shop/a and 2 ConfigMapSyncs of other namespaces: delete one of these, or this one"
+        );
+        assert_eq!(
+            words(&[("secret", "x")]),
+            "a ConfigMapSync of another namespace: change the source or the destination of this one"
+        );
+        let many: Vec<_> = (0..2000)
+            .map(|number| ("shop", format!("{number:0>253}")))
+            .collect();
+        let many: Vec<_> = many
+            .iter()
+            .map(|(namespace, name)| (*namespace, &**name))
+            .collect();
+        let words = words(&many);
+        assert!(
+            words.contains(" and 1995 more of namespace shop: ") && words.len() < 2000,
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn message_names_the_first_problems() {
+        let report =
+            |copied_now: &Copied| copied(&mut ConfigMapSyncStatus::default(), copied_now, at(1));
+        let one = Copied {
+            destinations: 3,
+            matching: 2,
+            problems: vec![problem("b")],
+            ..Copied::default()
+        };
+        let outcome = report(&one);
+        assert_eq!(outcome.reason, QUOTA_EXCEEDED);
+        assert_eq!(
+            outcome.message,
+            "2 of 3 copies are as the source; b: QuotaExceeded: full"
+        );
+        let many = Copied {
+            destinations: 200,
+            matching: 0,
+            kept: 2,
+            problems: (0..200)
+                .map(|number| problem(&format!("n{number}")))
+                .collect(),
+        };
+        let message = report(&many).message;
+        assert!(
+            message.contains("n4: QuotaExceeded: full; and 195 more; 2 from before stay"),
+            "{message}"
+        );
+    }
+}
