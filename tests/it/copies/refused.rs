@@ -248,7 +248,7 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
             let status = sync.status.as_ref().unwrap();
             status.conditions[0]
                 .message
-                .contains(&format!("the copy in {shut} cannot be taken away"))
+                .contains(&format!("the copy in {shut} cannot be removed"))
         })
         .await;
     order.take_back();
