@@ -104,7 +104,7 @@ if [ -z "$programs" ]; then
   # cargo's own word on where it builds; CARGO_TARGET_DIR and its configuration count.
   target=$(cargo metadata --no-deps --format-version 1 | jq -r .target_directory)
   build
-  programs=$target/release:$target/debug
+  programs=$target/debug
 fi
 readonly cache=${XDG_CACHE_HOME:-$HOME/.cache} # moto is there
 proxy=${HTTPS_PROXY:-${https_proxy:-}}

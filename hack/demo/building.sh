@@ -3,11 +3,12 @@
 
 build() { # builds what is missing, side by side; sets $plane and $cargo to the processes that do
   local began=$SECONDS told=0 minutes=0 gigabytes=0 need='' new='' process still
-  [ -x "$target/release/quartermaster" ] || new=yes
+  [ -x "$target/debug/quartermaster" ] || new=yes
   doing='building what is missing'
   if [ -n "$current" ]; then start control-plane true; else start control-plane bash hack/controlplane/build.sh; fi
   plane=${pids[-1]}
-  start operator bash -c 'cargo build --release -p quartermaster && cargo build -p testbed'
+  # One profile for both, so that their dependencies are built once.
+  start operator cargo build -p quartermaster -p testbed
   cargo=${pids[-1]}
   readonly plane cargo
 
@@ -18,9 +19,9 @@ build() { # builds what is missing, side by side; sets $plane and $cargo to the 
     need+=', the control plane (from its Go modules)' minutes=7 gigabytes=6
   fi
   if [ -n "$new" ]; then
-    need+=', the operator (in release mode) and the testbed' minutes=$((minutes + 10)) gigabytes=$((gigabytes + 2))
+    need+=', the operator and the testbed' minutes=$((minutes + 4)) gigabytes=$((gigabytes + 3))
   elif grep -q Compiling "$work/operator.log"; then
-    need+=', what changed since the last start' minutes=$((minutes + 4))
+    need+=', what changed since the last start' minutes=$((minutes + 1))
   fi
   if [ -n "$need" ]; then
     chapter 'First, what is missing is built'
