@@ -12,6 +12,7 @@ use qm_api::tracked_field::{Delivery, Entry, History};
 use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
 use qm_core::readiness::{Readiness, from_condition};
+use qm_runtime::outcome::SUSPENDED;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -23,8 +24,6 @@ use crate::registry;
 
 /// Number of objects in a page of a list.
 const PAGE: u32 = 500;
-/// Reason of every kind's condition while `spec.suspend` is true.
-pub(crate) const SUSPENDED: &str = "Suspended";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) enum ObjectState {

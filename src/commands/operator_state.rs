@@ -13,7 +13,7 @@ use super::RequestError;
 use super::objects::pages;
 use super::printer::format_time;
 
-/// By how much the clocks of this machine and the cluster may differ.
+/// Largest difference between the clocks of this machine and the cluster that is tolerated.
 const CLOCK_SKEW: Duration = Duration::from_secs(30);
 /// Field manager of an operator's Lease: the first part of the operator's `User-Agent`.
 const FIELD_MANAGER: &str = "quartermaster";
@@ -31,7 +31,7 @@ pub(crate) enum OperatorState {
     /// No replica leads.
     #[serde(rename = "Stopped")]
     Gone { message: String },
-    /// There is no Lease, or it cannot be read.
+    /// The Lease does not exist or cannot be read.
     Unknown { message: String },
 }
 

@@ -2,15 +2,15 @@
 
 use std::{io, slice};
 
-use crate::{INSTALL_CRDS, REPLACE_CRDS};
 use serde::Serialize;
 
 use super::admission::{Policy, Unchecked, unchecked};
 use super::in_namespace;
-use super::objects::{ObjectState, ObjectSummary, SUSPENDED};
+use super::objects::{ObjectState, ObjectSummary};
 use super::operator_state::OperatorState;
 use super::printer::{Cell, Colour, Printer, count, format_age, shorten};
 use crate::cli::commands::ScopeArgs;
+use crate::{INSTALL_CRDS, REPLACE_CRDS};
 
 /// Maximum number of printed objects that are older than the admission policies.
 const MAX_UNCHECKED: usize = 20;

@@ -10,11 +10,11 @@ pub const MAX_MESSAGE: usize = 1024;
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyCondition<'a> {
-    /// Whether its status is `True`.
+    /// True if the status is `True`.
     pub is_true: bool,
-    /// Its reason.
+    /// CamelCase reason.
     pub reason: &'a str,
-    /// Its message.
+    /// Message for people.
     pub message: &'a str,
 }
 

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -120,7 +120,7 @@ pub trait Controller: Send + Sync + 'static {
     }
 }
 
-/// What all reconciles of a kind share.
+/// State that all reconciles of a kind share.
 pub struct KindContext<K: ReconciledKind> {
     pub(super) client: Client,
     pub(super) field_manager: &'static str,
@@ -309,6 +309,10 @@ impl<C: Controller> Managed<C> {
         }
     }
 
+    fn failing(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
         if cx.object.meta().deletion_timestamp.is_none() {
             return if cx.object.is_suspended() {
@@ -379,8 +383,7 @@ impl<C: Controller> Managed<C> {
         reason: Cow<'static, str>,
         error: &Error,
     ) -> Option<Outcome> {
-        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        let repeats = class != Class::Transient || !failing.insert(key.clone());
+        let repeats = class != Class::Transient || !self.failing().insert(key.clone());
         (class != Class::Stale && repeats)
             .then(|| Outcome::failed(reason, error.to_string()).event(EventPolicy::OnMessage))
     }
@@ -421,10 +424,7 @@ impl<C: Controller> Reconciler for Managed<C> {
         let mut cx = Context::new(Arc::clone(&self.shared), object, owner);
         match self.run(&mut cx).await {
             Ok(outcome) => {
-                self.failing
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(&cx.key);
+                self.failing().remove(&cx.key);
                 let Some(outcome) = outcome else {
                     return Ok(Requeue::OnChange);
                 };
@@ -467,9 +467,6 @@ impl<C: Controller> Reconciler for Managed<C> {
         self.controller.forget(key);
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);
-        self.failing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key);
+        self.failing().remove(key);
     }
 }

@@ -56,7 +56,7 @@ pub enum Error {
     /// A request failed.
     #[error("{what}: {}", message(source))]
     Api {
-        /// What the request was for, such as `Deployment shop/web could not be read or written`.
+        /// The failed operation, such as `Deployment shop/web could not be read or written`.
         what: String,
         /// The answer, or why there was none.
         source: kube::Error,
@@ -64,16 +64,16 @@ pub enum Error {
     /// A failure that the outcome reports in its own way.
     #[error("{error}")]
     Reported {
-        /// What the status reports.
+        /// The outcome that the status reports.
         outcome: Box<Outcome>,
-        /// What happens next.
+        /// The failure that decides when to retry.
         #[source]
         error: Box<Error>,
     },
     /// A failure that the controller has classified.
     #[error("{message}")]
     Other {
-        /// What to do about it.
+        /// The class of the failure.
         class: Class,
         /// The condition's reason.
         reason: Cow<'static, str>,
@@ -256,7 +256,7 @@ mod tests {
     #[case::apiserver_that_has_just_started(
         403,
         "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \
-         APIVersion kosmos.io/v1 Kind AppService: no matches for kind \"AppService\" in version \"kosmos.io/v1\"",
+         APIVersion example.com/v1 Kind Widget: no matches for kind \"Widget\" in version \"example.com/v1\"",
         Class::Transient,
         WRITE_FAILED
     )]

@@ -12,7 +12,7 @@ pub const SUSPENDED: &str = "Suspended";
 /// The result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How far the object is.
+    /// The progress of the object.
     pub progress: Progress,
     /// The condition's reason.
     pub reason: Cow<'static, str>,
@@ -24,7 +24,7 @@ pub struct Outcome {
     pub requeue: Requeue,
 }
 
-/// How far an object is on the way to its desired state.
+/// Progress of an object towards its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The object matches its desired state: `Ready` is `True`.

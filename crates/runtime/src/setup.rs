@@ -14,7 +14,7 @@ use super::events::Events;
 use super::manager::{Manager, Phase};
 use super::reconciler::{Reconciler as _, Trigger};
 
-/// What a controller of objects of kind `K` is built with.
+/// Parts from which a controller of objects of kind `K` is built.
 pub struct Setup<'a, K: ReconciledKind> {
     /// The manager that the controller is added to.
     pub manager: &'a mut Manager,
@@ -33,8 +33,8 @@ pub struct Setup<'a, K: ReconciledKind> {
 }
 
 impl<K: ReconciledKind> Setup<'_, K> {
-    /// Watches children of kind `T`, of which `report` extracts what the status needs. A person who edits one of the fields
-    /// of `advice` is told what to change instead.
+    /// Watches children of kind `T`, of which `report` extracts what the status needs. If a person edits one of the fields of
+    /// `advice`, an Event names the change to make instead.
     pub fn children<T: ChildKind, S: Report>(
         &mut self,
         report: fn(&T) -> S,
@@ -69,7 +69,7 @@ impl Manager {
     /// Adds the controller that `new` builds.
     ///
     /// # Errors
-    /// Those of `new`.
+    /// The errors of `new`.
     pub fn add<C: Controller>(
         &mut self,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,

@@ -27,7 +27,7 @@ use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::build;
 use crate::controllers::my_ingress::tags::{OF_THE_CLUSTER, OwnershipTags};
 
-/// How many objects are read at once.
+/// Concurrent reads.
 const CONCURRENCY: usize = 16;
 
 struct PlannedSync {

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::process::ExitCode;
 
-use qm_api::common::OWNER_UID;
-use qm_api::common::SCHEMA;
+use qm_api::common::{OWNER_UID, SCHEMA};
 use qm_aws::NAME_SUFFIX;
 use qm_core::kind::KindInfo;
 use tokio::time::timeout;

@@ -34,11 +34,11 @@ mod step;
 
 /// The shortest time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the deletion may take before blockers are printed; also how long the last requests may take.
+/// Time until the blockers of the deletion are printed; also the time limit of the last requests.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How many objects are deleted at once.
+/// Concurrent deletions.
 const CONCURRENCY: usize = 16;
-/// How many objects are named while the command waits for them.
+/// Maximum number of objects that are named while the command waits for them.
 const MAX_NAMED: usize = 50;
 /// Exit code if the user did not confirm.
 const NOT_CONFIRMED: u8 = 2;

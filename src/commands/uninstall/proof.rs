@@ -10,7 +10,7 @@ use super::{PermanentError, ROUND_INTERVAL, Uninstall};
 use crate::cli::commands::UninstallArgs;
 use crate::commands::operator_state::{LeaseVersion, other_leases};
 
-/// How long a standby may take to acquire a released Lease.
+/// Time in which a standby acquires a released Lease.
 const HANDOVER: Duration = Duration::from_secs(5);
 const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
 

@@ -7,10 +7,11 @@ use kube::api::PropagationPolicy;
 use kube::core::DynamicObject;
 use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
+use qm_runtime::outcome::SUSPENDED;
 use serde_json::Value;
 
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
-use crate::commands::objects::{ObjectState, ObjectSummary, SUSPENDED, condition};
+use crate::commands::objects::{ObjectState, ObjectSummary, condition};
 use crate::commands::{RequestError, terminating};
 use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field,

@@ -32,7 +32,7 @@ const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 /// Path of the ports of a Service, in the form of `managedFields`.
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
-/// What is kept of a Deployment.
+/// Summary of a Deployment that the operator keeps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeploymentState {
     pub rollout: Rollout,

@@ -66,7 +66,7 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/appservice";
-/// How many Pods of an app are read to explain why they do not run.
+/// Number of Pods of an app that are read to explain why they do not run.
 const PODS: u32 = 200;
 
 /// The controller.

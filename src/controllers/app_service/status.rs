@@ -47,7 +47,7 @@ pub const REASONS: [&str; 15] = [
     SUSPENDED,
 ];
 
-/// What the status repeats of a Deployment.
+/// Fields of a Deployment that the status repeats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rollout {
     /// `spec.replicas`.
@@ -57,7 +57,7 @@ pub struct Rollout {
     status: AppServiceStatus,
 }
 
-/// What the status repeats of a Service.
+/// Fields of a Service that the status repeats.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceSummary {
     cluster_ip: Option<String>,

@@ -18,7 +18,7 @@ use super::copy::{self, Step};
 use super::index::Index;
 use super::status::NAMESPACE_NOT_FOUND;
 
-/// How often a copy that changes during the reconcile is read again.
+/// Number of reads of a copy that changes during the reconcile.
 const TRIES: usize = 3;
 
 /// Changes to make instead of editing a copy, by field.
@@ -42,7 +42,7 @@ pub enum CopyError {
     Blocked {
         /// The condition's reason.
         reason: &'static str,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         message: String,
     },
     /// The reconcile retries.

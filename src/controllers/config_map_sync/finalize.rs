@@ -15,7 +15,7 @@ use qm_runtime::outcome::Outcome;
 use super::status::CopyProblem;
 use super::{ConfigMapSyncs, CopyTotals, blocked, reported};
 
-/// How many copies a page of a list holds.
+/// Number of copies in a page of a list.
 const PAGE: u32 = 500;
 
 impl ConfigMapSyncs {

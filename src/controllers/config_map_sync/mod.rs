@@ -65,7 +65,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 
-/// How many copies of one sync are written at once.
+/// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;
 
 /// The controller.
@@ -76,11 +76,11 @@ pub struct ConfigMapSyncs {
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: CopyStore,
-    /// When copies were last written of which no status tells yet.
+    /// Times of writes that no status reports yet.
     unreported: Mutex<HashMap<Key, Time>>,
 }
 
-/// What became of several copies.
+/// Results of several copies.
 #[derive(Default)]
 struct CopyTotals {
     has_written: bool,

@@ -41,7 +41,7 @@ pub const REASONS: [&str; 15] = [
     WRITE_FAILED,
 ];
 
-/// How many destinations, or links of a loop, a message names.
+/// Maximum number of destinations, or links of a loop, that a message names.
 const NAMED: usize = 5;
 
 /// Returns whether no watch shows that the cause of this reason is gone.
@@ -56,18 +56,18 @@ pub struct CopyProblem {
     pub namespace: String,
     /// The condition's reason.
     pub reason: &'static str,
-    /// What is wrong, and what to do.
+    /// The problem, and what to do.
     pub message: String,
 }
 
-/// What became of the copies.
+/// Results of the copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// How many copies the spec asks for.
+    /// Number of copies that the spec asks for.
     pub destinations: usize,
-    /// How many of them match the source.
+    /// Number of copies that match the source.
     pub matching: usize,
-    /// How many copies that the spec no longer asks for stay until those that replace them exist.
+    /// Number of copies that the spec no longer asks for and that stay until their replacements exist.
     pub kept: usize,
     /// Copies that do not match, or could not be removed.
     pub problems: Vec<CopyProblem>,

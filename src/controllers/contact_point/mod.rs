@@ -16,6 +16,7 @@ use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
 use qm_runtime::events::Events;
+use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
 use qm_runtime::written::Written;
 use qm_runtime::{Key, short_digest};
@@ -154,7 +155,7 @@ impl<T: Transport> ContactPoints<T> {
         if written.is_some()
             && let Some(now) = conditions::news(before, &status.conditions, READY)
         {
-            let well = status.ready || now.reason == standing::SUSPENDED;
+            let well = status.ready || now.reason == SUSPENDED;
             self.events.standing(
                 well,
                 point.object_ref(&()),

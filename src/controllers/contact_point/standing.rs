@@ -4,15 +4,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, Standing};
+use qm_runtime::error::WRITE_REJECTED;
+use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::{Key, short_digest};
 
-/// The reason of one whose `spec.suspend` is true.
-pub const SUSPENDED: &str = "Suspended";
-
-/// Condition that is False while the apiserver refuses to record delivery outcomes, and absent otherwise.
+/// Condition that is False, with the reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery outcomes, and
+/// absent otherwise.
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
-/// Reason of [`OUTCOMES_RECORDED`].
-pub const WRITE_REJECTED: &str = "WriteRejected";
 
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.
 pub fn digest(spec: &ContactPointSpec) -> String {

@@ -60,7 +60,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 
-/// How often a Pod is created or read in one reconcile, because it comes and goes in between.
+/// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
 const TRIES: usize = 3;
 
 /// The controller.
@@ -74,12 +74,12 @@ pub struct MyApps {
     tracking: Mutex<HashMap<Key, PodTracking>>,
 }
 
-/// What is kept of a `MyApp` beside its status. A restart that loses it costs time only.
+/// State of a `MyApp` beside its status. A restart that loses the state costs time only.
 #[derive(Default)]
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
     not_ready: Option<PodVersion>,
-    /// Since when the watch is believed.
+    /// Time since which the watch is believed.
     believed_since: Option<Instant>,
     /// The Pod as the watch showed it when a write of it failed or it was deleted: a read must follow.
     doubted: Option<PodVersion>,
@@ -92,7 +92,7 @@ struct PodTracking {
 /// UID and resourceVersion.
 type PodVersion = (String, String);
 
-/// What there is under the Pod's name.
+/// Result of a look for the Pod.
 enum PodLookup {
     Created(Child<PodState>),
     Existing(Child<PodState>),

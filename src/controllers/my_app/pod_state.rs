@@ -29,7 +29,7 @@ pub const FAILED: &str = "PodFailed";
 /// Reason of a Pod whose container exited with code 0 and is not restarted.
 pub const SUCCEEDED: &str = "PodSucceeded";
 
-/// What the operator keeps of a Pod.
+/// Summary of a Pod that the operator keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodState {
     /// The metadata that ownership depends on.
@@ -52,7 +52,7 @@ pub struct PodState {
     pub why: PodReason,
 }
 
-/// How far a Pod is in its lifecycle.
+/// Stage of a Pod's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodLifecycle {
     NotReady,

@@ -40,7 +40,7 @@ pub const REASONS: [&str; 17] = [
     NODE_NOT_FOUND,
 ];
 
-/// What to do about a Pod.
+/// Next step for a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodStep {
     /// The Pod is not owned.

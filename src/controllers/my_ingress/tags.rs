@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use qm_api::common::REQUESTED_AT;
-use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
+use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID, REQUESTED_AT};
 use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
 use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
 use qm_aws::{AwsError, LoadBalancer, Tags};

@@ -9,13 +9,13 @@ use qm_notify::Item;
 use qm_notify::history;
 use qm_notify::message::{self, Limit};
 use qm_runtime::Key;
+use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 
 use super::follower::Unreadable;
 use super::target::TargetKey;
 use super::tracker::{Tracker, Trouble};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
-use crate::controllers::contact_point::standing::SUSPENDED;
 
 /// Why nothing is recorded, or nothing sent. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, Standing};
+use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
@@ -207,8 +208,8 @@ fn every_reason_of_a_contact_point_has_its_row() {
         .collect();
     reasons.insert(of(&Standing::Taken { migrated_to: None }));
     reasons.insert(of(&Standing::Retrying(String::new())));
-    reasons.insert(standing::SUSPENDED.to_owned());
-    reasons.insert(standing::WRITE_REJECTED.to_owned());
+    reasons.insert(SUSPENDED.to_owned());
+    reasons.insert(WRITE_REJECTED.to_owned());
     assert!(reasons.len() > 16, "{reasons:?}");
     for reason in reasons {
         assert!(row(&page, &reason).is_some(), "{reason} has no row");
