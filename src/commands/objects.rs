@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::printer::Colour;
 use super::{RequestError, has_code};
-use crate::controllers::contact_point::standing::OUTCOMES_RECORDED;
+use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::registry;
 

@@ -1,33 +1,28 @@
-//! Starts the two kinds that tell people of changes: they share the outbox.
+//! Adds the controllers of the two kinds that share the outbox: `ContactPoint` and `TrackedField`.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use kube::ResourceExt;
-use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::{ContactPoint, TrackedField};
-use qm_notify::Transport;
 use qm_notify::client::{self, Sender};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, Patience};
 use qm_runtime::Key;
 use qm_runtime::backoff::Policy;
-use qm_runtime::cache::Touched;
 use qm_runtime::health::State;
 use qm_runtime::leader::Fence;
 use qm_runtime::manager::{Manager, Phase, Watched};
-use qm_runtime::reconciler::{Reconciler, Trigger};
 use qm_runtime::watch_hub::WatchHub;
-use qm_runtime::written::Written;
 
-use super::contact_point::{self, ContactPoints, endpoint::Source};
+use super::contact_point::endpoint::SecretSource;
+use super::contact_point::{self, ContactPoints};
+use super::tracked_field::follow::{Reads, Targets};
 use super::tracked_field::grants::Grants;
-use super::tracked_field::reads::Reads;
+use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
-use super::tracked_field::{self, Targets, Terms, TrackedFields, target::Resolver};
+use super::tracked_field::{self, EntryTimings, TrackedFields};
 use crate::cli::Config;
 
-/// Hands both controllers in.
+/// Adds both controllers.
 pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
@@ -52,19 +47,6 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         let outbox = Arc::clone(&outbox);
         async move { outbox.land().await }
     });
-    let contact_points = Arc::new(ContactPoints {
-        client: manager.client.clone(),
-        source: Source {
-            client: manager.client.clone(),
-            operator_namespace: manager.settings.operator_namespace.clone(),
-            shared: config.notifications.shared_secrets,
-        },
-        outbox: Arc::clone(&outbox),
-        events: manager.events(contact_point::NAME),
-        reread: timings.secret_reread,
-        written: Written::new(points.trigger.clone()),
-        set_up: Mutex::default(),
-    });
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
         !manager.settings.leader_elect,
@@ -84,6 +66,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         manager.watchdog("targets"),
     );
     let targets = Arc::new(Targets {
+        controller: tracked_field::NAME,
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         no_cross_namespace_refs: config.no_cross_namespace_refs,
@@ -97,42 +80,50 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
-    let tracked_fields = Arc::new(TrackedFields {
-        client: manager.client.clone(),
+    // A contact point that is not cached yet must not pass for one that does not exist, nor a target that the tracker role
+    // grants for one that it does not.
+    let after = vec![
+        points.phase.clone(),
+        follow_grants(manager, &grants, &targets, &fields),
+    ];
+    let contact_points = ContactPoints {
+        source: SecretSource {
+            client: manager.client.clone(),
+            operator_namespace: manager.settings.operator_namespace.clone(),
+            shared: config.notifications.shared_secrets,
+        },
+        outbox: Arc::clone(&outbox),
+        reread: timings.secret_reread,
+        points: points.store.clone(),
+        fields: fields.store.clone(),
+        wake_field: fields.trigger.clone(),
+        configs: Mutex::default(),
+    };
+    let tracked_fields = TrackedFields {
         targets,
         points: points.store.clone(),
         points_phase: points.phase.clone(),
         outbox,
-        events: manager.events(tracked_field::NAME),
         metrics,
-        terms: Terms {
+        terms: EntryTimings {
             renew_event: timings.event_renewal,
             resync: timings.resync,
         },
         cluster: config.cluster_name.clone(),
-        written: Written::new(fields.trigger.clone()),
         availability: manager.availability.clone(),
-        told: Mutex::new(HashMap::new()),
-    });
-
-    let told_of_point = told_of_point(Arc::clone(&contact_points), &points, &fields);
-    let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone());
-    // A contact point that is not cached yet must not be taken for one that does not exist.
-    // Nor must a target that the tracker role grants be taken for one that it does not.
-    let settled = vec![
-        points.phase.clone(),
-        follow_grants(manager, &grants, &tracked_fields, &fields),
-    ];
-    manager.control(points, contact_points, Vec::new(), told_of_point);
-    manager.control(fields, tracked_fields, settled, told_of_field);
-    Ok(())
+    };
+    manager.add_controller(points, |_| Ok(contact_points))?;
+    manager.add_controller(fields, |setup| {
+        setup.after = after;
+        Ok(tracked_fields)
+    })
 }
 
 /// Follows the tracker role, on every replica. The phase ends once the role is known.
-fn follow_grants<T: Transport>(
+fn follow_grants(
     manager: &mut Manager,
     grants: &Arc<Grants>,
-    controller: &Arc<TrackedFields<T>>,
+    targets: &Arc<Targets>,
     fields: &Watched<TrackedField>,
 ) -> Phase {
     let (known, phase) = Phase::until();
@@ -140,7 +131,7 @@ fn follow_grants<T: Transport>(
         // A sender that is gone ends the phase.
         return phase;
     }
-    let targets = Arc::clone(&controller.targets);
+    let targets = Arc::clone(targets);
     let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
     let changed = move || {
         let fields = store.state();
@@ -161,75 +152,6 @@ fn follow_grants<T: Transport>(
     );
     manager.spawn("the watch of the tracker role", follow);
     phase
-}
-
-fn told_of_point<T: Transport>(
-    controller: Arc<ContactPoints<T>>,
-    points: &Watched<ContactPoint>,
-    fields: &Watched<TrackedField>,
-) -> impl Fn(Touched<ContactPoint>, bool) + Send + Sync + use<T> {
-    let (points, trigger) = (points.store.clone(), points.trigger.clone());
-    let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
-    move |touched, all_seen| {
-        let (point, gone) = match touched {
-            // Told of again once all have been seen.
-            Touched::Present(_) if !all_seen => return,
-            Touched::Present(point) => (point, false),
-            Touched::Gone(point) => (point, true),
-        };
-        let key = Key::of(point.as_ref());
-        if gone {
-            controller.gone(&key);
-        }
-        // Our own write is news to those who send there only.
-        if gone || !controller.written.knows(&key, &point) {
-            trigger.wake(&key);
-        }
-        for field in fields.state() {
-            if concerns(&point, &field, &points) {
-                dependants.wake(&Key::of(field.as_ref()));
-            }
-        }
-    }
-}
-
-fn told_of_field<T: Transport>(
-    controller: Arc<TrackedFields<T>>,
-    trigger: Trigger<TrackedField>,
-) -> impl Fn(Touched<TrackedField>, bool) + Send + Sync {
-    move |touched, all_seen| match touched {
-        Touched::Present(field) => {
-            let key = Key::of(field.as_ref());
-            controller.targets.follow(&field);
-            // Otherwise told of again once all have been seen.
-            if all_seen {
-                controller.targets.watch(&field);
-                if controller.written.knows(&key, &field) {
-                    controller.outbox.cached(&field);
-                } else {
-                    trigger.wake(&key);
-                }
-            }
-        }
-        Touched::Gone(field) => {
-            controller.gone(&Key::of(field.as_ref()));
-            trigger.wake(&Key::of(field.as_ref()));
-        }
-    }
-}
-
-/// Whoever sends there waits for it, or has to say that it is gone; whoever names a contact point that there is not
-/// names the nearest instead.
-fn concerns(point: &ContactPoint, field: &TrackedField, points: &Store<ContactPoint>) -> bool {
-    let (name, namespace) = (
-        &field.spec.contact_point,
-        field.namespace().unwrap_or_default(),
-    );
-    point.namespace().is_some_and(|its| its == namespace)
-        && (*name == point.name_any()
-            || points
-                .get(&ObjectRef::new(name).within(&namespace))
-                .is_none())
 }
 
 /// How it is sent by these flags, and only while `fence` is held.

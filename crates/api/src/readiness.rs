@@ -8,11 +8,12 @@ use qm_core::names::MetadataNames;
 use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_status};
 
 use crate::app_service::{AppCondition, AppServiceStatus, OLD_SPEC};
-use crate::common::{NAMES, WAITING};
+use crate::common::{NAMES, WAITING, WAITING_REASON};
 use crate::config_map_sync::ConfigMapSyncStatus;
 use crate::contact_point::ContactPointStatus;
 use crate::my_app::MyAppStatus;
 use crate::my_ingress::MyIngressStatus;
+use crate::tracked_field::StoredHistory;
 use crate::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, config_map_sync,
     my_ingress,
@@ -181,6 +182,41 @@ impl Kind for TrackedField {
             .as_ref()
             .is_some_and(|history| !history.is_empty());
         from_waiting(waiting(self), recorded)
+    }
+}
+
+/// The history has no room for a condition: annotations report it while it is False.
+impl HasReadyCondition for TrackedField {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        waiting(self).map(|(reason, message)| ReadyCondition {
+            is_true: false,
+            reason,
+            message,
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        None
+    }
+
+    fn set_ready_condition(
+        _status: &mut StoredHistory,
+        _condition: &ReadyCondition<'_>,
+        _generation: i64,
+        _now: Time,
+    ) {
+    }
+
+    fn ready_annotations(condition: &ReadyCondition<'_>) -> Vec<(&'static str, Option<String>)> {
+        let ReadyCondition {
+            is_true,
+            reason,
+            message,
+        } = *condition;
+        vec![
+            (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),
+            (WAITING_REASON, (!is_true).then(|| reason.to_owned())),
+        ]
     }
 }
 

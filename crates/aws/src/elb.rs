@@ -13,8 +13,8 @@ use aws_sdk_elasticloadbalancingv2::types::{
     LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use qm_runtime::error::Class;
 use qm_runtime::leader::Fence;
-use qm_runtime::reconciler::Class;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;

@@ -6,7 +6,7 @@ use std::fmt;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use qm_runtime::reconciler::{Class, Failure};
+use qm_runtime::error::Class;
 use qm_runtime::telemetry;
 
 /// There is no balancer of that name or ARN.
@@ -258,12 +258,6 @@ impl fmt::Display for AwsError {
 }
 
 impl Error for AwsError {}
-
-impl Failure for AwsError {
-    fn class(&self) -> Class {
-        self.class
-    }
-}
 
 impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for AwsError {
     fn from(error: SdkError<E, HttpResponse>) -> Self {

@@ -6,7 +6,7 @@ use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::{Builder, Connector};
 use aws_smithy_runtime_api::client::http::SharedHttpClient;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
-use qm_runtime::reconciler::Class;
+use qm_runtime::error::Class;
 
 use super::error::{self, AwsError};
 

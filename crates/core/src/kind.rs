@@ -44,6 +44,12 @@ pub trait HasReadyCondition: Kind + HasStatus {
         generation: i64,
         now: Time,
     );
+
+    /// Returns the annotations that report the condition, of a kind whose status has no room for conditions. An annotation
+    /// without a value is removed.
+    fn ready_annotations(_condition: &ReadyCondition<'_>) -> Vec<(&'static str, Option<String>)> {
+        Vec::new()
+    }
 }
 
 impl<K: Kind + HasStatus<Status: HasConditions>> HasReadyCondition for K {

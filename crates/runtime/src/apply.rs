@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use super::cache::strip;
 use super::client;
 use super::raw_object::BoundedObject;
-use super::reconciler::is_replaced;
 
 /// Asks the apiserver to answer with the metadata alone.
 const METADATA: HeaderValue =
@@ -135,6 +134,15 @@ pub fn is_terminating(said: &Status) -> bool {
         .iter()
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// Returns whether a write that is pinned to a UID met another object of the same name (422).
+pub fn is_replaced(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422
+        && causes
+            .into_iter()
+            .any(|cause| cause.field == "metadata.uid")
 }
 
 /// Whether a field is to be changed that nobody can change.

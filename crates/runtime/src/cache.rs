@@ -41,12 +41,12 @@ enum Answer {
     Listed,
 }
 
-/// What an event did to the cache.
-pub enum Touched<K> {
-    /// An object is there, new or as it was.
+/// Change of the cache.
+pub enum CacheChange<K> {
+    /// The object exists: new, changed or as it was.
     Present(Arc<K>),
-    /// An object is gone: this is the last that was known of it.
-    Gone(Arc<K>),
+    /// The object, as last cached, was deleted.
+    Deleted(Arc<K>),
 }
 
 impl<K> Cache<K>
@@ -111,15 +111,15 @@ where
     }
 
     /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
-    pub fn clear(&mut self) -> Vec<Touched<K>> {
+    pub fn clear(&mut self) -> Vec<CacheChange<K>> {
         self.begin();
         let objects = self.store.state();
         empty(&mut self.writer);
-        objects.into_iter().map(Touched::Gone).collect()
+        objects.into_iter().map(CacheChange::Deleted).collect()
     }
 
     /// Takes in what the watch of shard number `index` shows.
-    pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<Touched<K>> {
+    pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<CacheChange<K>> {
         match event {
             Event::Apply(object) => self.insert(object),
             Event::Delete(object) => vec![self.remove(Arc::new(object))],
@@ -138,7 +138,7 @@ where
     }
 
     /// The object of another UID that had its name is gone: a watch that was cut may never have shown its deletion.
-    fn insert(&mut self, mut object: K) -> Vec<Touched<K>> {
+    fn insert(&mut self, mut object: K) -> Vec<CacheChange<K>> {
         strip(&mut object);
         let key = ObjectRef::from_obj(&object);
         let replaced = self
@@ -146,22 +146,22 @@ where
             .get(&key)
             .filter(|before| before.uid() != object.uid());
         self.writer.apply_watcher_event(&Event::Apply(object));
-        let present = self.store.get(&key).map(Touched::Present);
+        let present = self.store.get(&key).map(CacheChange::Present);
         replaced
-            .map(Touched::Gone)
+            .map(CacheChange::Deleted)
             .into_iter()
             .chain(present)
             .collect()
     }
 
-    fn remove(&mut self, object: Arc<K>) -> Touched<K> {
+    fn remove(&mut self, object: Arc<K>) -> CacheChange<K> {
         self.writer
             .apply_watcher_event(&Event::Delete(object.as_ref().clone()));
-        Touched::Gone(object)
+        CacheChange::Deleted(object)
     }
 
     /// A shard has been listed: what it held and was not listed is gone.
-    fn listed(&mut self, index: usize) -> Vec<Touched<K>> {
+    fn listed(&mut self, index: usize) -> Vec<CacheChange<K>> {
         let shard = &mut self.shards[index];
         shard.answer = Answer::Listed;
         let listed = std::mem::take(&mut shard.listed);
@@ -279,7 +279,7 @@ mod tests {
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "a1")));
         let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "a2"));
+        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "a2"));
         assert_eq!(names(&cache), ["a1", "b1", "b2"]);
     }
 
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(names(&cache), ["x"]);
         cache.apply(0, Event::Init);
         let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "x"));
+        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
         assert!(cache.settled() && names(&cache).is_empty());
     }
 
@@ -327,10 +327,10 @@ mod tests {
     }
 
     /// Each thing that was touched: `+` present, `-` gone, and its UID.
-    fn said(touched: &[Touched<Widget>]) -> Vec<String> {
-        let said = |touched: &Touched<Widget>| match touched {
-            Touched::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
-            Touched::Gone(object) => format!("-{}", object.uid().unwrap_or_default()),
+    fn said(touched: &[CacheChange<Widget>]) -> Vec<String> {
+        let said = |touched: &CacheChange<Widget>| match touched {
+            CacheChange::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
+            CacheChange::Deleted(object) => format!("-{}", object.uid().unwrap_or_default()),
         };
         touched.iter().map(said).collect()
     }

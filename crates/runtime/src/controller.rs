@@ -19,14 +19,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
+use super::cache::strip;
 use super::drift::CONTESTED;
-use super::error::{Error, Result};
+use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
-use super::outcome::{EventPolicy, Outcome, Progress, SUSPENDED};
+use super::outcome::{EventPolicy, Outcome, Progress, Requeue, SUSPENDED};
 use super::owners::Owners;
 use super::ownership::{Claim, Owner};
-use super::reconciler::{Class, Failure, Reconciler, Requeue, Trigger};
+use super::runner::{Failure, Reconcile};
+use super::trigger::Trigger;
 use super::written::Written;
 use super::{Key, apply, finalizer};
 
@@ -105,8 +107,15 @@ pub trait Controller: Send + Sync + 'static {
         error.classify()
     }
 
-    /// Called on every replica when an object was created or changed.
-    fn changed(&self, _object: &Arc<Self::Kind>) {}
+    /// Called after a reconcile whose outcome the status now reports, and whose Event is published.
+    fn reported(&self, _cx: &Context<Self::Kind>) {}
+
+    /// Called on every replica when an object was created or changed, by this operator too. Each object comes once more when
+    /// all of them have been listed: `is_listed` is false before that.
+    fn changed(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
+
+    /// Called on every replica when an object was deleted.
+    fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
     /// Called on every replica when an object is gone, and again whenever something wakes its key.
     fn forget(&self, _key: &Key) {}
@@ -215,11 +224,17 @@ impl<K: ReconciledKind> Context<K> {
         Ok(self.shared.owners.confirm(&self.owner).await?)
     }
 
-    /// Sets annotations of the object, or removes those without a value.
+    /// Sets annotations of the object, or removes those without a value, unless the object has them so.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object has changed since.
     pub async fn annotate(&mut self, annotations: &[(&str, Option<&str>)]) -> Result<()> {
+        let before = self.object.annotations();
+        let is_same =
+            |(name, value): &(&str, Option<&str>)| before.get(*name).map(String::as_str) == *value;
+        if annotations.iter().all(is_same) {
+            return Ok(());
+        }
         let annotations = annotations.iter().copied().collect();
         let (api, manager) = (self.api(), self.shared.field_manager);
         let write = apply::annotate(&api, manager, self.object.as_ref(), &annotations);
@@ -243,12 +258,32 @@ impl<K: ReconciledKind> Context<K> {
         Ok(())
     }
 
+    /// Reads the object again, whose status another writer has changed.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if more than the status has changed: the next reconcile goes by that.
+    pub async fn reread(&mut self) -> Result<()> {
+        let read = self.api().get(&self.key.name).await;
+        let mut newest = read.map_err(Error::api("the object could not be read again"))?;
+        strip(&mut newest);
+        let requested_at = |object: &K| object.annotations().get(K::NAMES.requested_at).cloned();
+        let is_same = newest.uid() == self.object.uid()
+            && newest.meta().generation == self.object.meta().generation
+            && requested_at(&newest) == requested_at(&self.object);
+        if !is_same {
+            return Err(Error::Stale("the object has changed".into()));
+        }
+        self.status = newest.status().cloned().unwrap_or_default();
+        self.object = self.shared.own_writes.wrote(&self.key, newest);
+        Ok(())
+    }
+
     /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object has changed since or is gone.
     pub async fn write_status(&mut self) -> Result<()> {
-        if self.object.status() == Some(&self.status) {
+        if self.is_written() {
             return Ok(());
         }
         match self.written().await? {
@@ -258,8 +293,19 @@ impl<K: ReconciledKind> Context<K> {
         Ok(())
     }
 
+    /// Returns whether the object has the status of the draft. No status is as good as an empty one.
+    fn is_written(&self) -> bool {
+        match self.object.status() {
+            Some(status) => *status == self.status,
+            None => self.status == StatusOf::<K>::default(),
+        }
+    }
+
     /// Writes the draft of the status if it differs; `None` if not, or if the object is gone.
     async fn written(&self) -> Result<Option<Arc<K>>> {
+        if self.is_written() {
+            return Ok(None);
+        }
         let (api, manager) = (self.api(), self.shared.field_manager);
         let write =
             self.shared
@@ -282,21 +328,6 @@ pub(super) struct Managed<C: Controller> {
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. One failure is not worth a status.
     failing: Mutex<HashSet<Key>>,
-}
-
-/// A failure, as the controller classifies it.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub(super) struct Classified {
-    class: Class,
-    #[source]
-    error: Error,
-}
-
-impl Failure for Classified {
-    fn class(&self) -> Class {
-        self.class
-    }
 }
 
 impl<C: Controller> Managed<C> {
@@ -325,7 +356,7 @@ impl<C: Controller> Managed<C> {
         }
         let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::is_on(cx.object.as_ref(), it));
         let Some(finalizer) = finalizer else {
-            self.gone(&cx.key);
+            self.forget(&cx.key);
             return Ok(None);
         };
         let left = self.controller.finalize(cx).await?;
@@ -338,41 +369,62 @@ impl<C: Controller> Managed<C> {
         Ok(left)
     }
 
-    /// Writes the status and publishes the Event of an outcome. `is_logged` says whether the log reports the failure anyway.
+    /// Writes the status and the annotations, and publishes the Event of an outcome. `is_logged` says whether the log reports the
+    /// failure anyway. Returns when the Event is to be renewed.
     async fn report(
         &self,
         cx: &mut Context<C::Kind>,
         outcome: &Outcome,
         is_logged: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<Duration>> {
         self.controller.observe(cx);
         let generation = cx.object.meta().generation.unwrap_or_default();
-        let now = Time(Timestamp::now());
-        C::Kind::set_ready_condition(&mut cx.status, &outcome.condition(), generation, now);
+        let mut annotated = Ok(());
+        if outcome.progress != Progress::Unchanged {
+            let (condition, now) = (outcome.condition(), Time(Timestamp::now()));
+            let annotations = C::Kind::ready_annotations(&condition);
+            let annotations: Vec<_> = annotations
+                .iter()
+                .map(|(name, value)| (*name, value.as_deref()))
+                .collect();
+            annotated = cx.annotate(&annotations).await;
+            C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
+        }
         let written = cx.written().await;
         // Kubernetes stores no status of an object that its schema refuses. The Event then is all that says why.
         let is_refused = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
-        if is_refused || matches!(written, Ok(Some(_))) {
+        let mut renewal = None;
+        let is_due = if let EventPolicy::Renew(period) = outcome.event {
+            let (is_due, left) = self.dedup.renew(&cx.key, outcome, period);
+            renewal = left;
+            is_due
+        } else if is_refused || matches!(written, Ok(Some(_))) {
             let before = cx.object.ready_condition().filter(|_| !is_refused);
-            if self.dedup.is_due(&cx.key, generation, outcome, before) {
-                let is_failed = outcome.progress == Progress::Failed;
-                if is_failed && !is_logged {
-                    warn!(
-                        reason = &*outcome.reason,
-                        cause = outcome.message,
-                        "not ready"
-                    );
-                }
-                self.shared.events.standing(
-                    !is_failed,
-                    cx.object.object_ref(&()),
-                    "Reconcile",
-                    &outcome.reason,
-                    outcome.message.clone(),
+            self.dedup.is_due(&cx.key, generation, outcome, before)
+        } else {
+            false
+        };
+        if is_due {
+            let is_failed = outcome.progress == Progress::Failed;
+            if is_failed && !is_logged {
+                warn!(
+                    reason = &*outcome.reason,
+                    cause = outcome.message,
+                    "not ready"
                 );
             }
+            self.shared.events.standing(
+                !is_failed,
+                cx.object.object_ref(&()),
+                "Reconcile",
+                &outcome.reason,
+                outcome.message.clone(),
+            );
         }
-        written.map(drop)
+        annotated?;
+        written?;
+        self.controller.reported(cx);
+        Ok(renewal)
     }
 
     /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
@@ -403,14 +455,13 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
         .contested(contested.map(|ready| ready.message.to_owned()))
 }
 
-impl<C: Controller> Reconciler for Managed<C> {
+impl<C: Controller> Reconcile for Managed<C> {
     type Object = C::Kind;
-    type Error = Classified;
 
-    async fn reconcile(&self, object: Arc<C::Kind>) -> Result<Requeue, Classified> {
+    async fn reconcile(&self, object: Arc<C::Kind>) -> Result<Requeue, Failure> {
         let classified = |error: Error| {
             let (class, _) = self.controller.classify(&error);
-            Classified { class, error }
+            Failure { class, error }
         };
         let object = self
             .shared
@@ -428,20 +479,18 @@ impl<C: Controller> Reconciler for Managed<C> {
                 let Some(outcome) = outcome else {
                     return Ok(Requeue::OnChange);
                 };
-                self.report(&mut cx, &outcome, false)
-                    .await
-                    .map_err(classified)?;
-                Ok(outcome.requeue)
+                let reported = self.report(&mut cx, &outcome, false).await;
+                let renewal = reported.map_err(classified)?;
+                Ok(match renewal {
+                    Some(delay) => outcome.requeue.at_latest(delay),
+                    None => outcome.requeue,
+                })
             }
             Err(Error::Reported { outcome, error }) => {
                 let reported = self.report(&mut cx, &outcome, true).await;
-                let (class, _) = self.controller.classify(&error);
                 // A newer state of the object decides on both.
                 reported.map_err(classified)?;
-                Err(Classified {
-                    class,
-                    error: *error,
-                })
+                Err(classified(*error))
             }
             Err(error) => {
                 let (class, reason) = self.controller.classify(&error);
@@ -450,7 +499,7 @@ impl<C: Controller> Reconciler for Managed<C> {
                     let is_logged = class != Class::Waiting;
                     let _ = self.report(&mut cx, &outcome, is_logged).await;
                 }
-                Err(Classified { class, error })
+                Err(Failure { class, error })
             }
         }
     }
@@ -459,11 +508,11 @@ impl<C: Controller> Reconciler for Managed<C> {
         self.controller.lead();
     }
 
-    fn resync(&self, usual: Duration) -> Duration {
-        self.controller.resync(usual)
+    fn resync(&self, default: Duration) -> Duration {
+        self.controller.resync(default)
     }
 
-    fn gone(&self, key: &Key) {
+    fn forget(&self, key: &Key) {
         self.controller.forget(key);
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);

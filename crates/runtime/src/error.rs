@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use kube::core::Status;
 
-use super::apply::{is_denied, is_immutable, is_terminating};
+use super::apply::{is_denied, is_immutable, is_replaced, is_terminating};
+use super::client;
 use super::outcome::Outcome;
 use super::owners::Unconfirmed;
-use super::reconciler::{Class, Failure, is_replaced};
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
@@ -26,6 +26,32 @@ pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 pub const WRITE_REJECTED: &str = "WriteRejected";
 /// Reason of an object for which a request failed.
 pub const WRITE_FAILED: &str = "WriteFailed";
+
+/// Class of an error: decides when to reconcile again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Wait until somebody changes the object, or for the resync.
+    Terminal,
+    /// Retry with growing delays. This is no error: the object waits for something that no watch shows.
+    Waiting,
+    /// Retry with growing delays.
+    Transient,
+    /// Retry with longer delays: somebody has to fix something first that no watch shows.
+    Slow,
+    /// Reconcile again: the object changed or was replaced meanwhile, or the lease is lost. This is no error.
+    Stale,
+}
+
+impl Class {
+    /// Returns the class of the answer to a request.
+    pub fn of(error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if status.code == 409 || is_replaced(status) => Self::Stale,
+            error if client::is_not_leading(error) => Self::Stale,
+            _ => Self::Transient,
+        }
+    }
+}
 
 /// The result of what may fail in a reconcile.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -89,6 +115,15 @@ impl Error {
         move |source| Self::Api { what, source }
     }
 
+    /// Adds the outcome that reports the failure.
+    #[must_use]
+    pub fn reported(self, outcome: Outcome) -> Self {
+        Self::Reported {
+            outcome: Box::new(outcome),
+            error: Box::new(self),
+        }
+    }
+
     /// Classifies the answer to a request for a child, such as `Deployment shop/web`.
     pub fn of_child(what: String, error: kube::Error) -> Self {
         match error {
@@ -118,7 +153,7 @@ impl Error {
                 reason => (Class::Waiting, reason),
             },
             Self::Stale(_) => (Class::Stale, ""),
-            Self::Api { source, .. } => (source.class(), WRITE_FAILED),
+            Self::Api { source, .. } => (Class::of(source), WRITE_FAILED),
             Self::Reported { error, .. } => return error.classify(),
             Self::Other { class, reason, .. } => return (*class, reason.clone()),
         };
@@ -239,9 +274,13 @@ fn any_item(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rstest::rstest;
+    use serde_json::json;
 
     use super::*;
+    use crate::client::RequestError;
 
     fn of_child(code: u16, reason: &str, message: &str) -> Error {
         let status = Status::failure(message, reason).with_code(code);
@@ -249,6 +288,26 @@ mod tests {
             "Service shop/web".into(),
             kube::Error::Api(Box::new(status)),
         )
+    }
+
+    fn api(code: u16, field: &str) -> kube::Error {
+        let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
+            "causes": [{ "reason": "FieldValueInvalid", "message": "field is immutable", "field": field }] } });
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[rstest]
+    #[case::changed(api(409, ""), Class::Stale)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Stale)]
+    #[case::invalid(api(422, "spec.field"), Class::Transient)]
+    #[case::in_trouble(api(500, ""), Class::Transient)]
+    #[case::held_back(kube::Error::Service(Box::new(RequestError::NotLeading)), Class::Stale)]
+    #[case::unanswered(
+        kube::Error::Service(Box::new(RequestError::Timeout(Duration::ZERO))),
+        Class::Transient
+    )]
+    fn answer_has_a_class(#[case] error: kube::Error, #[case] class: Class) {
+        assert_eq!(Class::of(&error), class);
     }
 
     #[rstest]

@@ -24,6 +24,8 @@ struct Reported {
     generation: i64,
     reasons: BTreeSet<String>,
     ready_since: Option<Instant>,
+    /// The last Event of [`EventPolicy::Renew`]: reason, message and time.
+    renewed: Option<(String, String, Instant)>,
 }
 
 impl EventDedup {
@@ -69,7 +71,38 @@ impl EventDedup {
                 is_reason
                     || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
             }
+            // See `renew`.
+            EventPolicy::Renew(_) => false,
         }
+    }
+
+    /// Returns whether an Event that is renewed after `period` is to report the outcome now, and when the next one is due.
+    pub fn renew(
+        &self,
+        key: &Key,
+        outcome: &Outcome,
+        period: Duration,
+    ) -> (bool, Option<Duration>) {
+        let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = &mut objects.entry(key.clone()).or_default().renewed;
+        if outcome.progress == Progress::Ready {
+            *last = None;
+            return (false, None);
+        }
+        let left = match last {
+            Some((reason, message, at))
+                if *reason == outcome.reason && *message == outcome.message =>
+            {
+                period.saturating_sub(at.elapsed())
+            }
+            _ => Duration::ZERO,
+        };
+        if !left.is_zero() {
+            return (false, Some(left));
+        }
+        let now = Instant::now();
+        *last = Some((outcome.reason.to_string(), outcome.message.clone(), now));
+        (true, Some(period))
     }
 
     pub fn forget(&self, key: &Key) {
@@ -124,6 +157,22 @@ mod tests {
         assert!(is_crash_due(2), "the spec has changed");
         dedup.forget(&key);
         assert!(is_crash_due(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unchanged_outcome_is_reported_again_after_the_period() {
+        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (period, minute) = (Duration::from_mins(30), Duration::from_mins(1));
+        let renew = |outcome: &Outcome| dedup.renew(&key, outcome, period);
+        assert_eq!(renew(&crash()), (true, Some(period)));
+        tokio::time::advance(minute).await;
+        assert_eq!(renew(&crash()), (false, Some(period - minute)));
+        let other = Outcome::failed("CrashLoopBackOff", "exit code 2");
+        assert_eq!(renew(&other), (true, Some(period)), "another message");
+        tokio::time::advance(period).await;
+        assert_eq!(renew(&other), (true, Some(period)), "the period is over");
+        assert_eq!(renew(&Outcome::ready("")), (false, None));
+        assert_eq!(renew(&other), (true, Some(period)), "ready meanwhile");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{info, warn};
 
-use super::cache::{Cache, Touched};
+use super::cache::{Cache, CacheChange};
 use super::crds::Presence;
 use super::health::{Health, State, Watchdog};
 use super::metrics::{Metrics, Purpose};
@@ -49,7 +49,7 @@ where
     pub async fn run(
         mut self,
         mut cache: Cache<K>,
-        on: impl Fn(Touched<K>, bool) + Send + Sync + 'static,
+        on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
     ) {
         loop {
             let presence = self
@@ -101,7 +101,7 @@ where
     async fn watch(
         &mut self,
         cache: &mut Cache<K>,
-        on: &(impl Fn(Touched<K>, bool) + Send + Sync),
+        on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
         self.say(State::Syncing);
         let (mut told, mut asked) = (self.begin(), None);
@@ -165,7 +165,7 @@ where
         &self,
         cache: &Cache<K>,
         before: bool,
-        on: &(impl Fn(Touched<K>, bool) + Send + Sync),
+        on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) {
         if !cache.settled() {
             return;
@@ -175,7 +175,7 @@ where
                 .store()
                 .state()
                 .into_iter()
-                .for_each(|object| on(Touched::Present(object), true));
+                .for_each(|object| on(CacheChange::Present(object), true));
         }
         let refused = cache.refused();
         self.say(if refused.is_empty() {
@@ -221,14 +221,14 @@ mod tests {
     }
 
     fn told() -> (
-        impl Fn(Touched<Widget>, bool) + Send + Sync + 'static,
+        impl Fn(CacheChange<Widget>, bool) + Send + Sync + 'static,
         mpsc::UnboundedReceiver<String>,
     ) {
         let (told, tells) = mpsc::unbounded_channel();
-        let on = move |touched: Touched<Widget>, all_seen: bool| {
+        let on = move |touched: CacheChange<Widget>, all_seen: bool| {
             let words = match touched {
-                Touched::Present(object) => format!("+{} {all_seen}", object.name_any()),
-                Touched::Gone(object) => format!("-{}", object.name_any()),
+                CacheChange::Present(object) => format!("+{} {all_seen}", object.name_any()),
+                CacheChange::Deleted(object) => format!("-{}", object.name_any()),
             };
             told.send(words).unwrap();
         };

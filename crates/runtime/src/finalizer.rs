@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
     use crate::cache::strip;
-    use crate::reconciler::Trigger;
     use crate::testing::{FINALIZER, Widget};
+    use crate::trigger::Trigger;
 
     /// Returns a stored object with more finalizers than the cache keeps.
     fn stored(has_own: bool) -> Value {

@@ -42,7 +42,7 @@ pub mod ownership;
 mod pages;
 pub mod prelude;
 pub mod raw_object;
-pub mod reconciler;
+mod runner;
 pub mod seen;
 pub mod settings;
 pub mod setup;
@@ -51,6 +51,7 @@ pub mod tasks;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+pub mod trigger;
 pub mod watch_hub;
 pub mod watching;
 pub mod written;

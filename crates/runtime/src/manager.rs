@@ -23,15 +23,16 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::Policy;
-use super::cache::{Cache, Touched};
+use super::cache::{Cache, CacheChange};
 use super::events::Events;
 use super::feed::Feed;
 use super::health::{Health, State, Watchdog};
 use super::leader::{self, Election, Fence, Outcome};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
-use super::reconciler::{Limits, Reconciler, Runner, Trigger};
+use super::runner::{Limits, Reconcile, Runner};
 use super::tasks::Tasks;
+use super::trigger::Trigger;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
 use super::{Scope, client, cluster, crds, drain, pages, signals};
 use crate::settings::{Settings, Timings};
@@ -262,16 +263,16 @@ impl Manager {
         events
     }
 
-    /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is
-    /// told of every object, on every replica, and whether all of them have been seen.
-    pub fn control<R>(
+    /// Watches a kind and, while this replica leads, reconciles its objects, once the kinds of `after` are listed too. `on`
+    /// is called with each change of the cache, on every replica, and with whether all objects have been listed.
+    pub(super) fn control<R>(
         &mut self,
         watched: Watched<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
-        on: impl Fn(Touched<R::Object>, bool) + Send + Sync + 'static,
+        on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
     ) where
-        R: Reconciler,
+        R: Reconcile,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
     {
         let Watched {
@@ -392,7 +393,7 @@ impl Manager {
         cache: Cache<K>,
         phase: watch::Sender<State>,
         asked: mpsc::Receiver<oneshot::Sender<()>>,
-        on: impl Fn(Touched<K>, bool) + Send + Sync + 'static,
+        on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
     ) where
         K: Kind
             + Resource<DynamicType = (), Scope = NamespaceResourceScope>

@@ -1,10 +1,9 @@
 //! The result of a reconcile.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use qm_core::conditions::{READY, ReadyCondition};
-
-use super::reconciler::Requeue;
 
 /// Reason of an object that the operator leaves alone because its spec asks for it.
 pub const SUSPENDED: &str = "Suspended";
@@ -33,6 +32,8 @@ pub enum Progress {
     InProgress,
     /// Something is wrong, and `Ready` is `False`. Its Event is a Warning.
     Failed,
+    /// Nothing new is known: the condition stays as it was written.
+    Unchanged,
 }
 
 /// Which changes of the condition `Ready` an Event reports.
@@ -46,6 +47,37 @@ pub enum EventPolicy {
     OnMessage,
     /// A reason that another Event precedes: the object is well again.
     OnRecovery,
+    /// Each change of the reason or the message while the object is not ready, and the same again after this time: the
+    /// apiserver deletes Events.
+    Renew(Duration),
+}
+
+/// When to reconcile an object again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Requeue {
+    /// When something changes. The resync reconciles the object all the same: a watch may have missed an event.
+    #[default]
+    OnChange,
+    /// With growing delays: the object waits for something that no watch shows.
+    Poll,
+    /// After this delay.
+    After(Duration),
+    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// still fail, so the backoff is not reset.
+    InFlight(Duration),
+}
+
+impl Requeue {
+    /// Returns the same with a reconcile after `delay` at the latest. Polling is not postponed by that.
+    #[must_use]
+    pub fn at_latest(self, delay: Duration) -> Self {
+        match self {
+            Self::OnChange => Self::After(delay),
+            Self::Poll => Self::Poll,
+            Self::After(other) => Self::After(other.min(delay)),
+            Self::InFlight(other) => Self::InFlight(other.min(delay)),
+        }
+    }
 }
 
 impl Outcome {
@@ -76,6 +108,16 @@ impl Outcome {
             progress: Progress::Failed,
             reason: reason.into(),
             ..Self::ready(message)
+        }
+    }
+
+    /// Nothing new is known of the object.
+    pub fn unchanged() -> Self {
+        Self {
+            progress: Progress::Unchanged,
+            reason: "".into(),
+            event: EventPolicy::Never,
+            ..Self::ready("")
         }
     }
 

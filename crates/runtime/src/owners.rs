@@ -8,7 +8,6 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use super::ownership::Owner;
-use super::reconciler::{Class, Failure};
 
 /// All resources of a kind.
 pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
@@ -25,15 +24,6 @@ pub enum Unconfirmed {
     /// It could not be read.
     #[error("the object could not be read: {0}")]
     Unread(#[source] kube::Error),
-}
-
-impl Failure for Unconfirmed {
-    fn class(&self) -> Class {
-        match self {
-            Self::Gone => Class::Stale,
-            Self::Unread(error) => error.class(),
-        }
-    }
 }
 
 impl<K> Owners<K>

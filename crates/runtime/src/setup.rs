@@ -6,13 +6,14 @@ use kube::runtime::reflector::Store;
 use tokio::sync::SetOnce;
 
 use super::Key;
-use super::cache::Touched;
+use super::cache::CacheChange;
 use super::children::{ChildKind, Children, Quirks, Report, Writer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::Advice;
 use super::events::Events;
-use super::manager::{Manager, Phase};
-use super::reconciler::{Reconciler as _, Trigger};
+use super::manager::{Manager, Phase, Watched};
+use super::runner::Reconcile as _;
+use super::trigger::Trigger;
 
 /// Parts from which a controller of objects of kind `K` is built.
 pub struct Setup<'a, K: ReconciledKind> {
@@ -74,7 +75,20 @@ impl Manager {
         &mut self,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let watched = self.kind::<C::Kind>(C::KIND);
+        let watched = self.kind(C::KIND);
+        self.add_controller(watched, new)
+    }
+
+    /// Adds the controller that `new` builds, of a kind whose objects another controller needs, too: `watched` comes from
+    /// [`Manager::kind`].
+    ///
+    /// # Errors
+    /// The errors of `new`.
+    pub fn add_controller<C: Controller>(
+        &mut self,
+        watched: Watched<C::Kind>,
+        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
+    ) -> anyhow::Result<()> {
         let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
         let needs_watch = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
@@ -98,25 +112,26 @@ impl Manager {
         let controller = new(&mut setup)?;
         let after = setup.after;
         let managed = Arc::new(Managed::new(controller, shared));
-        let touched = Arc::clone(&managed);
+        let observed = Arc::clone(&managed);
         self.control(
             watched,
             managed,
             after,
             move |change, is_listed| match change {
-                Touched::Present(object) => {
+                CacheChange::Present(object) => {
                     // Once is enough.
                     let _ = needs_watch.set(());
-                    touched.controller.changed(&object);
+                    observed.controller.changed(&object, is_listed);
                     let key = Key::of(object.as_ref());
                     // Each object is shown once more when all of them have been listed.
-                    if is_listed && !touched.shared.own_writes.knows(&key, &object) {
+                    if is_listed && !observed.shared.own_writes.knows(&key, &object) {
                         trigger.wake(&key);
                     }
                 }
-                Touched::Gone(object) => {
+                CacheChange::Deleted(object) => {
                     let key = Key::of(object.as_ref());
-                    touched.gone(&key);
+                    observed.controller.deleted(&object);
+                    observed.forget(&key);
                     trigger.wake(&key);
                 }
             },

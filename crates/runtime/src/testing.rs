@@ -16,8 +16,8 @@ use serde_json::Value;
 use crate::controller::{Context, KindContext};
 use crate::events::Events;
 use crate::ownership::Owner;
-use crate::reconciler::Trigger;
 use crate::settings::Program;
+use crate::trigger::Trigger;
 
 pub(crate) const PROGRAM: Program = Program {
     log_targets: &["widget_operator"],

@@ -10,7 +10,7 @@ use qm_core::kind::Kind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::reconciler::Trigger;
+use super::trigger::Trigger;
 use super::{Key, apply, is_newer};
 
 /// The last state of each object that our own write brought about, until the cache has caught up: a pass that decided

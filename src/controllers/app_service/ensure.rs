@@ -11,9 +11,8 @@ use qm_api::app_service::TCP;
 use qm_runtime::children::Quirks;
 use qm_runtime::controller::Context;
 use qm_runtime::drift::Advice;
-use qm_runtime::error::{Error, Result};
+use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::raw_object::BoundedObject;
-use qm_runtime::reconciler::Class;
 
 use super::status::Rollout;
 use super::validate::App;

@@ -22,10 +22,9 @@ use qm_runtime::Key;
 use qm_runtime::children::Children;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
-use qm_runtime::error::{Error, Result};
+use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
-use qm_runtime::outcome::{EventPolicy, Outcome};
-use qm_runtime::reconciler::{Class, Requeue};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use tracing::warn;
 
 use self::ensure::DeploymentState;

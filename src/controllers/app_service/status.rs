@@ -14,8 +14,7 @@ use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
     WRITE_FAILED, WRITE_REJECTED,
 };
-use qm_runtime::outcome::{Outcome, Progress, SUSPENDED};
-use qm_runtime::reconciler::Requeue;
+use qm_runtime::outcome::{Outcome, Progress, Requeue, SUSPENDED};
 
 use super::build::APP;
 use crate::controllers::pod::PodProblem;

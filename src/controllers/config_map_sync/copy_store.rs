@@ -308,8 +308,8 @@ mod tests {
     use qm_runtime::Scope;
     use qm_runtime::controller::KindContext;
     use qm_runtime::events::Events;
-    use qm_runtime::reconciler::Trigger;
     use qm_runtime::settings::Timings;
+    use qm_runtime::trigger::Trigger;
     use serde_json::{Value, json};
 
     use super::*;

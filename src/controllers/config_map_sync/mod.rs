@@ -20,8 +20,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::Drift;
 use qm_runtime::error::{Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
-use qm_runtime::outcome::Outcome;
-use qm_runtime::reconciler::Requeue;
+use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{Key, Scope};
 
 use self::copy_store::{CopyError, CopyStore};
@@ -216,7 +215,7 @@ impl Controller for ConfigMapSyncs {
         }
     }
 
-    fn changed(&self, sync: &Arc<ConfigMapSync>) {
+    fn changed(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
         self.index
             .follow(&Key::of(sync.as_ref()), sync, self.plan(sync).ok());
     }

@@ -18,12 +18,12 @@ use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
 
-use super::standing;
+use super::status;
 use crate::cli::SharedSecrets;
 
 /// Where Secrets are looked for.
 #[derive(Clone)]
-pub struct Source {
+pub struct SecretSource {
     /// Reads them.
     pub client: Client,
     /// The operator's own namespace.
@@ -33,7 +33,7 @@ pub struct Source {
 }
 
 /// An endpoint, and which Secrets it was made with.
-pub struct Gathered {
+pub struct ResolvedEndpoint {
     /// Where to send.
     pub endpoint: Endpoint,
     /// The digest of each one's UID and resourceVersion.
@@ -42,7 +42,7 @@ pub struct Gathered {
 
 /// Why there is no endpoint. The variant's name is the condition's reason.
 #[derive(Debug, thiserror::Error)]
-pub enum Blocked {
+pub enum EndpointError {
     /// No Secret of that name where one may be taken from.
     #[error("{0}")]
     SecretNotFound(String),
@@ -63,7 +63,7 @@ pub enum Blocked {
     SecretUnreadable(String),
 }
 
-impl Blocked {
+impl EndpointError {
     /// The condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -81,9 +81,15 @@ impl Blocked {
 ///
 /// # Errors
 /// Why there is no endpoint, without any secret in it.
-pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
-    point.spec.check_size().map_err(Blocked::SpecInvalid)?;
-    let mut secrets = Secrets {
+pub async fn gather(
+    source: &SecretSource,
+    point: &ContactPoint,
+) -> Result<ResolvedEndpoint, EndpointError> {
+    point
+        .spec
+        .check_size()
+        .map_err(EndpointError::SpecInvalid)?;
+    let mut secrets = SecretReader {
         source,
         point,
         read: BTreeMap::new(),
@@ -92,7 +98,7 @@ pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, B
         TELEGRAM => Endpoint::Telegram(telegram(&mut secrets).await?),
         WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets).await?)),
         other => {
-            return Err(Blocked::SpecInvalid(format!(
+            return Err(EndpointError::SpecInvalid(format!(
                 "spec.type is {other:?}: write {TELEGRAM} or {WEBHOOK} (another word meant {TELEGRAM} once)"
             )));
         }
@@ -102,23 +108,27 @@ pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, B
         .into_values()
         .map(|secret| secret.version())
         .collect();
-    Ok(Gathered { endpoint, secrets })
+    Ok(ResolvedEndpoint { endpoint, secrets })
 }
 
-async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
+async fn telegram(secrets: &mut SecretReader<'_>) -> Result<Chat, EndpointError> {
     let point = secrets.point;
     let spec: &TelegramSpec = point.spec.telegram_spec.as_ref().ok_or_else(|| {
-        Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into())
+        EndpointError::SpecInvalid(
+            "type Telegram needs spec.telegramSpec.chatId: add the chat".into(),
+        )
     })?;
     let reference = point.spec.api_token.as_ref().ok_or_else(|| {
-        Blocked::SpecInvalid(
+        EndpointError::SpecInvalid(
             "type Telegram needs spec.apiToken: name the bot token's Secret".into(),
         )
     })?;
     let wanted = spec.chat_id.as_ref().ok_or_else(|| {
-        Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into())
+        EndpointError::SpecInvalid(
+            "type Telegram needs spec.telegramSpec.chatId: add the chat".into(),
+        )
     })?;
-    let migrated = standing::migrated(point.status.as_ref(), &standing::digest(&point.spec));
+    let migrated = status::migrated(point.status.as_ref(), &status::digest(&point.spec));
     let token = secrets.value(reference).await?;
     let chats = secrets.secret(&reference.secret_name).await?.chats;
     let chat = allowed_chat(chats.as_deref(), wanted, migrated)
@@ -132,15 +142,15 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
     .map_err(|error| secrets.invalid(reference, &error))
 }
 
-async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
+async fn webhook(secrets: &mut SecretReader<'_>) -> Result<Hook, EndpointError> {
     let point = secrets.point;
     let spec: &WebhookSpec = point.spec.webhook_spec.as_ref().ok_or_else(|| {
-        Blocked::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into())
+        EndpointError::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into())
     })?;
     let url = match &spec.url_from {
         Some(reference) => secrets.text(reference).await?,
         None if spec.url.is_empty() => {
-            return Err(Blocked::SpecInvalid(
+            return Err(EndpointError::SpecInvalid(
                 "type Webhook needs spec.webhookSpec.url or urlFrom".into(),
             ));
         }
@@ -187,7 +197,7 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
             ("apiToken", Some(reference), _) | ("urlFrom", _, Some(reference)) => {
                 secrets.invalid(reference, &error.message)
             }
-            _ => Blocked::SpecInvalid(format!("spec.webhookSpec.{error}")),
+            _ => EndpointError::SpecInvalid(format!("spec.webhookSpec.{error}")),
         },
     )
 }
@@ -221,14 +231,14 @@ fn lists(list: &str, matches: impl Fn(&str) -> bool) -> bool {
 }
 
 /// The Secrets of one contact point, each read once.
-struct Secrets<'a> {
-    source: &'a Source,
+struct SecretReader<'a> {
+    source: &'a SecretSource,
     point: &'a ContactPoint,
-    read: BTreeMap<String, Found>,
+    read: BTreeMap<String, LoadedSecret>,
 }
 
 #[derive(Clone)]
-struct Found {
+struct LoadedSecret {
     data: BTreeMap<String, ByteString>,
     uid: String,
     resource_version: String,
@@ -238,7 +248,7 @@ struct Found {
     chats: Option<String>,
 }
 
-impl Found {
+impl LoadedSecret {
     fn new(secret: Secret, shared: bool) -> Self {
         Self {
             chats: secret
@@ -260,9 +270,9 @@ impl Found {
     }
 }
 
-impl Secrets<'_> {
+impl SecretReader<'_> {
     /// The value of one key.
-    async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, Blocked> {
+    async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, EndpointError> {
         let found = self.secret(&reference.secret_name).await?;
         match found.data.get(&reference.key) {
             Some(value) => Ok(value.clone()),
@@ -270,7 +280,7 @@ impl Secrets<'_> {
             None => {
                 let SecretKeySelector { secret_name, key } = reference;
                 let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
-                Err(Blocked::SecretKeyMissing(format!(
+                Err(EndpointError::SecretKeyMissing(format!(
                     "Secret {secret_name:?} has no key {key:?}; it has {}",
                     if keys.is_empty() {
                         "none".into()
@@ -283,7 +293,7 @@ impl Secrets<'_> {
     }
 
     /// The value of one key, as text.
-    async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, Blocked> {
+    async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, EndpointError> {
         let value = self.value(reference).await?;
         let text = std::str::from_utf8(&value.0)
             .map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
@@ -291,7 +301,7 @@ impl Secrets<'_> {
     }
 
     /// What a key holds is not what it should be.
-    fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> Blocked {
+    fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> EndpointError {
         let SecretKeySelector { secret_name, key } = reference;
         self.unusable(
             secret_name,
@@ -300,16 +310,16 @@ impl Secrets<'_> {
     }
 
     /// A Secret that was read will not do. Of the operator's own nothing is told, not even that it is there.
-    fn unusable(&self, name: &str, words: String) -> Blocked {
+    fn unusable(&self, name: &str, words: String) -> EndpointError {
         match self.read.get(name) {
             Some(found) if found.shared => self.not_found(name),
-            _ => Blocked::SecretInvalid(words),
+            _ => EndpointError::SecretInvalid(words),
         }
     }
 
     /// The Secret of that name: the contact point's own namespace comes first, then the operator's, where that is
     /// allowed.
-    async fn secret(&mut self, name: &str) -> Result<Found, Blocked> {
+    async fn secret(&mut self, name: &str) -> Result<LoadedSecret, EndpointError> {
         if let Some(found) = self.read.get(name) {
             return Ok(found.clone());
         }
@@ -320,32 +330,32 @@ impl Secrets<'_> {
         if !name.starts_with(|first: char| first.is_ascii_alphanumeric())
             || !name.bytes().all(plain)
         {
-            return Err(Blocked::SpecInvalid(format!(
+            return Err(EndpointError::SpecInvalid(format!(
                 "{name:?} is no name: {}",
                 SECRET_NAME.1
             )));
         }
         let own = self.point.namespace().unwrap_or_default();
         let found = match self.get(&own, name).await? {
-            Some(secret) => Found::new(secret, false),
+            Some(secret) => LoadedSecret::new(secret, false),
             None if own == self.source.operator_namespace => return Err(self.not_found(name)),
             None => {
                 // Nobody may learn from the answer what is there.
                 let operators = match self.get(&self.source.operator_namespace, name).await {
-                    Err(Blocked::SecretForbidden(_)) => None,
+                    Err(EndpointError::SecretForbidden(_)) => None,
                     other => other?,
                 };
                 let secret = operators
                     .filter(|secret| self.may_share(secret))
                     .ok_or_else(|| self.not_found(name))?;
-                Found::new(secret, true)
+                LoadedSecret::new(secret, true)
             }
         };
         self.read.insert(name.to_owned(), found.clone());
         Ok(found)
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<Option<Secret>, Blocked> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<Option<Secret>, EndpointError> {
         if !self.may_look(namespace) {
             return Ok(None);
         }
@@ -355,15 +365,15 @@ impl Secrets<'_> {
         {
             Ok(secret) => Ok(secret),
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                Err(Blocked::SecretForbidden(format!(
+                Err(EndpointError::SecretForbidden(format!(
                     "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
                 )))
             }
             // Its words would quote what it could not make sense of.
-            Err(kube::Error::SerdeError(_)) => {
-                Err(Blocked::SecretUnreadable("the answer is no Secret".into()))
-            }
-            Err(error) => Err(Blocked::SecretUnreadable(telemetry::causes(&error))),
+            Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
+                "the answer is no Secret".into(),
+            )),
+            Err(error) => Err(EndpointError::SecretUnreadable(telemetry::causes(&error))),
         }
     }
 
@@ -392,7 +402,7 @@ impl Secrets<'_> {
                 && !secret.annotations().contains_key(ALLOWED_CHATS))
     }
 
-    fn not_found(&self, name: &str) -> Blocked {
+    fn not_found(&self, name: &str) -> EndpointError {
         let own = self.point.namespace().unwrap_or_default();
         let operators = &self.source.operator_namespace;
         let places = if self.may_look(operators) && own != *operators {
@@ -400,7 +410,7 @@ impl Secrets<'_> {
         } else {
             format!("in namespace {own:?}")
         };
-        Blocked::SecretNotFound(format!(
+        EndpointError::SecretNotFound(format!(
             "there is no usable Secret {name:?} {places}; create it in {own:?}"
         ))
     }

@@ -1,32 +1,32 @@
-//! `ContactPoint`: its Secrets are read ([`endpoint`]), its line of the outbox is set up, and what its receiver said
-//! becomes its status ([`standing`]).
+//! `ContactPoint`: the controller reads its Secrets ([`endpoint`]), configures its queue of the outbox, and reports what its
+//! receiver answered ([`status`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, Client, Resource, ResourceExt};
-use qm_api::ContactPoint;
+use kube::ResourceExt;
+use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::REQUESTED_AT;
 use qm_api::contact_point::{ContactPointStatus, Tested};
 use qm_api::tracked_field::GROUP;
-use qm_core::conditions::{self, READY};
+use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
-use qm_runtime::events::Events;
-use qm_runtime::outcome::SUSPENDED;
-use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
-use qm_runtime::written::Written;
+use qm_runtime::controller::{Context, Controller};
+use qm_runtime::error::{Class, Error, Result};
+use qm_runtime::outcome::{Outcome, Requeue};
+use qm_runtime::trigger::Trigger;
 use qm_runtime::{Key, short_digest};
 
-use self::endpoint::{Blocked, Gathered, Source};
+use self::endpoint::{EndpointError, ResolvedEndpoint, SecretSource};
 
 pub mod endpoint;
-pub mod standing;
+pub mod status;
 
-/// What the controller is called in logs and metrics.
+/// Name of the controller in logs and metrics.
 pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
@@ -44,88 +44,68 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
-/// What can go wrong in a pass.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A Secret could not be read.
-    #[error(transparent)]
-    ReadSecret(Blocked),
-    /// The status could not be written.
-    #[error("the status could not be written: {0}")]
-    WriteStatus(#[source] kube::Error),
-}
-
-impl Failure for Error {
-    fn class(&self) -> Class {
-        match self {
-            Self::ReadSecret(_) => Class::Transient,
-            Self::WriteStatus(error) => error.class(),
-        }
-    }
-}
-
 /// The controller.
 pub struct ContactPoints<T> {
-    /// Talks to the apiserver.
-    pub client: Client,
-    /// Where Secrets are looked for.
-    pub source: Source,
-    /// The lines.
+    /// Source of Secrets.
+    pub source: SecretSource,
+    /// Queues of all contact points.
     pub outbox: Arc<Outbox<T>>,
-    /// Where Events go.
-    pub events: Events,
-    /// A Secret in use is read again after this.
+    /// Time after which a Secret in use is read again.
     pub reread: Duration,
-    /// What was written last.
-    pub written: Written<ContactPoint>,
-    /// What the line of each contact point was set up with.
-    pub set_up: Mutex<HashMap<Key, SetUp>>,
+    /// All contact points.
+    pub points: Store<ContactPoint>,
+    /// All `TrackedField`s, some of which wait for a contact point.
+    pub fields: Store<TrackedField>,
+    /// Wakes the reconcile of a `TrackedField`.
+    pub wake_field: Trigger<TrackedField>,
+    /// Configuration of each contact point's queue.
+    pub configs: Mutex<HashMap<Key, QueueConfig>>,
 }
 
-/// What a line was set up with.
-pub struct SetUp {
+/// Configuration of a queue.
+pub struct QueueConfig {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
     tested: Tested,
     requested_at: Option<String>,
-    /// The line may send.
+    /// Whether the queue may send.
     is_open: bool,
 }
 
 impl<T: Transport> ContactPoints<T> {
-    fn set_ups(&self) -> MutexGuard<'_, HashMap<Key, SetUp>> {
-        self.set_up.lock().unwrap_or_else(PoisonError::into_inner)
+    fn configs(&self) -> MutexGuard<'_, HashMap<Key, QueueConfig>> {
+        self.configs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, key: &Key) {
-        if let Some(set_up) = self.set_ups().get_mut(key) {
-            set_up.is_open = false;
+        if let Some(config) = self.configs().get_mut(key) {
+            config.is_open = false;
         }
         self.outbox.close(key);
     }
 
-    /// Sets up the line, unless it is so already.
-    fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
+    /// Configures the queue, unless it has this configuration.
+    fn configure(&self, key: &Key, point: &ContactPoint, resolved: ResolvedEndpoint) -> Tested {
         let tested = Tested {
-            spec: standing::digest(&point.spec),
-            secrets: gathered.secrets,
+            spec: status::digest(&point.spec),
+            secrets: resolved.secrets,
         };
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
-        let mut set_ups = self.set_ups();
-        let known = set_ups.get(key);
+        let mut configs = self.configs();
+        let known = configs.get(key);
         if known.is_none_or(|known| {
             !known.is_open || known.tested != tested || known.uid != point.uid()
         }) {
             let stage = stage(point.status.as_ref(), &tested);
             let test = test_message(point, &tested);
-            self.outbox.configure(key, gathered.endpoint, stage, test);
+            self.outbox.configure(key, resolved.endpoint, stage, test);
         }
         if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
-        set_ups.insert(
+        configs.insert(
             key.clone(),
-            SetUp {
+            QueueConfig {
                 uid: point.uid(),
                 tested: tested.clone(),
                 requested_at,
@@ -135,36 +115,19 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    async fn write(
-        &self,
-        key: &Key,
-        point: &ContactPoint,
-        status: ContactPointStatus,
-    ) -> Result<(), Error> {
-        let api: Api<ContactPoint> = Api::namespaced(self.client.clone(), &key.namespace);
-        let written = self
-            .written
-            .status(&api, MANAGER, point, &status)
-            .await
-            .map_err(Error::WriteStatus)?;
-        let before = point
-            .status
-            .as_ref()
-            .map(|before| &*before.conditions)
-            .unwrap_or_default();
-        if written.is_some()
-            && let Some(now) = conditions::news(before, &status.conditions, READY)
-        {
-            let well = status.ready || now.reason == SUSPENDED;
-            self.events.standing(
-                well,
-                point.object_ref(&()),
-                "Test",
-                &now.reason,
-                now.message.clone(),
-            );
+    /// Wakes every `TrackedField` that sends to `point`, and every one that names a contact point that does not exist: it
+    /// suggests the nearest name.
+    fn wake_fields(&self, point: &ContactPoint) {
+        let key = Key::of(point);
+        for field in self.fields.state() {
+            let (name, field) = (&field.spec.contact_point, Key::of(field.as_ref()));
+            let named = ObjectRef::new(name).within(&key.namespace);
+            if field.namespace == key.namespace
+                && (**name == *key.name || self.points.get(&named).is_none())
+            {
+                self.wake_field.wake(&field);
+            }
         }
-        Ok(())
     }
 }
 
@@ -193,103 +156,94 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
     }
 }
 
-/// How a line starts: an endpoint that was tested before is not tested again.
+/// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
 fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
     match status {
-        Some(status) if standing::known_well(status, tested) => Stage::Open,
+        Some(status) if status::known_well(status, tested) => Stage::Open,
         Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
         _ => Stage::Test,
     }
 }
 
-impl<T: Transport> Reconciler for ContactPoints<T> {
-    type Object = ContactPoint;
-    type Error = Error;
+impl<T: Transport> Controller for ContactPoints<T> {
+    type Kind = ContactPoint;
 
-    async fn reconcile(&self, point: Arc<ContactPoint>) -> Result<Requeue, Error> {
-        let key = Key::of(point.as_ref());
-        let point = self.written.newest(&key, point);
-        if point.meta().deletion_timestamp.is_some() {
-            self.gone(&key);
-            return Ok(Requeue::OnChange);
-        }
-        let now = Time(jiff::Timestamp::now());
-        let generation = point.metadata.generation.unwrap_or_default();
+    const KIND: &'static KindInfo = &KIND;
+    const FIELD_MANAGER: &'static str = MANAGER;
+
+    async fn reconcile(&self, cx: &mut Context<ContactPoint>) -> Result<Outcome> {
+        let (key, point) = (cx.key.clone(), Arc::clone(&cx.object));
+        let spec = status::digest(&point.spec);
         if point.spec.suspend.unwrap_or_default() {
             self.close(&key);
-            let spec = standing::digest(&point.spec);
-            let mut status =
-                standing::suspended(point.status.as_ref(), &spec, generation, now.clone());
-            standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
-            self.write(&key, &point, status).await?;
-            return Ok(Requeue::OnChange);
+            return Ok(status::suspended(&mut cx.status, &spec));
         }
-        match endpoint::gather(&self.source, &point).await {
-            Ok(gathered) => {
-                let tested = self.set_up(&key, &point, gathered);
-                let (standing, tests) =
-                    (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
-                let before = point.status.as_ref();
-                let is_failing = self.outbox.failing(&key).is_some();
-                let status = standing::status(
-                    before,
-                    &standing,
-                    is_failing,
-                    &tested,
-                    tests,
-                    generation,
-                    now.clone(),
-                );
-                if let Some(mut status) = status.or_else(|| before.cloned()) {
-                    standing::name_left_out(
-                        &mut status,
-                        &self.outbox.left_out_of(&key),
-                        generation,
-                        now,
-                    );
-                    let ready = status.ready;
-                    self.write(&key, &point, status).await?;
-                    if ready {
-                        self.outbox.open(&key);
-                    }
-                }
-                // Not all of them at once.
-                Ok(Requeue::After(
-                    self.reread.mul_f64(rand::random_range(1.0..1.2)),
-                ))
+        let resolved = match endpoint::gather(&self.source, &point).await {
+            Ok(resolved) => resolved,
+            // The apiserver recovers by itself: the last report stays, and the queue goes on.
+            Err(EndpointError::SecretUnreadable(message)) => {
+                let error = EndpointError::SecretUnreadable(message);
+                let (reason, message) = (error.reason(), error.to_string());
+                let outcome = if status::unsaid(&cx.status) {
+                    status::blocked(&mut cx.status, &spec, reason, message.clone())
+                } else {
+                    Outcome::unchanged()
+                };
+                let error = Error::Other {
+                    class: Class::Transient,
+                    reason: reason.into(),
+                    message,
+                };
+                return Err(error.reported(outcome));
             }
-            Err(blocked) => {
-                // That passes by itself: what is known stands, and the line goes on.
-                let passing = matches!(blocked, Blocked::SecretUnreadable(_));
-                if !passing {
-                    self.close(&key);
-                }
-                if !passing || standing::unsaid(point.status.as_ref()) {
-                    let (reason, words) = (blocked.reason(), blocked.to_string());
-                    let spec = standing::digest(&point.spec);
-                    let before = point.status.as_ref();
-                    let mut status =
-                        standing::blocked(before, &spec, reason, &words, generation, now.clone());
-                    standing::name_left_out(
-                        &mut status,
-                        &self.outbox.left_out_of(&key),
-                        generation,
-                        now,
-                    );
-                    self.write(&key, &point, status).await?;
-                }
-                match blocked {
-                    Blocked::SecretUnreadable(_) => Err(Error::ReadSecret(blocked)),
-                    Blocked::SpecInvalid(_) => Ok(Requeue::OnChange),
-                    _ => Ok(Requeue::Poll),
-                }
+            Err(error) => {
+                self.close(&key);
+                let (reason, message) = (error.reason(), error.to_string());
+                let outcome = status::blocked(&mut cx.status, &spec, reason, message);
+                return Ok(match error {
+                    EndpointError::SpecInvalid(_) => outcome,
+                    _ => outcome.requeue(Requeue::Poll),
+                });
             }
+        };
+        let tested = self.configure(&key, &point, resolved);
+        let outcome = status::answered(
+            &mut cx.status,
+            &self.outbox.standing(&key),
+            self.outbox.failing(&key).is_some(),
+            &tested,
+            self.outbox.tests_accepted(&key),
+        );
+        // Jitter, so that not all Secrets are read at once.
+        let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
+        Ok(outcome.requeue(Requeue::After(reread)))
+    }
+
+    fn observe(&self, cx: &mut Context<ContactPoint>) {
+        let generation = cx.object.metadata.generation.unwrap_or_default();
+        let left_out = self.outbox.left_out_of(&cx.key);
+        let now = Time(jiff::Timestamp::now());
+        status::name_left_out(&mut cx.status, &left_out, generation, now);
+    }
+
+    fn reported(&self, cx: &Context<ContactPoint>) {
+        if cx.status.ready {
+            self.outbox.open(&cx.key);
         }
     }
 
-    fn gone(&self, key: &Key) {
-        self.set_ups().remove(key);
+    fn changed(&self, point: &Arc<ContactPoint>, is_listed: bool) {
+        if is_listed {
+            self.wake_fields(point);
+        }
+    }
+
+    fn deleted(&self, point: &Arc<ContactPoint>) {
+        self.wake_fields(point);
+    }
+
+    fn forget(&self, key: &Key) {
+        self.configs().remove(key);
         self.outbox.remove(key);
-        self.written.forget(key);
     }
 }

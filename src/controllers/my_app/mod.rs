@@ -17,11 +17,10 @@ use qm_runtime::backoff::{Backoffs, Policy};
 use qm_runtime::children::{Child, Children};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
-use qm_runtime::error::{Error, Result};
+use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
-use qm_runtime::outcome::Outcome;
+use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::ownership::{Claim, Owner};
-use qm_runtime::reconciler::{Class, Requeue};
 use tokio::time::Instant;
 use tracing::debug;
 

@@ -7,9 +7,8 @@ use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
     WRITE_FAILED, WRITE_REJECTED,
 };
-use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
 use qm_runtime::ownership::{Claim, Foreign, Owner};
-use qm_runtime::reconciler::Requeue;
 
 use super::build::{DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};

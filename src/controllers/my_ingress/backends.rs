@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::MyIngress;
-use qm_runtime::reconciler::Trigger;
+use qm_runtime::trigger::Trigger;
 use qm_runtime::watch_hub::{Observer, ResourceName};
 use qm_runtime::{Key, watching};
 use tokio::sync::{SetOnce, watch};

@@ -11,8 +11,8 @@ use qm_aws::{Aws, AwsError, Tags};
 use qm_core::kind::HasReadyCondition as _;
 use qm_runtime::Scope;
 use qm_runtime::controller::Context;
-use qm_runtime::error::{Error, FORBIDDEN, Result};
-use qm_runtime::reconciler::{Class, Requeue};
+use qm_runtime::error::{Class, Error, FORBIDDEN, Result};
+use qm_runtime::outcome::Requeue;
 
 use super::backends::Backends;
 use super::build::Desired;

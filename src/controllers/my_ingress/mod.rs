@@ -20,7 +20,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome};
-use qm_runtime::reconciler::Trigger;
+use qm_runtime::trigger::Trigger;
 use qm_runtime::{Key, Scope};
 use tokio::sync::OnceCell;
 
@@ -135,7 +135,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
         self.resync
     }
 
-    fn changed(&self, ingress: &Arc<MyIngress>) {
+    fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
         // With a narrower scope nobody has listeners.
         if self.executor.scope == Scope::Cluster {
             let key = Key::of(ingress.as_ref());

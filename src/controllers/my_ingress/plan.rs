@@ -12,10 +12,10 @@ use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
 use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
-use qm_runtime::error::CONFLICT;
+use qm_runtime::error::{CONFLICT, Class};
 use qm_runtime::finalizer;
+use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Claim;
-use qm_runtime::reconciler::{Class, Requeue};
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;

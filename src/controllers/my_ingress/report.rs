@@ -4,7 +4,8 @@ use std::ops::ControlFlow::{Break, Continue};
 
 use qm_api::my_ingress::{Alb, ListenerStatus};
 use qm_aws::AwsError;
-use qm_runtime::reconciler::{Class, Requeue};
+use qm_runtime::error::Class;
+use qm_runtime::outcome::Requeue;
 
 use super::build::Desired;
 use super::observe::Observed;

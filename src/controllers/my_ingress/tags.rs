@@ -7,8 +7,8 @@ use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID, REQUESTED_AT};
 use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
 use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
 use qm_aws::{AwsError, LoadBalancer, Tags};
+use qm_runtime::error::Class;
 use qm_runtime::ownership::{Claim, Foreign, Owner};
-use qm_runtime::reconciler::Class;
 use qm_runtime::short_digest;
 
 /// Tag: UID of the namespace [`OF_THE_CLUSTER`], which identifies the cluster.

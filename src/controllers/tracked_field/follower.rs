@@ -22,14 +22,14 @@ pub const DOUBT: Duration = Duration::from_secs(5);
 /// For whom, and of what, a field is followed. A pass over another spec, or over an object of the same name that was there
 /// before, must neither add to what is observed nor take it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whose {
+pub struct FollowIdentity {
     /// UID of the `TrackedField`.
     pub uid: Option<String>,
     /// What its spec tracks.
     pub subject: Subject,
 }
 
-impl Whose {
+impl FollowIdentity {
     /// What `object` follows.
     pub fn of(object: &TrackedField) -> Self {
         Self {
@@ -57,7 +57,7 @@ pub enum Unreadable {
 }
 
 pub(super) struct Follower {
-    pub(super) whose: Whose,
+    pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
     pub(super) field: Field,
     /// Shown by the watch since it last began to list.
@@ -102,7 +102,7 @@ pub(super) struct Doubt {
 
 /// Knowledge at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReadTicket {
     shown: u64,
     outranks: Option<u64>,
 }
@@ -118,9 +118,14 @@ pub(super) struct Newest {
 
 impl Follower {
     /// Creates a follower without a known state.
-    pub(super) fn new(whose: Whose, target: TargetKey, field: Field, certainty: Certainty) -> Self {
+    pub(super) fn new(
+        identity: FollowIdentity,
+        target: TargetKey,
+        field: Field,
+        certainty: Certainty,
+    ) -> Self {
         Self {
-            whose,
+            identity,
             target,
             field,
             listed: false,
@@ -142,7 +147,7 @@ impl Follower {
         if series.observations.is_empty() {
             return;
         }
-        if series.subject == self.whose.subject {
+        if series.subject == self.identity.subject {
             self.merged += self.buffer.restore(series.observations);
             return;
         }
@@ -337,12 +342,12 @@ impl Follower {
     }
 
     /// To be taken before a read begins.
-    pub(super) fn asks(&self) -> Asked {
+    pub(super) fn asks(&self) -> ReadTicket {
         let outranks = match self.certainty {
             Certainty::Contradicted(doubt) => doubt.outranks,
             _ => None,
         };
-        Asked {
+        ReadTicket {
             shown: self.shown,
             outranks,
         }
@@ -352,7 +357,7 @@ impl Follower {
     /// after the watch has shown nothing more for [`DOUBT`].
     pub(super) fn read(
         &mut self,
-        asked: Asked,
+        asked: ReadTicket,
         now: Instant,
         found: Option<(&RawObject, ObservedValue)>,
     ) {
@@ -409,7 +414,7 @@ impl Follower {
     /// shows the next version.
     pub(super) fn read_unreadable(
         &mut self,
-        asked: Asked,
+        asked: ReadTicket,
         now: Instant,
         object: &RawObject,
         why: &Unreadable,

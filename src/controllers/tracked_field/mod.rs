@@ -1,58 +1,48 @@
 //! `TrackedField`: changes become entries, entries become messages.
 //!
-//! [`tracker`] sees the changes, [`history`] decides what becomes of the status, this pass writes it, and the outbox
-//! (`notify::queue`) sends what is pending. The pass is the only writer of a `TrackedField`.
+//! The [`tracker`] observes the changes, [`history`] computes the next status, the reconcile writes it, and the outbox
+//! (`qm_notify::queue`) sends Pending entries. The reconcile is the only writer of a `TrackedField`.
 
-use std::collections::HashMap;
-use std::io;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Api, Client, ResourceExt};
-use tracing::debug;
-use uuid::Uuid;
-
-use self::follower::Whose;
-pub use self::following::Targets;
 use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{GROUP, History, StoredHistory};
+use qm_api::tracked_field::{Entry, GROUP, History, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_notify::metrics::DeliveryMetrics;
+use qm_notify::history::Changes;
+use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
 use qm_notify::queue::{Circumstances, Offer, Outbox};
 use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
-use qm_runtime::cache::strip;
-use qm_runtime::events::Events;
+use qm_runtime::controller::{Context, Controller};
+use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::Phase;
-use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
-use qm_runtime::written::Written;
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::{Key, apply};
+use tracing::debug;
+use uuid::Uuid;
 
-use self::following::{Tracked, Untracked};
-use self::reads::Answer;
-use self::target::TargetError;
-use self::telling::Why;
-use self::tracker::Trouble;
-use self::waiting::Waiting;
+use self::follow::{Answer, FollowedTarget, Targets, TrackError};
+use self::follower::FollowIdentity;
+use self::tracker::WatchProblem;
+use self::waiting::WaitingReason;
 
 pub mod field;
+pub mod follow;
 mod follower;
-mod following;
 pub mod grants;
 mod lookup;
-pub mod reads;
 mod shown;
 pub mod target;
-mod telling;
 pub mod tracker;
 pub mod waiting;
 
-/// What the controller is called in logs, metrics and as a field manager.
+/// Name of the controller in logs and metrics.
 pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
@@ -73,84 +63,65 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
-/// What can go wrong in a pass.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The target's present state could not be read.
-    #[error("the target could not be read: {0}")]
-    ReadTarget(#[source] kube::Error),
-    /// The apiserver's list of resources could not be read.
-    #[error(transparent)]
-    Discovery(TargetError),
-    /// The apiserver did not answer in time for the target.
-    #[error("the target could not be read: the apiserver did not answer within {0:?}")]
-    Unanswered(Duration),
-    /// A large object that was read could not be looked into.
-    #[error("the target could not be looked into: {0}")]
-    LookInto(#[source] io::Error),
-    /// The object itself could not be read again.
-    #[error("the object could not be read again: {0}")]
-    ReadAgain(#[source] kube::Error),
-    /// What the status tells could not be read.
-    #[error("the stored history could not be read: {0}")]
-    History(#[source] serde_json::Error),
-    /// The history could not be written.
-    #[error("the status could not be written: {0}")]
-    WriteStatus(#[source] kube::Error),
-    /// The annotation that says why it waits could not be written.
-    #[error("the annotation could not be written: {0}")]
-    WriteWaiting(#[source] kube::Error),
-}
-
-impl Failure for Error {
-    fn class(&self) -> Class {
-        match self {
-            Self::ReadTarget(error)
-            | Self::ReadAgain(error)
-            | Self::WriteStatus(error)
-            | Self::WriteWaiting(error) => error.class(),
-            Self::Discovery(_) | Self::Unanswered(_) | Self::LookInto(_) | Self::History(_) => {
-                Class::Transient
-            }
-        }
-    }
-}
-
-/// How long things last.
+/// Timings of a `TrackedField`.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// The Event that says why a `TrackedField` waits is written again after this.
+pub struct EntryTimings {
+    /// Time after which the Event that reports an obstacle is published again.
     pub renew_event: Duration,
-    /// A target of which nothing certain was heard for this long is read.
+    /// Time without confirmation after which a target is read.
     pub resync: Duration,
 }
 
 /// The controller.
 pub struct TrackedFields<T> {
-    /// Talks to the apiserver.
-    pub client: Client,
-    /// Targets of the `TrackedField`s.
+    /// Targets of all `TrackedField`s.
     pub targets: Arc<Targets>,
-    /// The contact points.
+    /// All contact points.
     pub points: Store<ContactPoint>,
-    /// Whether there can be any.
+    /// Whether the operator serves contact points.
     pub points_phase: Phase,
-    /// What waits to be sent.
+    /// Entries that wait to be sent.
     pub outbox: Arc<Outbox<T>>,
-    /// Where Events go.
-    pub events: Events,
     /// Metrics of the entries.
     pub metrics: DeliveryMetrics,
-    /// How long things last.
-    pub terms: Terms,
-    /// What the cluster is called in messages.
+    /// Timings.
+    pub terms: EntryTimings,
+    /// Name of the cluster in messages.
     pub cluster: Option<String>,
-    /// What was written last.
-    pub written: Written<TrackedField>,
     /// Whether the apiserver answers.
     pub availability: Availability,
-    /// When the Event that says why was written, for each object that waits.
-    pub told: Mutex<HashMap<Key, (Waiting, Timestamp)>>,
+}
+
+/// The requests and the results of one reconcile that decide whether the object waits.
+struct Run<'a> {
+    tracked: &'a Result<Option<FollowedTarget>, TrackError>,
+    /// Whether an answer about the target is awaited.
+    asks: bool,
+    point: Option<&'a ContactPoint>,
+}
+
+/// Obstacle of a `TrackedField`.
+enum Obstacle {
+    /// The target's state is not known yet, so the last report stays.
+    Unknown,
+    /// The obstacle is known; `None` if nothing waits.
+    Known(Option<WaitingReason>),
+}
+
+/// Returns the failure without a report of its own: the last report stays.
+fn unreported(error: Error) -> Error {
+    match error {
+        Error::Reported { .. } => error,
+        error => error.reported(Outcome::unchanged()),
+    }
+}
+
+fn history_of(object: &TrackedField) -> Result<History> {
+    object.history().map_err(|error| Error::Other {
+        class: Class::Transient,
+        reason: WRITE_FAILED.into(),
+        message: format!("the stored history could not be read: {error}"),
+    })
 }
 
 impl<T: Transport> TrackedFields<T> {
@@ -162,133 +133,267 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// The object as it now stands. None if somebody changed what a pass goes by: the next pass has it.
-    async fn read_again(
-        &self,
-        key: &Key,
-        object: &TrackedField,
-    ) -> Result<Option<Arc<TrackedField>>, Error> {
-        let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-        let requested = |object: &TrackedField| object.annotations().get(REQUESTED_AT).cloned();
-        let mut newest = api.get(&key.name).await.map_err(Error::ReadAgain)?;
-        strip(&mut newest);
-        let same = newest.uid() == object.uid()
-            && newest.metadata.generation == object.metadata.generation
-            && requested(&newest) == requested(object);
-        // Newer than the cache: the next pass goes on from here, too.
-        Ok(same.then(|| self.written.wrote(key, newest)))
+    fn outcome(&self, waiting: Option<&WaitingReason>) -> Outcome {
+        let outcome = match waiting {
+            None => Outcome::ready(""),
+            Some(waiting) if waiting.is_warning() => {
+                Outcome::failed(waiting.reason(), waiting.message())
+            }
+            Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
+        };
+        outcome.event(EventPolicy::Renew(self.terms.renew_event))
     }
 
-    /// Reports a stored spec that was not read. The history stays as it is.
-    async fn reject(
-        &self,
-        key: &Key,
-        object: Arc<TrackedField>,
-        message: String,
-    ) -> Result<Requeue, Error> {
-        self.targets.unfollow(key);
-        self.outbox.withdraw(key, false);
-        let renew = self
-            .say(key, object, Some(Waiting::SpecInvalid(message)))
-            .await?;
-        Ok(renew.map_or(Requeue::OnChange, Requeue::After))
-    }
-
-    /// Brings the status up to what was seen and sent. Gives the object and its history as they then stand; none where
-    /// another pass has to look at it.
+    /// Brings the status up to date with observations and delivery outcomes, and returns the history.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if another reconcile must go by a newer object.
     async fn record(
         &self,
-        key: &Key,
-        mut object: Arc<TrackedField>,
+        cx: &mut Context<TrackedField>,
+        point: &Key,
         outcomes: &[(String, history::Outcome)],
         held: bool,
-    ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
-        let whose = Whose::of(&object);
-        let seen = self.targets.tracker.seen(key, &whose);
-        let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+    ) -> Result<History> {
+        let key = cx.key.clone();
+        let (identity, circumstances) = (
+            FollowIdentity::of(&cx.object),
+            self.circumstances(&cx.object),
+        );
+        let seen = self.targets.tracker.seen(&key, &identity);
         let mut raced = false;
         loop {
-            let before = object.history().map_err(Error::History)?;
+            let before = history_of(&cx.object)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
-                // What was sent stood in a status: this one is older, and would be none the wiser.
+                // Entries that were sent had been stored, so this status is an older one.
                 raced = true;
-                let Some(newest) = self.read_again(key, &object).await? else {
-                    return Ok(None);
-                };
-                object = newest;
+                cx.reread().await?;
                 continue;
             }
             let now = history::Now::read();
             let inputs = history::Inputs {
-                subject: &whose.subject,
+                subject: &identity.subject,
                 observations: &seen.observations,
                 newest: seen.newest.as_ref(),
                 former: seen.former.as_ref(),
                 outcomes,
-                in_flight: &self.outbox.in_flight(key),
+                in_flight: &self.outbox.in_flight(&key),
                 held,
-                limit: object.spec.history_limit,
-                held_for: &self.outbox.observe(key, &before, held, now),
+                limit: cx.object.spec.history_limit,
+                held_for: &self.outbox.observe(&key, &before, held, now),
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
-            if changes.merged > 0 && self.outbox.holds(key) {
-                // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.
-                self.outbox.withdraw(key, false);
+            if changes.merged > 0 && self.outbox.holds(&key) {
+                // Entries that are merged now must not be sent meanwhile: they would be sent twice.
+                self.outbox.withdraw(&key, false);
                 continue;
             }
             if changes.changed {
-                let status = StoredHistory::try_from(&*changes.history);
-                let status =
-                    status.map_err(|error| Error::WriteStatus(kube::Error::SerdeError(error)))?;
-                match apply::status(&api, MANAGER, object.as_ref(), &status).await {
-                    Ok(written) => object = self.written.wrote(key, written),
-                    Err(kube::Error::Api(status)) if status.code == 409 && !raced => {
+                cx.status = StoredHistory::try_from(&*changes.history).map_err(|error| {
+                    Error::api("the status could not be written")(kube::Error::SerdeError(error))
+                })?;
+                match cx.write_status().await {
+                    Ok(()) => {}
+                    Err(error) if !raced && error.status().is_some_and(|it| it.code == 409) => {
                         debug!("the object changed in the meantime; its history is computed again");
                         raced = true;
-                        let Some(newest) = self.read_again(key, &object).await? else {
-                            return Ok(None);
-                        };
-                        object = newest;
+                        cx.reread().await?;
                         continue;
                     }
-                    Err(error) => return Err(Error::WriteStatus(error)),
+                    Err(error) => {
+                        cx.status = cx.object.status.clone().unwrap_or_default();
+                        return Err(self.write_failed(&key, point, error, circumstances));
+                    }
                 }
             }
             self.outbox
-                .observe(key, &changes.history, held, history::Now::read());
+                .observe(&key, &changes.history, held, history::Now::read());
             changes.merged += seen.merged;
             seen.recorded();
             if let Some(version) = changes.contradicted {
-                self.targets.tracker.contradict(key, &whose, version);
+                self.targets.tracker.contradict(&key, &identity, version);
             }
-            self.tell(&object, &before, &changes);
-            return Ok(Some((object, changes.history)));
+            self.emit_events(cx, &before, &changes);
+            return Ok(changes.history);
         }
     }
-}
 
-impl<T: Transport> Reconciler for TrackedFields<T> {
-    type Object = TrackedField;
-    type Error = Error;
-
-    async fn reconcile(&self, object: Arc<TrackedField>) -> Result<Requeue, Error> {
-        let key = Key::of(object.as_ref());
-        let object = self.written.newest(&key, object);
-        if object.metadata.deletion_timestamp.is_some() {
-            self.gone(&key);
-            return Ok(Requeue::OnChange);
+    /// Reports a rejected write of the history to the outbox. Once other objects go on without this one, so does the
+    /// outcome.
+    fn write_failed(
+        &self,
+        key: &Key,
+        point: &Key,
+        error: Error,
+        circumstances: Circumstances,
+    ) -> Error {
+        if let Error::Api { source, .. } = &error
+            && let Some((code, message)) = apply::rejection(source, self.availability.is_out())
+        {
+            self.metrics.status_write_rejected(code);
+            self.outbox
+                .write_rejected(key, point, (code, &message), circumstances);
+            if let Some(why) = self.outbox.left_out(key) {
+                return error.reported(self.outcome(Some(&WaitingReason::WriteRejected(why))));
+            }
         }
+        error
+    }
+
+    /// Publishes Events and counts metrics of the changes that were written. `before` is the history before.
+    fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &Changes) {
+        if let Some((last, others)) = changes.failed.split_last() {
+            let reason = last.reason.as_deref().unwrap_or_default();
+            let value = last.value.as_deref().unwrap_or("(no value)");
+            let note = match others.len() {
+                0 => format!("{} {value}: not delivered: {reason}", last.action),
+                others => format!(
+                    "{} {value}, and {others} before it: not delivered: {reason}",
+                    last.action
+                ),
+            };
+            cx.warning("Notify", "DeliveryFailed", note);
+        }
+        let rejected = changes.failed.len().saturating_sub(changes.expired);
+        self.metrics
+            .entries_failed(EntryFailure::Expired, changes.expired as u64);
+        self.metrics
+            .entries_failed(EntryFailure::Rejected, rejected as u64);
+        if changes.merged > 0 {
+            self.metrics.entries_merged(changes.merged as u64);
+            // Once, for as long as a merged entry waits.
+            if !before
+                .iter()
+                .any(|entry| entry.is_pending() && entry.merged.is_some())
+            {
+                let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
+                cx.warning("Record", "EntriesMerged", note);
+            }
+        }
+    }
+
+    /// Returns why messages of this object cannot be sent now.
+    fn point_problem(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+        pending: bool,
+        point: Option<&ContactPoint>,
+    ) -> Option<WaitingReason> {
+        let name = &object.spec.contact_point;
+        let Some(point) = point else {
+            if let Some(why) = self.points_phase.absent(&key.namespace) {
+                let because = format!("this operator does not serve contact points: {why}");
+                return Some(WaitingReason::ContactPointNotReady {
+                    name: name.clone(),
+                    because,
+                });
+            }
+            let points = self.points.state();
+            let names: Vec<String> = points
+                .iter()
+                .filter(|point| point.namespace().as_deref() == Some(&*key.namespace))
+                .map(|point| point.name_any())
+                .collect();
+            let nearest =
+                target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
+            return Some(WaitingReason::ContactPointNotFound {
+                name: name.clone(),
+                nearest,
+            });
+        };
+        waiting::of_point(point).or_else(|| {
+            let message = self.outbox.failing(&Key::of(point))?;
+            pending.then(|| WaitingReason::DeliveryFailing {
+                name: name.clone(),
+                message,
+            })
+        })
+    }
+
+    /// Returns the obstacle of the object. Obstacles to sending Pending entries come first.
+    fn obstacle(&self, key: &Key, object: &TrackedField, history: &[Entry], run: &Run) -> Obstacle {
+        let Run {
+            tracked,
+            asks,
+            point,
+        } = *run;
+        let pending = history.iter().any(Entry::is_pending);
+        let of_point = if object.spec.suspend.unwrap_or_default() {
+            Some(WaitingReason::Suspended)
+        } else {
+            self.point_problem(key, object, pending, point)
+        };
+        if of_point.is_some() && pending {
+            return Obstacle::Known(of_point);
+        }
+        let Targets { tracker, reads, .. } = &*self.targets;
+        let is_unknown = tracker.exists(key).is_none();
+        let failure = reads.failure(key, &FollowIdentity::of(object));
+        let of_target = match tracked {
+            Err(untracked) => Some(untracked.waiting.clone()),
+            // The last failure counts until the next answer.
+            Ok(_) if asks && failure.is_some() => failure,
+            Ok(_) if asks && is_unknown => return Obstacle::Unknown,
+            Ok(tracked) => tracked.as_ref().and_then(|it| {
+                waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)
+            }),
+        };
+        if of_target.is_none() && is_unknown {
+            return Obstacle::Unknown;
+        }
+        let cluster = self.cluster.as_deref();
+        Obstacle::Known(
+            of_target
+                .or_else(|| waiting::of_template(object, history, cluster))
+                .or_else(|| waiting::of_body(object, history, point?, cluster))
+                .or(of_point),
+        )
+    }
+
+    /// Returns when to reconcile again.
+    fn requeue(&self, key: &Key, run: &Run) -> Requeue {
+        let Run {
+            tracked,
+            asks,
+            point,
+        } = *run;
+        let tracker = &self.targets.tracker;
+        let period = self.terms.resync;
+        let is_unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
+        match tracked {
+            Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
+            Ok(_) if asks => Requeue::InFlight(period),
+            Ok(Some(FollowedTarget { target, shard, .. }))
+                if tracker.watch_problem(&target.resource, shard.as_deref())
+                    == Some(WatchProblem::NotServed) =>
+            {
+                Requeue::Poll
+            }
+            _ if is_unserved => Requeue::Poll,
+            // The read has not resolved the contradiction yet.
+            Ok(Some(_)) if tracker.unread(key, period).is_some() => Requeue::After(follower::DOUBT),
+            Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),
+            Err(_) => Requeue::After(period),
+        }
+    }
+
+    async fn run(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
+        let (key, object) = (cx.key.clone(), Arc::clone(&cx.object));
         if let Err(message) = object.spec.check_size() {
-            return self.reject(&key, object, message).await;
+            // The history stays as it is.
+            self.targets.unfollow(&key);
+            self.outbox.withdraw(&key, false);
+            return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message))));
         }
-        // Each observed change wakes the object: what is refused must not be sent that often.
+        // Each observed change wakes the object: a rejected write must not be repeated that often.
         let circumstances = self.circumstances(&object);
         if let Some(delay) = self.outbox.rejected_write_due(&key, &circumstances) {
-            return Ok(Requeue::After(delay));
+            return Ok(Outcome::unchanged().requeue(Requeue::After(delay)));
         }
-        let (answer, panic) = match self.targets.reads.take(&key, &Whose::of(&object)) {
+        let (answer, panic) = match self.targets.reads.take(&key, &FollowIdentity::of(&object)) {
             Some(Err(panic)) => (None, Some(panic)),
             Some(Ok(answer)) => (Some(answer), None),
             None => (None, None),
@@ -302,28 +407,15 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let point = self
             .points
             .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
-        let suspended = object.spec.suspend.unwrap_or_default();
-        let held = suspended
+        let is_suspended = object.spec.suspend.unwrap_or_default();
+        let held = is_suspended
             || point
                 .as_ref()
                 .is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let recorded = self
-            .record(&key, Arc::clone(&object), &outcomes, held)
-            .await;
-        if let Err(Error::WriteStatus(error)) = &recorded
-            && let Some((code, message)) = apply::rejection(error, self.availability.is_out())
-        {
-            self.metrics.status_write_rejected(code);
-            self.outbox
-                .write_rejected(&key, &point_key, (code, &message), circumstances);
-            self.report_write_rejected(&key, object).await;
-        }
-        let Some((object, history)) = recorded? else {
-            return Ok(Requeue::Poll);
-        };
-        // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
+        let history = self.record(cx, &point_key, &outcomes, held).await?;
+        // Only now: earlier observations, such as the end of the target along with its CRD, are recorded.
         if tracked
             .as_ref()
             .is_err_and(|untracked| untracked.waiting.ends_tracking())
@@ -331,66 +423,63 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.targets.unfollow(&key);
         }
         // The request runs outside this reconcile: outcomes and other objects must not wait for a target that hangs.
-        let outdated = was_read && self.targets.tracker.is_outdated(&key);
+        let is_outdated = was_read && self.targets.tracker.is_outdated(&key);
+        let object = Arc::clone(&cx.object);
         let asks = match &tracked {
-            Ok(tracked) if !was_read || outdated => self.targets.ask(&object, tracked.as_ref()),
+            Ok(tracked) if !was_read || is_outdated => self.targets.ask(&object, tracked.as_ref()),
             _ => false,
         };
-        // Offered before the outcomes are given back: the line goes on with what the status now says.
-        if suspended {
+        // The queue gets the entries before the outcomes are confirmed, so that it goes on with the new status.
+        if is_suspended {
             self.outbox.withdraw(&key, false);
         } else {
-            self.outbox
-                .offer(&point_key, Offer::of(&object).map_err(Error::History)?);
+            let offer = Offer::of(&object).map_err(|error| Error::Other {
+                class: Class::Transient,
+                reason: WRITE_FAILED.into(),
+                message: format!("the stored history could not be read: {error}"),
+            })?;
+            self.outbox.offer(&point_key, offer);
         }
         self.outbox.recorded(&key, &outcomes);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
 
-        let waiting = self.waiting(&key, &object, &history, &tracked, asks, point.as_deref());
-        let renew = match waiting {
-            Why::Unknown => None,
-            Why::Known(waiting) => self.say(&key, object, waiting).await?,
+        let run = Run {
+            tracked: &tracked,
+            asks,
+            point: point.as_deref(),
         };
-        let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
-        let resync = match tracked {
-            Err(Untracked {
+        let outcome = match self.obstacle(&key, &object, &history, &run) {
+            Obstacle::Unknown => Outcome::unchanged(),
+            Obstacle::Known(waiting) => self.outcome(waiting.as_ref()),
+        };
+        let outcome = outcome.requeue(self.requeue(&key, &run));
+        match tracked {
+            Err(TrackError {
                 error: Some(error), ..
-            }) => return Err(*error),
-            Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => {
-                return Ok(Requeue::Poll);
-            }
-            Ok(_) if asks => self.terms.resync,
-            Ok(Some(Tracked { target, shard, .. }))
-                if self
-                    .targets
-                    .tracker
-                    .trouble(&target.resource, shard.as_deref())
-                    == Some(Trouble::NotServed) =>
-            {
-                return Ok(Requeue::Poll);
-            }
-            _ if unserved => return Ok(Requeue::Poll),
-            // The read has not resolved the contradiction yet.
-            Ok(Some(_))
-                if self
-                    .targets
-                    .tracker
-                    .unread(&key, self.terms.resync)
-                    .is_some() =>
-            {
-                follower::DOUBT
-            }
-            Ok(_) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Err(_) => self.terms.resync,
-        };
-        let due = renew.map_or(resync, |renew| renew.min(resync));
-        Ok(if asks {
-            Requeue::InFlight(due)
-        } else {
-            Requeue::After(due)
-        })
+            }) => Err(error.reported(outcome)),
+            _ => Ok(outcome),
+        }
+    }
+}
+
+impl<T: Transport> Controller for TrackedFields<T> {
+    type Kind = TrackedField;
+
+    const KIND: &'static KindInfo = &KIND;
+    const FIELD_MANAGER: &'static str = MANAGER;
+
+    async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
+        self.run(cx).await.map_err(unreported)
+    }
+
+    fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {
+        self.targets.follow(field);
+        if is_listed {
+            self.targets.watch(field);
+            self.outbox.cached(field);
+        }
     }
 
     fn lead(&self) {
@@ -400,14 +489,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         }
     }
 
-    fn gone(&self, key: &Key) {
+    fn forget(&self, key: &Key) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
         self.outbox.withdraw(key, true);
-        self.written.forget(key);
-        self.told
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key);
     }
 }

@@ -20,7 +20,7 @@ use qm_runtime::Key;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
-use qm_runtime::reconciler::Trigger;
+use qm_runtime::trigger::Trigger;
 use qm_runtime::watch_hub::{Observer, ResourceName};
 use qm_runtime::watching;
 use serde_json::Value;
@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::field::Field;
-use super::follower::{Asked, Certainty, Follower, Unreadable, Whose};
+use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket, Unreadable};
 use super::lookup::{Lookup, Place, look_up};
 use super::shown::{Shown, ShownQueue};
 use super::target::TargetKey;
@@ -38,7 +38,7 @@ pub(super) const AT_ONCE: usize = 64 * 1024;
 
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {
-    state: Mutex<Tracked>,
+    state: Mutex<TrackerState>,
     wake: Trigger<TrackedField>,
     /// Decodes large objects and does expensive lookups.
     pub(super) background: Background,
@@ -46,7 +46,7 @@ pub struct Tracker {
 }
 
 #[derive(Default)]
-struct Tracked {
+struct TrackerState {
     /// The first generation of lists that counts, once this replica leads.
     leads_since: Option<u64>,
     followers: HashMap<Key, Follower>,
@@ -69,12 +69,12 @@ struct Watch {
     /// may then be something else.
     turn: u64,
     /// What it was last refused with.
-    trouble: Option<Trouble>,
+    trouble: Option<WatchProblem>,
 }
 
 /// Why a resource cannot be watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum WatchProblem {
     /// The operator may not list or watch it.
     Forbidden(String),
     /// The apiserver does not serve it.
@@ -83,11 +83,11 @@ pub enum Trouble {
     Failing(String),
 }
 
-/// What a pass is to record. What it does not say to be [`recorded`](Seen::recorded) goes back, however the pass ends.
-pub struct Seen<'a> {
+/// What a pass is to record. What it does not say to be [`recorded`](PendingObservations::recorded) goes back, however the pass ends.
+pub struct PendingObservations<'a> {
     tracker: &'a Tracker,
     key: &'a Key,
-    whose: &'a Whose,
+    identity: &'a FollowIdentity,
     /// Oldest first.
     pub observations: Vec<Observation>,
     /// Newest known state; kept after it is recorded.
@@ -98,7 +98,7 @@ pub struct Seen<'a> {
     pub merged: usize,
 }
 
-impl Seen<'_> {
+impl PendingObservations<'_> {
     /// All of it stands in the history.
     pub fn recorded(mut self) {
         // Not cleared: its room would go back into the buffer, and stay there for as long as nothing changes.
@@ -106,19 +106,19 @@ impl Seen<'_> {
     }
 }
 
-impl Drop for Seen<'_> {
+impl Drop for PendingObservations<'_> {
     fn drop(&mut self) {
         let mut state = self.tracker.state();
         // The spec may be another one by now.
         let follower = state
             .followers
             .get_mut(self.key)
-            .filter(|follower| follower.whose.uid == self.whose.uid);
+            .filter(|follower| follower.identity.uid == self.identity.uid);
         let Some(follower) = follower else { return };
         follower.merged += self.merged;
         let observations = std::mem::take(&mut self.observations);
         follower.take_back(Series {
-            subject: self.whose.subject.clone(),
+            subject: self.identity.subject.clone(),
             observations,
         });
         if let Some(former) = self.former.take() {
@@ -131,9 +131,9 @@ impl Tracker {
     /// Creates a tracker. `wake` wakes the reconcile of a `TrackedField` with changes to record; `leads`: this replica
     /// leads from the start.
     pub fn new(wake: Trigger<TrackedField>, leads: bool) -> Self {
-        let tracked = Tracked {
+        let tracked = TrackerState {
             leads_since: leads.then_some(0),
-            ..Tracked::default()
+            ..TrackerState::default()
         };
         Self {
             state: Mutex::new(tracked),
@@ -155,7 +155,7 @@ impl Tracker {
         self.state().leads_since.is_some()
     }
 
-    fn state(&self) -> MutexGuard<'_, Tracked> {
+    fn state(&self) -> MutexGuard<'_, TrackerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,15 +163,16 @@ impl Tracker {
     pub fn follow(
         &self,
         key: &Key,
-        whose: &Whose,
+        identity: &FollowIdentity,
         target: &TargetKey,
         field: &Field,
         shard: Option<String>,
     ) -> bool {
         let mut state = self.state();
         let before = state.followers.get(key);
-        if before.is_some_and(|it| it.whose == *whose && it.target == *target && it.field == *field)
-        {
+        if before.is_some_and(|it| {
+            it.identity == *identity && it.target == *target && it.field == *field
+        }) {
             return false;
         }
         let replaced = state.forget(key);
@@ -185,14 +186,15 @@ impl Tracker {
         } else {
             Certainty::AwaitingList(Instant::now())
         };
-        let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), certainty);
+        let mut follower =
+            Follower::new(identity.clone(), target.clone(), field.clone(), certainty);
         let was_followed = replaced.is_some();
         // What was seen is still to be recorded: of what the spec tracked before, or of a resource that is in another scope now.
-        if let Some(mut before) = replaced.filter(|before| before.whose.uid == whose.uid) {
+        if let Some(mut before) = replaced.filter(|before| before.identity.uid == identity.uid) {
             let (observations, former) = before.unrecorded();
             follower.merged = before.merged;
             follower.take_back(Series {
-                subject: before.whose.subject,
+                subject: before.identity.subject,
                 observations,
             });
             if let Some(former) = former {
@@ -224,7 +226,7 @@ impl Tracker {
     /// What was known of the watches of resources of which nothing is followed any more.
     pub fn forget_watches(&self) {
         let mut state = self.state();
-        let Tracked {
+        let TrackerState {
             targets, watches, ..
         } = &mut *state;
         watches
@@ -244,7 +246,7 @@ impl Tracker {
 
     /// Asks for the target's present state to be read, if it has to be: the watch may have shown it already, or has not
     /// said anything certain for longer than `trusted` (a watch may miss something, deletions above all).
-    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<Asked> {
+    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<ReadTicket> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
         follower.has_to_be_read(trusted).then(|| follower.asks())
@@ -257,24 +259,24 @@ impl Tracker {
     pub fn read(
         &self,
         key: &Key,
-        whose: &Whose,
+        identity: &FollowIdentity,
         target: &TargetKey,
-        asked: Asked,
+        asked: ReadTicket,
         object: Option<RawObject>,
     ) {
         let Some(object) = object else {
             if let Some(follower) = self
                 .state()
-                .follower(key, whose)
+                .follower(key, identity)
                 .filter(|follower| follower.target == *target)
             {
                 follower.read(asked, Instant::now(), None);
             }
             return;
         };
-        let lookups = self.lookups_of_read((key, whose), target, &object);
+        let lookups = self.lookups_of_read((key, identity), target, &object);
         let looked_up = lookups.run(&object, Place::AtOnce);
-        self.take_read((key, whose), target, asked, &object, &looked_up);
+        self.take_read((key, identity), target, asked, &object, &looked_up);
     }
 
     /// Takes the object that a read found as [`Tracker::read`] does, and puts off no lookup.
@@ -283,32 +285,32 @@ impl Tracker {
     /// As [`Permit::run`].
     pub async fn read_apart(
         &self,
-        (key, whose): (&Key, &Whose),
+        (key, identity): (&Key, &FollowIdentity),
         target: &TargetKey,
-        asked: Asked,
+        asked: ReadTicket,
         object: RawObject,
         permit: Permit,
     ) -> io::Result<()> {
-        let lookups = self.lookups_of_read((key, whose), target, &object);
+        let lookups = self.lookups_of_read((key, identity), target, &object);
         let job = move || {
             let looked_up = lookups.run(&object, Place::Apart);
             (object, looked_up)
         };
         let (object, looked_up) = permit.run(job).await?;
-        self.take_read((key, whose), target, asked, &object, &looked_up);
+        self.take_read((key, identity), target, asked, &object, &looked_up);
         Ok(())
     }
 
     /// Returns the lookups in an object that a read for `key` found: for `key`, and for others that wait for it.
     fn lookups_of_read(
         &self,
-        (key, whose): (&Key, &Whose),
+        (key, identity): (&Key, &FollowIdentity),
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            let is_asked = of == key && follower.whose == *whose;
+            let is_asked = of == key && follower.identity == *identity;
             lookups.add(
                 &follower.field,
                 is_asked || follower.is_satisfied_by(object),
@@ -319,14 +321,14 @@ impl Tracker {
 
     fn take_read(
         &self,
-        (key, whose): (&Key, &Whose),
+        (key, identity): (&Key, &FollowIdentity),
         target: &TargetKey,
-        asked: Asked,
+        asked: ReadTicket,
         object: &RawObject,
         looked_up: &LookedUp,
     ) {
         self.state().each_of(target, |of, follower| {
-            let asked = if of == key && follower.whose == *whose {
+            let asked = if of == key && follower.identity == *identity {
                 asked
             } else if follower.is_satisfied_by(object) {
                 self.wake.wake(of);
@@ -396,7 +398,7 @@ impl Tracker {
         if !state.counts(&target) {
             return;
         }
-        let Tracked {
+        let TrackerState {
             followers, targets, ..
         } = &mut *state;
         for key in targets.get(&target).into_iter().flatten() {
@@ -410,25 +412,29 @@ impl Tracker {
     }
 
     /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
-    pub fn contradict(&self, key: &Key, whose: &Whose, outranks: u64) {
-        if let Some(follower) = self.state().follower(key, whose) {
+    pub fn contradict(&self, key: &Key, identity: &FollowIdentity, outranks: u64) {
+        if let Some(follower) = self.state().follower(key, identity) {
             follower.contradict(outranks);
         }
     }
 
-    /// What is to be recorded for `key`, if it is `whose` that is followed.
-    pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
+    /// What is to be recorded for `key`, if it is `identity` that is followed.
+    pub fn seen<'a>(
+        &'a self,
+        key: &'a Key,
+        identity: &'a FollowIdentity,
+    ) -> PendingObservations<'a> {
         let mut state = self.state();
-        let mut seen = Seen {
+        let mut seen = PendingObservations {
             tracker: self,
             key,
-            whose,
+            identity,
             observations: Vec::new(),
             newest: None,
             former: None,
             merged: 0,
         };
-        if let Some(follower) = state.follower(key, whose) {
+        if let Some(follower) = state.follower(key, identity) {
             seen.newest = follower.newest();
             (seen.observations, seen.former) = follower.unrecorded();
             seen.merged = std::mem::take(&mut follower.merged);
@@ -448,7 +454,11 @@ impl Tracker {
     }
 
     /// Why the watch of `resource` in `shard` does not work.
-    pub fn trouble(&self, resource: &ResourceName, shard: Option<&str>) -> Option<Trouble> {
+    pub fn watch_problem(
+        &self,
+        resource: &ResourceName,
+        shard: Option<&str>,
+    ) -> Option<WatchProblem> {
         self.state()
             .watches
             .get(&(resource.clone(), shard.map(str::to_owned)))?
@@ -599,7 +609,7 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
     shard.is_none_or(|namespace| target.namespace == namespace)
 }
 
-impl Tracked {
+impl TrackerState {
     /// Returns the watch that shows `target`.
     fn watch(&self, target: &TargetKey) -> Option<&Watch> {
         let place = |shard: Option<&str>| {
@@ -639,11 +649,11 @@ impl Tracked {
         }
     }
 
-    /// What follows for `key`, if it is `whose`.
-    fn follower(&mut self, key: &Key, whose: &Whose) -> Option<&mut Follower> {
+    /// What follows for `key`, if it is `identity`.
+    fn follower(&mut self, key: &Key, identity: &FollowIdentity) -> Option<&mut Follower> {
         self.followers
             .get_mut(key)
-            .filter(|follower| follower.whose == *whose)
+            .filter(|follower| follower.identity == *identity)
     }
 
     fn forget(&mut self, key: &Key) -> Option<Follower> {
@@ -670,7 +680,7 @@ impl Observer for Tracker {
 
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked {
+        let TrackerState {
             followers,
             watches,
             turns,
@@ -713,7 +723,7 @@ impl Observer for Tracker {
         if state.leads_since.is_none_or(|since| generation < since) {
             return;
         }
-        let Tracked {
+        let TrackerState {
             followers, queue, ..
         } = &mut *state;
         for (key, follower) in followers {
@@ -755,15 +765,15 @@ impl Observer for Tracker {
     }
 
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        let Some(trouble) = Trouble::of(error) else {
+        let Some(trouble) = WatchProblem::of(error) else {
             return;
         };
         let mut state = self.state();
-        let Tracked { watches, turns, .. } = &mut *state;
+        let TrackerState { watches, turns, .. } = &mut *state;
         let watch = watches
             .entry((resource.clone(), shard.map(str::to_owned)))
             .or_default();
-        if trouble == Trouble::NotServed {
+        if trouble == WatchProblem::NotServed {
             *turns += 1;
             watch.turn = *turns;
         }
@@ -781,7 +791,7 @@ impl Observer for Tracker {
     }
 }
 
-impl Trouble {
+impl WatchProblem {
     fn of(error: &watcher::Error) -> Option<Self> {
         let status = watching::refusal(error)?;
         match status.code {

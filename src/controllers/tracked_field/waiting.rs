@@ -1,7 +1,5 @@
 //! Why a `TrackedField` waits: the words of its annotation and of its Event.
 
-use std::fmt;
-
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::conditions;
@@ -14,12 +12,15 @@ use qm_runtime::watch_hub::ResourceName;
 
 use super::follower::Unreadable;
 use super::target::TargetKey;
-use super::tracker::{Tracker, Trouble};
+use super::tracker::{Tracker, WatchProblem};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
-/// Why nothing is recorded, or nothing sent. The variant's name is the reason.
+/// Reason of a target that cannot be read.
+pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
+
+/// Obstacle to recording or sending changes. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitingReason {
     /// The stored spec was not read.
     SpecInvalid(String),
     /// The target does not exist.
@@ -90,7 +91,7 @@ pub enum Waiting {
         nearest: Option<String>,
     },
     /// The contact point has no status yet, which is but a moment.
-    ContactPointNew {
+    ContactPointNotObserved {
         /// Its name.
         name: String,
     },
@@ -112,7 +113,7 @@ pub enum Waiting {
     },
 }
 
-impl Waiting {
+impl WaitingReason {
     /// Whether what was followed is no longer to be.
     pub fn ends_tracking(&self) -> bool {
         matches!(
@@ -139,7 +140,7 @@ impl Waiting {
 
     /// Whether somebody has to do something, or something is wrong.
     pub fn is_warning(&self) -> bool {
-        !matches!(self, Self::Suspended | Self::ContactPointNew { .. })
+        !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
     }
 
     /// The reason, as Events have it.
@@ -148,7 +149,7 @@ impl Waiting {
             Self::SpecInvalid(_) => "SpecInvalid",
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
-            Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => "TargetUnreadable",
+            Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => TARGET_UNREADABLE,
             Self::PathTooExpensive { .. } => "PathTooExpensive",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
@@ -157,7 +158,7 @@ impl Waiting {
             Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
-            Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => {
+            Self::ContactPointNotObserved { .. } | Self::ContactPointNotReady { .. } => {
                 "ContactPointNotReady"
             }
             Self::WriteRejected(_) => "WriteRejected",
@@ -207,7 +208,7 @@ impl Waiting {
             Self::ContactPointNotFound { name, nearest: None } => {
                 format!("{name:?} not found; a ContactPoint is looked for in the TrackedField's own namespace")
             }
-            Self::ContactPointNew { name } => format!("{name:?}: it has not been tried yet"),
+            Self::ContactPointNotObserved { name } => format!("{name:?}: it has not been tried yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::WriteRejected(message) => format!(
                 "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}; change the \
@@ -237,12 +238,6 @@ pub fn brief(words: &str) -> &str {
     &words[..words.floor_char_boundary(512)]
 }
 
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason(), self.message())
-    }
-}
-
 /// What keeps a target from being tracked.
 pub fn of_target(
     tracker: &Tracker,
@@ -250,24 +245,26 @@ pub fn of_target(
     shard: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,
-) -> Option<Waiting> {
-    match tracker.trouble(&target.resource, shard) {
-        Some(Trouble::Forbidden(message)) => {
-            return Some(Waiting::Forbidden {
+) -> Option<WaitingReason> {
+    match tracker.watch_problem(&target.resource, shard) {
+        Some(WatchProblem::Forbidden(message)) => {
+            return Some(WaitingReason::Forbidden {
                 resource: target.resource.clone(),
                 message,
             });
         }
-        Some(Trouble::NotServed) => {
+        Some(WatchProblem::NotServed) => {
             let ResourceName {
                 api_version,
                 plural,
             } = &target.resource;
-            return Some(Waiting::ResourceMismatch(format!(
+            return Some(WaitingReason::ResourceMismatch(format!(
                 "the apiserver does not serve {plural} of {api_version}"
             )));
         }
-        Some(Trouble::Failing(message)) => return Some(Waiting::TargetUnreadable(message)),
+        Some(WatchProblem::Failing(message)) => {
+            return Some(WaitingReason::TargetUnreadable(message));
+        }
         None => {}
     }
     let name = || {
@@ -282,13 +279,13 @@ pub fn of_target(
     if let Some(why) = tracker.unreadable(key) {
         let (target, problem) = (name(), why.to_string());
         return Some(match why {
-            Unreadable::TooExpensive(_) => Waiting::PathTooExpensive { target, problem },
+            Unreadable::TooExpensive(_) => WaitingReason::PathTooExpensive { target, problem },
             Unreadable::TooDeep | Unreadable::TooLarge | Unreadable::NotJson(_) => {
-                Waiting::TargetUndecodable { target, problem }
+                WaitingReason::TargetUndecodable { target, problem }
             }
         });
     }
-    (tracker.exists(key) == Some(false)).then(|| Waiting::TargetNotFound { target: name() })
+    (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
 }
 
 /// What is wrong with the template.
@@ -296,10 +293,10 @@ pub fn of_template(
     object: &TrackedField,
     history: &[Entry],
     cluster: Option<&str>,
-) -> Option<Waiting> {
+) -> Option<WaitingReason> {
     let template = object.spec.template.as_deref()?;
     if let Err(error) = message::check_template(template) {
-        return Some(Waiting::TemplateInvalid(error));
+        return Some(WaitingReason::TemplateInvalid(error));
     }
     // Whether it can be rendered shows only on a change.
     let item = newest(object, history)?;
@@ -308,7 +305,7 @@ pub fn of_template(
         Ok(_) => return None,
         Err(error) => format!("it fails for the newest change: {error}"),
     };
-    Some(Waiting::TemplateInvalid(problem))
+    Some(WaitingReason::TemplateInvalid(problem))
 }
 
 /// What is wrong with the body that the contact point gives messages. One that does not parse is the contact point's to
@@ -318,7 +315,7 @@ pub fn of_body(
     history: &[Entry],
     point: &ContactPoint,
     cluster: Option<&str>,
-) -> Option<Waiting> {
+) -> Option<WaitingReason> {
     let body = point.spec.webhook_spec.as_ref()?.body.as_deref()?;
     let body = message::template::Body::new(body).ok()?;
     let item = newest(object, history)?;
@@ -327,7 +324,7 @@ pub fn of_body(
     let message = body
         .render(&view, std::slice::from_ref(&view), &text)
         .err()?;
-    Some(Waiting::BodyInvalid {
+    Some(WaitingReason::BodyInvalid {
         name: object.spec.contact_point.clone(),
         message,
     })
@@ -340,7 +337,7 @@ fn newest(object: &TrackedField, history: &[Entry]) -> Option<Item> {
 }
 
 /// What keeps a contact point from taking messages.
-pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
+pub fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     let name = point.metadata.name.clone().unwrap_or_default();
     let status = point.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
@@ -348,7 +345,7 @@ pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
     if point.spec.suspend.unwrap_or_default()
         || ready.is_some_and(|ready| ready.reason == SUSPENDED)
     {
-        return Some(Waiting::ContactPointNotReady {
+        return Some(WaitingReason::ContactPointNotReady {
             name,
             because: "it is suspended".into(),
         });
@@ -357,8 +354,8 @@ pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
         return None;
     }
     Some(match ready {
-        None => Waiting::ContactPointNew { name },
-        Some(ready) => Waiting::ContactPointNotReady {
+        None => WaitingReason::ContactPointNotObserved { name },
+        Some(ready) => WaitingReason::ContactPointNotReady {
             name,
             because: format!("{}: {}", ready.reason, ready.message),
         },
@@ -373,7 +370,7 @@ mod tests {
 
     use super::*;
 
-    fn of(status: &serde_json::Value) -> Option<Waiting> {
+    fn of(status: &serde_json::Value) -> Option<WaitingReason> {
         let point = json!({
             "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": { "name": "hook" },
             "spec": { "type": "webhook" }, "status": status,
@@ -386,8 +383,11 @@ mod tests {
     fn that_a_contact_point_is_new_is_no_warning() {
         let new = of(&json!(null)).unwrap();
         assert_eq!(
-            new.to_string(),
-            r#"ContactPointNotReady: "hook": it has not been tried yet"#
+            (new.reason(), &*new.message()),
+            (
+                "ContactPointNotReady",
+                r#""hook": it has not been tried yet"#
+            )
         );
         assert!(!new.is_warning());
         let condition = |status: &str| {
@@ -396,8 +396,8 @@ mod tests {
         };
         let refused = of(&json!({ "ready": false, "conditions": condition("False") })).unwrap();
         assert_eq!(
-            refused.to_string(),
-            r#"ContactPointNotReady: "hook": Unauthorized: no"#
+            (refused.reason(), &*refused.message()),
+            ("ContactPointNotReady", r#""hook": Unauthorized: no"#)
         );
         assert!(refused.is_warning());
         assert_eq!(

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::Tested;
+use qm_api::contact_point::{ContactPointStatus, Tested};
 use qm_aws::{action, error};
 use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
@@ -15,10 +14,10 @@ use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
-use quartermaster::controllers::contact_point::endpoint::Blocked;
-use quartermaster::controllers::contact_point::standing;
+use quartermaster::controllers::contact_point::endpoint::EndpointError;
+use quartermaster::controllers::contact_point::status;
 use quartermaster::controllers::tracked_field::field::Field;
-use quartermaster::controllers::tracked_field::waiting::Waiting;
+use quartermaster::controllers::tracked_field::waiting::WaitingReason;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 
 use super::{in_folder, page, prose, root, row};
@@ -26,20 +25,20 @@ use super::{in_folder, page, prose, root, row};
 /// One of each: a variant that is added does not compile before it is named here.
 fn blocked() -> Vec<&'static str> {
     let all = [
-        Blocked::SecretNotFound(String::new()),
-        Blocked::SecretKeyMissing(String::new()),
-        Blocked::SecretInvalid(String::new()),
-        Blocked::SecretForbidden(String::new()),
-        Blocked::SpecInvalid(String::new()),
-        Blocked::SecretUnreadable(String::new()),
+        EndpointError::SecretNotFound(String::new()),
+        EndpointError::SecretKeyMissing(String::new()),
+        EndpointError::SecretInvalid(String::new()),
+        EndpointError::SecretForbidden(String::new()),
+        EndpointError::SpecInvalid(String::new()),
+        EndpointError::SecretUnreadable(String::new()),
     ];
-    let reason = |blocked: &Blocked| match blocked {
-        Blocked::SecretNotFound(_)
-        | Blocked::SecretKeyMissing(_)
-        | Blocked::SecretInvalid(_)
-        | Blocked::SecretForbidden(_)
-        | Blocked::SpecInvalid(_)
-        | Blocked::SecretUnreadable(_) => blocked.reason(),
+    let reason = |blocked: &EndpointError| match blocked {
+        EndpointError::SecretNotFound(_)
+        | EndpointError::SecretKeyMissing(_)
+        | EndpointError::SecretInvalid(_)
+        | EndpointError::SecretForbidden(_)
+        | EndpointError::SpecInvalid(_)
+        | EndpointError::SecretUnreadable(_) => blocked.reason(),
     };
     all.iter().map(reason).collect()
 }
@@ -71,74 +70,74 @@ fn stopped() -> Vec<&'static str> {
 fn waiting() -> Vec<&'static str> {
     let name = String::new;
     let mut all = vec![
-        Waiting::SpecInvalid(name()),
-        Waiting::TargetNotFound { target: name() },
-        Waiting::Forbidden {
+        WaitingReason::SpecInvalid(name()),
+        WaitingReason::TargetNotFound { target: name() },
+        WaitingReason::Forbidden {
             resource: ResourceName {
                 api_version: name(),
                 plural: name(),
             },
             message: name(),
         },
-        Waiting::TargetUnreadable(name()),
-        Waiting::TargetUndecodable {
+        WaitingReason::TargetUnreadable(name()),
+        WaitingReason::TargetUndecodable {
             target: name(),
             problem: name(),
         },
-        Waiting::PathTooExpensive {
+        WaitingReason::PathTooExpensive {
             target: name(),
             problem: name(),
         },
-        Waiting::ResourceMismatch(name()),
-        Waiting::TemplateInvalid(name()),
-        Waiting::BodyInvalid {
+        WaitingReason::ResourceMismatch(name()),
+        WaitingReason::TemplateInvalid(name()),
+        WaitingReason::BodyInvalid {
             name: name(),
             message: name(),
         },
-        Waiting::OutOfScope { namespace: name() },
-        Waiting::Suspended,
-        Waiting::ContactPointNotFound {
+        WaitingReason::OutOfScope { namespace: name() },
+        WaitingReason::Suspended,
+        WaitingReason::ContactPointNotFound {
             name: name(),
             nearest: None,
         },
-        Waiting::ContactPointNew { name: name() },
-        Waiting::ContactPointNotReady {
+        WaitingReason::ContactPointNotObserved { name: name() },
+        WaitingReason::ContactPointNotReady {
             name: name(),
             because: name(),
         },
-        Waiting::WriteRejected(name()),
-        Waiting::DeliveryFailing {
+        WaitingReason::WriteRejected(name()),
+        WaitingReason::DeliveryFailing {
             name: name(),
             message: name(),
         },
     ];
     for field in ["targetPort", "{.spec"] {
         let error = Field::compile("Deployment", field).unwrap_err();
-        all.push(Waiting::Field {
+        all.push(WaitingReason::Field {
             reason: error.reason(),
             message: error.to_string(),
         });
     }
-    let reason = |waiting: &Waiting| match waiting {
-        Waiting::SpecInvalid(_)
-        | Waiting::TargetNotFound { .. }
-        | Waiting::Forbidden { .. }
-        | Waiting::TargetUnreadable(_)
-        | Waiting::TargetUndecodable { .. }
-        | Waiting::PathTooExpensive { .. }
-        | Waiting::ResourceMismatch(_)
-        | Waiting::TemplateInvalid(_)
-        | Waiting::BodyInvalid { .. }
-        | Waiting::OutOfScope { .. }
-        | Waiting::CrossNamespace { .. }
-        | Waiting::Suspended
-        | Waiting::Field { .. }
-        | Waiting::ContactPointNotFound { .. }
-        | Waiting::ContactPointNew { .. }
-        | Waiting::ContactPointNotReady { .. }
-        | Waiting::WriteRejected(_)
-        | Waiting::NotGranted(_)
-        | Waiting::DeliveryFailing { .. } => waiting.reason(),
+    let reason = |waiting: &WaitingReason| match waiting {
+        WaitingReason::SpecInvalid(_)
+        | WaitingReason::TargetNotFound { .. }
+        | WaitingReason::Forbidden { .. }
+        | WaitingReason::TargetUnreadable(_)
+        | WaitingReason::TargetUndecodable { .. }
+        | WaitingReason::PathTooExpensive { .. }
+        | WaitingReason::ResourceMismatch(_)
+        | WaitingReason::TemplateInvalid(_)
+        | WaitingReason::BodyInvalid { .. }
+        | WaitingReason::OutOfScope { .. }
+        | WaitingReason::CrossNamespace { .. }
+        | WaitingReason::Suspended
+        | WaitingReason::Field { .. }
+        | WaitingReason::ContactPointNotFound { .. }
+        | WaitingReason::ContactPointNotObserved { .. }
+        | WaitingReason::ContactPointNotReady { .. }
+        | WaitingReason::WriteRejected(_)
+        | WaitingReason::NotGranted(_)
+        | WaitingReason::DeliveryFailing { .. } => waiting.reason(),
     };
     all.iter().map(reason).collect()
 }
@@ -185,21 +184,16 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 #[test]
 fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
-    let now = || Time(k8s_openapi::jiff::Timestamp::default());
-    let of = |standing: &Standing| {
-        standing::status(
-            None,
-            standing,
+    let of = |receiver: &Standing| {
+        let (mut status, tested) = (ContactPointStatus::default(), Tested::default());
+        let outcome = status::answered(
+            &mut status,
+            receiver,
             false,
-            &Tested::default(),
+            &tested,
             AcceptedTests::default(),
-            1,
-            now(),
-        )
-        .unwrap()
-        .conditions[0]
-            .reason
-            .clone()
+        );
+        outcome.reason.into_owned()
     };
     let mut reasons: BTreeSet<String> = blocked()
         .into_iter()

@@ -20,6 +20,12 @@ pub type History = Vec<Entry>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredHistory(Box<str>);
 
+impl Default for StoredHistory {
+    fn default() -> Self {
+        Self("[]".into())
+    }
+}
+
 impl TryFrom<&[Entry]> for StoredHistory {
     type Error = serde_json::Error;
 

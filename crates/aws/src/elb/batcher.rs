@@ -136,7 +136,7 @@ mod tests {
 
     use futures::FutureExt;
     use futures::future::join_all;
-    use qm_runtime::reconciler::Class;
+    use qm_runtime::error::Class;
     use tokio::sync::Semaphore;
 
     use super::*;

@@ -17,7 +17,7 @@ pub use self::line::Offer;
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_runtime::backoff::Policy;
-use qm_runtime::reconciler::Trigger;
+use qm_runtime::trigger::Trigger;
 use qm_runtime::{Key, short_digest};
 
 use self::lines::Lines;

@@ -225,7 +225,7 @@ mod tests {
     use qm_api::contact_point::ChatId;
     use qm_runtime::Key;
     use qm_runtime::backoff::Policy;
-    use qm_runtime::reconciler::Trigger;
+    use qm_runtime::trigger::Trigger;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_aws::{AwsError, Tags};
-use qm_runtime::reconciler::Class;
+use qm_runtime::error::Class;
 use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;

@@ -3,7 +3,8 @@
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
 use qm_aws::error::NOT_PERMITTED;
-use qm_runtime::reconciler::{Class, Requeue};
+use qm_runtime::error::Class;
+use qm_runtime::outcome::Requeue;
 use rstest::rstest;
 use serde_json::{Value, json};
 

@@ -1,7 +1,8 @@
 //! What a reconcile reports.
 
 use qm_aws::AwsError;
-use qm_runtime::reconciler::{Class, Requeue};
+use qm_runtime::error::Class;
+use qm_runtime::outcome::Requeue;
 use rstest::rstest;
 use serde_json::{Value, json};
 

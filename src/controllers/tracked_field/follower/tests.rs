@@ -22,12 +22,12 @@ fn follower(unread: bool) -> Follower {
         namespace: "shop".into(),
         name: "web".into(),
     };
-    let whose = Whose {
+    let identity = FollowIdentity {
         uid: Some("1".into()),
         subject: Subject::new(&Target::default(), "{.data.x}"),
     };
     Follower::new(
-        whose,
+        identity,
         target,
         Field::compile("ConfigMap", "{.data.x}").unwrap(),
         certainty,
@@ -61,7 +61,7 @@ impl Follower {
 
     fn believes(
         &mut self,
-        asked: Asked,
+        asked: ReadTicket,
         now: Instant,
         found: Option<(&RawObject, ObservedValue)>,
     ) -> bool {

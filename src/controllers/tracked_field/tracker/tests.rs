@@ -25,14 +25,14 @@ fn target(name: &str) -> TargetKey {
     }
 }
 
-fn whose(uid: &str, name: &str) -> Whose {
+fn identity(uid: &str, name: &str) -> FollowIdentity {
     let target = Target {
         kind: "ConfigMap".into(),
         namespace: "shop".into(),
         name: name.into(),
         ..Target::default()
     };
-    Whose {
+    FollowIdentity {
         uid: Some(uid.into()),
         subject: Subject::new(&target, PATH),
     }
@@ -57,8 +57,8 @@ fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
 }
 
 /// What a pass would record, and records.
-fn taken(tracker: &Tracker, key: &Key, whose: &Whose) -> Vec<Option<String>> {
-    let seen = tracker.seen(key, whose);
+fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<String>> {
+    let seen = tracker.seen(key, identity);
     let values = seen
         .observations
         .iter()
@@ -72,18 +72,18 @@ fn taken(tracker: &Tracker, key: &Key, whose: &Whose) -> Vec<Option<String>> {
 }
 
 /// A tracker whose watch was there before what is followed: that has to be read.
-fn following(key: &Key, whose: &Whose, target: &TargetKey) -> Tracker {
+fn following(key: &Key, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
     let tracker = Tracker::new(Trigger::default(), true);
     tracker.listing(&resource(), None);
     tracker.listed(&resource(), None);
-    follow(&tracker, key, whose, target);
+    follow(&tracker, key, identity, target);
     tracker
 }
 
-fn follow(tracker: &Tracker, key: &Key, whose: &Whose, target: &TargetKey) -> bool {
+fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &TargetKey) -> bool {
     tracker.follow(
         key,
-        whose,
+        identity,
         target,
         &Field::compile("ConfigMap", PATH).unwrap(),
         None,
@@ -97,17 +97,17 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
         Tracker::new(Trigger::default(), true),
         Key::new("shop", "web"),
     );
-    let whose = whose("1", "web");
-    follow(&tracker, &key, &whose, &target("web"));
+    let identity = identity("1", "web");
+    follow(&tracker, &key, &identity, &target("web"));
     let mut made = 0;
     for _ in 0..20 {
         for _ in 0..300 {
             made += 1;
             tracker.present(&resource(), object("web", made, &made.to_string()));
         }
-        assert!(tracker.seen(&key, &whose).observations.len() <= Bounds::PENDING.items);
+        assert!(tracker.seen(&key, &identity).observations.len() <= Bounds::PENDING.items);
     }
-    let seen = tracker.seen(&key, &whose);
+    let seen = tracker.seen(&key, &identity);
     assert_eq!(
         seen.observations
             .iter()
@@ -117,7 +117,7 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
     );
     assert_eq!((seen.observations.len() + seen.merged) as u64, made);
     seen.recorded();
-    let seen = tracker.seen(&key, &whose);
+    let seen = tracker.seen(&key, &identity);
     assert!(seen.observations.is_empty() && seen.merged == 0);
 }
 
@@ -130,7 +130,7 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(
     #[case] after: (&str, &str),
 ) {
     let key = Key::new("shop", "it");
-    let (old, new) = (whose(before.0, before.1), whose(after.0, after.1));
+    let (old, new) = (identity(before.0, before.1), identity(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
@@ -156,21 +156,25 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(
 /// The same object through another version of its API: a path may find something else there.
 #[test]
 fn a_read_of_another_resource_counts_for_none() {
-    let (key, whose, now) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let (key, identity, now) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
     let mut before = now.clone();
     before.resource.api_version = "v1beta1".into();
-    let tracker = following(&key, &whose, &now);
+    let tracker = following(&key, &identity, &now);
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    tracker.read(&key, &whose, &before, asked, Some(object("a", 9, "old")));
+    tracker.read(&key, &identity, &before, asked, Some(object("a", 9, "old")));
     assert!(tracker.unread(&key, Duration::MAX).is_some());
-    tracker.read(&key, &whose, &now, asked, Some(object("a", 9, "new")));
+    tracker.read(&key, &identity, &now, asked, Some(object("a", 9, "new")));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
-    assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
 }
 
 #[test]
 fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
-    let (key, old, new) = (Key::new("shop", "it"), whose("1", "a"), whose("2", "a"));
+    let (key, old, new) = (
+        Key::new("shop", "it"),
+        identity("1", "a"),
+        identity("2", "a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
     tracker.present(&resource(), object("a", 5, "old"));
@@ -194,9 +198,9 @@ fn refusal(code: u16) -> watcher::Error {
 /// After it what discovery said before is asked for again.
 #[test]
 fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
-    let (key, whose, target) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let (key, identity, target) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target);
+    follow(&tracker, &key, &identity, &target);
     let mut turns = vec![tracker.turn(&resource())];
     let mut turn = |new: bool, what: &str| {
         let turn = tracker.turn(&resource());
@@ -225,7 +229,7 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
     assert_eq!(
         (
             tracker.turn(&resource()),
-            tracker.trouble(&resource(), None)
+            tracker.watch_problem(&resource(), None)
         ),
         (0, None)
     );
@@ -235,22 +239,25 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
 
 #[test]
 fn what_was_seen_in_another_scope_is_still_recorded() {
-    let (key, whose, here) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let (key, identity, here) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &here);
+    follow(&tracker, &key, &identity, &here);
     tracker.present(&resource(), object("a", 5, "x"));
     tracker.gone(&resource(), object("a", 6, "x"));
     assert!(follow(
         &tracker,
         &key,
-        &whose,
+        &identity,
         &TargetKey {
             namespace: String::new(),
             ..here
         }
     ));
     assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
-    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned()), None]);
+    assert_eq!(
+        taken(&tracker, &key, &identity),
+        [Some("x".to_owned()), None]
+    );
 }
 
 /// As when status writes failed for a while, or the spec is changed in the middle of one.
@@ -258,14 +265,14 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
 fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     let (key, first, second, third) = (
         Key::new("shop", "it"),
-        whose("1", "a"),
-        whose("1", "b"),
-        whose("1", "c"),
+        identity("1", "a"),
+        identity("1", "b"),
+        identity("1", "c"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
-    let former = |whose| {
+    let former = |identity| {
         tracker
-            .seen(&key, whose)
+            .seen(&key, identity)
             .former
             .as_ref()
             .map(|former| (former.subject.clone(), former.observations.len()))
@@ -292,18 +299,18 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     );
 
     assert!(
-        follow(&tracker, &key, &whose("2", "a"), &target("a")),
+        follow(&tracker, &key, &identity("2", "a"), &target("a")),
         "of one that was made anew nothing is left"
     );
-    assert_eq!(former(&whose("2", "a")), None);
+    assert_eq!(former(&identity("2", "a")), None);
 }
 
 /// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
 fn new_leader_keeps_nothing_that_it_saw_before() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
-    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &key, &identity, &target("a"));
     let list = |generation, version, value| {
         tracker.begins(&resource(), None, generation);
         tracker.listing(&resource(), None);
@@ -312,11 +319,11 @@ fn new_leader_keeps_nothing_that_it_saw_before() {
     };
     let seen = || {
         let newest = tracker
-            .seen(&key, &whose)
+            .seen(&key, &identity)
             .newest
             .as_ref()
             .and_then(|newest| newest.observation.version);
-        (newest, taken(&tracker, &key, &whose))
+        (newest, taken(&tracker, &key, &identity))
     };
     list(0, 5, "x");
     assert_eq!((seen(), tracker.exists(&key)), ((None, vec![]), None));
@@ -342,11 +349,11 @@ fn new_leader_keeps_nothing_that_it_saw_before() {
 
 #[test]
 fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     tracker.listing(&resource(), None);
     tracker.lead(1);
-    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     tracker.begins(&resource(), None, 1);
     tracker.listing(&resource(), None);
@@ -369,9 +376,9 @@ fn deep(name: &str, version: u64) -> RawObject {
 
 #[test]
 fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &key, &identity, &target("a"));
     tracker.listing(&resource(), None);
     tracker.present(&resource(), deep("a", 5));
     tracker.listed(&resource(), None);
@@ -383,7 +390,7 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
         tracker.unread(&key, Duration::MAX).is_none(),
         "a read would find the same"
     );
-    assert_eq!(taken(&tracker, &key, &whose), []);
+    assert_eq!(taken(&tracker, &key, &identity), []);
 
     tracker.present(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
@@ -398,33 +405,33 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
         None,
         "readable, though nothing has changed"
     );
-    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
     tracker.present(&resource(), deep("a", 9));
     tracker.gone(&resource(), deep("a", 10));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
     );
-    assert_eq!(taken(&tracker, &key, &whose), [None]);
+    assert_eq!(taken(&tracker, &key, &identity), [None]);
 }
 
 /// A read that finds it is an answer: it is not repeated at once.
 #[test]
 fn read_of_an_object_that_is_too_deep_counts() {
-    let (key, other, whose) = (
+    let (key, other, identity) = (
         Key::new("shop", "it"),
         Key::new("shop", "other"),
-        whose("1", "a"),
+        identity("1", "a"),
     );
-    let tracker = following(&key, &whose, &target("a"));
-    follow(&tracker, &other, &whose, &target("a"));
+    let tracker = following(&key, &identity, &target("a"));
+    follow(&tracker, &other, &identity, &target("a"));
     for (version, read, unreadable) in [
         (5, deep("a", 5), true),
         (6, object("a", 6, "x"), false),
         (7, deep("a", 7), true),
     ] {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(&key, &whose, &target("a"), asked, Some(read));
+        tracker.read(&key, &identity, &target("a"), asked, Some(read));
         assert_eq!(
             tracker.unreadable(&key).is_some(),
             unreadable,
@@ -438,14 +445,20 @@ fn read_of_an_object_that_is_too_deep_counts() {
     // One that lags behind the read.
     tracker.present(&resource(), deep("a", 4));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read(&key, &whose, &target("a"), asked, Some(object("a", 8, "x")));
+    tracker.read(
+        &key,
+        &identity,
+        &target("a"),
+        asked,
+        Some(object("a", 8, "x")),
+    );
     tracker.present(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
 
 #[test]
 fn config_map_that_is_too_deep_is_read_once_for_each_version() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let maps = ResourceName {
         api_version: "v1".into(),
         plural: "configmaps".into(),
@@ -455,12 +468,12 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
         ..target("a")
     };
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target);
+    follow(&tracker, &key, &identity, &target);
     for version in [5, 6] {
         tracker.present(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
         let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read(&key, &whose, &target, asked, Some(deep("a", version)));
+        tracker.read(&key, &identity, &target, asked, Some(deep("a", version)));
         assert!(!tracker.is_outdated(&key) && tracker.unread(&key, Duration::MAX).is_none());
         assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooDeep));
     }
@@ -469,15 +482,15 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
 /// They nest a few levels deeper than the object, and whoever may write it may forge them.
 #[test]
 fn managed_fields_make_no_object_unreadable() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &key, &identity, &target("a"));
     let mut managed = text("a", 5, "x");
     let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
     managed["metadata"]["managedFields"] = json!([entry]);
     tracker.present(&resource(), serde_json::from_value(managed).unwrap());
     assert_eq!(tracker.unreadable(&key), None);
-    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
 
 /// With so many further nodes.
@@ -486,10 +499,16 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
 }
 
 /// Takes an object from a read, apart.
-async fn read_apart(tracker: &Tracker, key: &Key, whose: &Whose, asked: Asked, object: RawObject) {
+async fn read_apart(
+    tracker: &Tracker,
+    key: &Key,
+    identity: &FollowIdentity,
+    asked: ReadTicket,
+    object: RawObject,
+) {
     let permit = tracker.background.acquire().await.unwrap();
     let target = target("a");
-    let read = tracker.read_apart((key, whose), &target, asked, object, permit);
+    let read = tracker.read_apart((key, identity), &target, asked, object, permit);
     read.await.unwrap();
 }
 
@@ -497,10 +516,10 @@ async fn look_into_queue(tracker: &Tracker) {
     while tracker.look_into_next().await {}
 }
 
-fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
+fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &str) {
     tracker.follow(
         key,
-        whose,
+        identity,
         &target("a"),
         &Field::compile("ConfigMap", path).unwrap(),
         None,
@@ -515,17 +534,17 @@ async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() 
         Key::new("shop", "other"),
         Key::new("shop", "cheap"),
     );
-    let whose = whose("1", "a");
+    let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
-    follow_path(&tracker, &one, &whose, "{..x}");
-    follow_path(&tracker, &other, &whose, "{..x}");
-    follow_path(&tracker, &cheap, &whose, PATH);
+    follow_path(&tracker, &one, &identity, "{..x}");
+    follow_path(&tracker, &other, &identity, "{..x}");
+    follow_path(&tracker, &cheap, &identity, PATH);
     tracker.listing(&resource(), None);
     tracker.present(&resource(), large("a", 5, "v5", 25_000));
     tracker.present(&resource(), large("a", 6, "v6", 25_000));
     tracker.listed(&resource(), None);
     assert_eq!(
-        taken(&tracker, &cheap, &whose),
+        taken(&tracker, &cheap, &identity),
         [Some("v5".to_owned()), Some("v6".to_owned())]
     );
     assert!(tracker.unread(&cheap, Duration::MAX).is_none());
@@ -535,30 +554,37 @@ async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() 
     );
     for key in [&one, &other] {
         assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
-        assert_eq!(taken(&tracker, key, &whose), []);
+        assert_eq!(taken(&tracker, key, &identity), []);
     }
     let asked = tracker.unread(&one, Duration::MAX).unwrap();
-    read_apart(&tracker, &one, &whose, asked, large("a", 6, "v6", 25_000)).await;
+    read_apart(
+        &tracker,
+        &one,
+        &identity,
+        asked,
+        large("a", 6, "v6", 25_000),
+    )
+    .await;
     for key in [&one, &other] {
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
-        assert_eq!(taken(&tracker, key, &whose), [Some("v6".to_owned())]);
+        assert_eq!(taken(&tracker, key, &identity), [Some("v6".to_owned())]);
     }
     tracker.present(&resource(), object("a", 7, "v7"));
     assert!(!tracker.is_put_off(&one));
-    assert_eq!(taken(&tracker, &one, &whose), [Some("v7".to_owned())]);
+    assert_eq!(taken(&tracker, &one, &identity), [Some("v7".to_owned())]);
 }
 
 #[tokio::test]
 async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     tracker.listing(&resource(), None);
-    follow_path(&tracker, &key, &whose, "{..x}");
+    follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
         tracker.read(
             &key,
-            &whose,
+            &identity,
             &target("a"),
             asked,
             Some(large("a", version, "x", 25_000)),
@@ -568,32 +594,32 @@ async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
         read_apart(
             &tracker,
             &key,
-            &whose,
+            &identity,
             asked,
             large("a", version, "x", 25_000),
         )
         .await;
         assert!(tracker.unread(&key, Duration::from_hours(1)).is_none());
     }
-    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
 
 #[tokio::test]
 async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
-    let (key, cheap, whose) = (
+    let (key, cheap, identity) = (
         Key::new("shop", "it"),
         Key::new("shop", "cheap"),
-        whose("1", "a"),
+        identity("1", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
     let names: Vec<_> = (0..16).map(|name| format!("'x{name}'")).collect();
     follow_path(
         &tracker,
         &key,
-        &whose,
+        &identity,
         &format!("{{..[{}]}}", names.join(",")),
     );
-    follow_path(&tracker, &cheap, &whose, PATH);
+    follow_path(&tracker, &cheap, &identity, PATH);
     tracker.listing(&resource(), None);
     tracker.present(&resource(), large("a", 5, "x", 200_000));
     tracker.listed(&resource(), None);
@@ -605,7 +631,7 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         tracker.unread(&key, Duration::MAX).is_none(),
         "a read would find the same"
     );
-    assert_eq!(taken(&tracker, &cheap, &whose), [Some("x".to_owned())]);
+    assert_eq!(taken(&tracker, &cheap, &identity), [Some("x".to_owned())]);
     assert_eq!(tracker.unreadable(&cheap), None);
 
     tracker.present(&resource(), object("a", 6, "x"));
@@ -614,7 +640,14 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         (None, Some(true))
     );
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_apart(&tracker, &key, &whose, asked, large("a", 7, "x", 200_000)).await;
+    read_apart(
+        &tracker,
+        &key,
+        &identity,
+        asked,
+        large("a", 7, "x", 200_000),
+    )
+    .await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
     tracker.gone(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
@@ -622,7 +655,7 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         (None, Some(false))
     );
     assert_eq!(
-        taken(&tracker, &key, &whose),
+        taken(&tracker, &key, &identity),
         [None, None],
         "without the field, then deleted"
     );
@@ -632,7 +665,7 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
 #[tokio::test]
 async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
     let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
-    let whose = whose("1", "a");
+    let identity = identity("1", "a");
     for refused in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         let names: Vec<_> = (0..15).map(|name| format!("'x{name}'")).collect();
@@ -641,8 +674,8 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
         } else {
             "{..x}".into()
         };
-        follow_path(&tracker, &slow, &whose, "{..x}");
-        follow_path(&tracker, &late, &whose, &path);
+        follow_path(&tracker, &slow, &identity, "{..x}");
+        follow_path(&tracker, &late, &identity, &path);
         tracker.listing(&resource(), None);
         tracker.present(&resource(), large("a", 5, "v5", 20_000));
         tracker.listed(&resource(), None);
@@ -655,22 +688,29 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
         };
         tracker.present(&resource(), newer);
         look_into_queue(&tracker).await;
-        read_apart(&tracker, &slow, &whose, asked, large("a", 5, "v5", 20_000)).await;
+        read_apart(
+            &tracker,
+            &slow,
+            &identity,
+            asked,
+            large("a", 5, "v5", 20_000),
+        )
+        .await;
         let expected = if refused {
             vec![]
         } else {
             vec![Some("v6".to_owned())]
         };
-        assert_eq!(taken(&tracker, &late, &whose), expected);
+        assert_eq!(taken(&tracker, &late, &identity), expected);
         assert_eq!(tracker.unreadable(&late).is_some(), refused);
     }
 }
 
 #[tokio::test]
 async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target("a"));
+    follow(&tracker, &key, &identity, &target("a"));
     tracker.listing(&resource(), None);
     let huge = |version| {
         with_spec(
@@ -685,46 +725,49 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
     look_into_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_apart(&tracker, &key, &whose, asked, huge(5)).await;
+    read_apart(&tracker, &key, &identity, asked, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     tracker.present(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
-    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
 
 /// Decoding takes a tenth of a second, in which the thread of the watch has other work.
 #[tokio::test]
 async fn large_objects_wait_and_others_do_not() {
     let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
-    let whose = whose("1", "a");
+    let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target("a"));
-    follow(&tracker, &other, &whose, &target("b"));
+    follow(&tracker, &key, &identity, &target("a"));
+    follow(&tracker, &other, &identity, &target("b"));
     tracker.listing(&resource(), None);
     tracker.present(&resource(), large("a", 5, "large", 50_000));
     assert_eq!(
-        taken(&tracker, &key, &whose),
+        taken(&tracker, &key, &identity),
         [],
         "not decoded on this thread"
     );
     tracker.present(&resource(), object("b", 6, "small"));
     tracker.listed(&resource(), None);
-    assert_eq!(taken(&tracker, &other, &whose), [Some("small".to_owned())]);
+    assert_eq!(
+        taken(&tracker, &other, &identity),
+        [Some("small".to_owned())]
+    );
     // Its changes stay in order, however large each is.
     tracker.present(&resource(), object("a", 7, "small"));
     tracker.present(&resource(), large("a", 8, "large again", 50_000));
     assert_eq!(tracker.exists(&key), None);
     look_into_queue(&tracker).await;
     let values = ["large", "small", "large again"].map(|value| Some(value.to_owned()));
-    assert_eq!(taken(&tracker, &key, &whose), values);
+    assert_eq!(taken(&tracker, &key, &identity), values);
     // Nothing of it waits any more.
     tracker.present(&resource(), object("a", 9, "new"));
-    assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
+    assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
     tracker.present(&resource(), large("a", 10, "last", 50_000));
     tracker.gone(&resource(), large("a", 11, "last", 50_000));
     look_into_queue(&tracker).await;
     assert_eq!(
-        taken(&tracker, &key, &whose),
+        taken(&tracker, &key, &identity),
         [Some("last".to_owned()), None]
     );
     for key in [&key, &other] {
@@ -739,10 +782,10 @@ async fn large_objects_wait_and_others_do_not() {
 #[tokio::test]
 async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_list_does_not_show_it()
  {
-    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
     for shown_again in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
-        follow(&tracker, &key, &whose, &target("a"));
+        follow(&tracker, &key, &identity, &target("a"));
         tracker.listing(&resource(), None);
         tracker.listed(&resource(), None);
         tracker.present(&resource(), large("a", 5, "x", 50_000));
@@ -759,17 +802,17 @@ async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_li
         assert_eq!(unread, !shown_again);
         let values = [Some("x".to_owned()), Some("y".to_owned())];
         let expected = if shown_again { 2 } else { 1 };
-        assert_eq!(taken(&tracker, &key, &whose), values[..expected]);
+        assert_eq!(taken(&tracker, &key, &identity), values[..expected]);
     }
 }
 
 #[tokio::test]
 async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
     let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
-    let whose = whose("1", "a");
+    let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
-    follow(&tracker, &key, &whose, &target("a"));
-    follow(&tracker, &other, &whose, &target("b"));
+    follow(&tracker, &key, &identity, &target("a"));
+    follow(&tracker, &other, &identity, &target("b"));
     tracker.listing(&resource(), None);
     tracker.listed(&resource(), None);
     // Three of them do not fit.
@@ -783,17 +826,17 @@ async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
     for (key, queued) in [(&key, queued.as_slice()), (&other, &[])] {
         assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
         look_into_queue(&tracker).await;
-        assert_eq!(taken(&tracker, key, &whose), queued);
+        assert_eq!(taken(&tracker, key, &identity), queued);
         assert!(
             tracker.is_outdated(key),
             "the newest version is not read yet"
         );
     }
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    read_apart(&tracker, &key, &whose, asked, long("a", 7, "v7")).await;
-    assert_eq!(taken(&tracker, &key, &whose), [Some("v7".to_owned())]);
+    read_apart(&tracker, &key, &identity, asked, long("a", 7, "v7")).await;
+    assert_eq!(taken(&tracker, &key, &identity), [Some("v7".to_owned())]);
     assert!(!tracker.is_outdated(&key));
     // A deletion needs no decoding.
     tracker.gone(&resource(), object("b", 9, "b"));
-    assert_eq!(taken(&tracker, &other, &whose), [None]);
+    assert_eq!(taken(&tracker, &other, &identity), [None]);
 }

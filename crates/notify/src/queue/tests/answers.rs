@@ -3,7 +3,7 @@
 use std::future;
 
 use qm_api::ContactPoint;
-use qm_runtime::reconciler::Trigger;
+use qm_runtime::trigger::Trigger;
 use rstest::rstest;
 use tokio_util::sync::CancellationToken;
 

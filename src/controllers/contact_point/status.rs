@@ -1,18 +1,20 @@
-//! The status of a contact point, from how its receiver took what was sent. Pure.
+//! The status of a `ContactPoint`, from what its receiver answered. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, Standing};
 use qm_runtime::error::WRITE_REJECTED;
-use qm_runtime::outcome::SUSPENDED;
+use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
 use qm_runtime::{Key, short_digest};
 
 /// Condition that is False, with the reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery outcomes, and
 /// absent otherwise.
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
+/// Reason of a receiver that has not accepted the test message yet, for a cause that may pass.
+const UNREACHABLE: &str = "Unreachable";
 
-/// Digest of what a spec says of the endpoint: suspending it is no change of that.
+/// Returns the digest of the endpoint that the spec describes. `suspend` is no part of it.
 pub fn digest(spec: &ContactPointSpec) -> String {
     let spec = ContactPointSpec {
         suspend: None,
@@ -21,7 +23,7 @@ pub fn digest(spec: &ContactPointSpec) -> String {
     short_digest(serde_json::to_vec(&spec).unwrap_or_default())
 }
 
-/// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.
+/// Returns the supergroup that the chat of the spec with this digest became. The chat of another spec does not count.
 pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
     let status = status?;
     status.migrated_to_chat_id.filter(|_| {
@@ -37,92 +39,90 @@ fn was_ready(status: &ContactPointStatus) -> bool {
     status.ready || status.ready_when_resumed.unwrap_or_default()
 }
 
-/// Whether the endpoint that `tested` stands for is known to take messages: it is not tested again.
+/// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
 pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
-    // The original program, which did not say with what, sent its test message too.
+    // The original program, which did not store what it tested, sent its test message too.
     was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
 }
 
-/// Whether nothing is said yet of how it is.
-pub fn unsaid(status: Option<&ContactPointStatus>) -> bool {
-    status
-        .is_none_or(|status| !status.ready && conditions::get(&status.conditions, READY).is_none())
+/// Returns whether the status says nothing yet about readiness.
+pub fn unsaid(status: &ContactPointStatus) -> bool {
+    !status.ready && conditions::get(&status.conditions, READY).is_none()
 }
 
-/// What stays of the status before, under the spec with this digest.
-fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
-    ContactPointStatus {
-        migrated_to_chat_id: migrated(before, spec),
-        ..before.cloned().unwrap_or_default()
-    }
-}
-
-/// Returns the status that says how the receiver stands; none while there is nothing new to say. `is_failing`: messages
-/// have failed more than once in a row.
-#[allow(clippy::too_many_arguments)] // all that the status depends on
-pub fn status(
-    before: Option<&ContactPointStatus>,
-    standing: &Standing,
+/// Fills the draft of a status and returns the outcome for what the receiver last answered. `is_failing`: messages have failed
+/// more than once in a row.
+pub fn answered(
+    status: &mut ContactPointStatus,
+    receiver: &Standing,
     is_failing: bool,
     tested: &Tested,
     tests_accepted: AcceptedTests,
-    generation: i64,
-    now: Time,
-) -> Option<ContactPointStatus> {
-    let mut status = kept(before, &tested.spec);
-    let (well, reason, message) = match standing {
-        // What is said of an endpoint that was tested stands, for this generation too; also while its receiver is away: its
-        // messages wait, and each object of theirs says so.
-        Standing::Retrying(_) if is_failing && known_well(&status, tested) => {
-            (true, "Ready", AWAY.to_owned())
+) -> Outcome {
+    let migrated_before = migrated(Some(status), &tested.spec);
+    let outcome = match receiver {
+        // The result of the test stands, for this generation too, and while the receiver is away: its messages wait, and each
+        // TrackedField reports that.
+        Standing::Retrying(_) if is_failing && known_well(status, tested) => Outcome::ready(AWAY),
+        Standing::Untried | Standing::Retrying(_) if known_well(status, tested) => {
+            ready(migrated_before)
         }
-        Standing::Untried | Standing::Retrying(_) if known_well(&status, tested) => {
-            (true, "Ready", ready(status.migrated_to_chat_id))
+        Standing::Untried => return Outcome::unchanged(),
+        Standing::Taken { migrated_to } => ready(migrated_to.or(migrated_before)),
+        Standing::Retrying(message) => {
+            Outcome::failed(UNREACHABLE, format!("{message}; it is tried again"))
         }
-        Standing::Untried => return None,
-        Standing::Taken { migrated_to } => {
-            status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
-            (true, "Ready", ready(status.migrated_to_chat_id))
-        }
-        Standing::Retrying(message) => (
-            false,
-            "Unreachable",
-            format!("{message}; it is tried again"),
-        ),
-        Standing::Stopped { reason, message } => (false, *reason, message.clone()),
+        Standing::Stopped { reason, message } => Outcome::failed(*reason, message.clone()),
+    };
+    status.migrated_to_chat_id = match receiver {
+        Standing::Taken { migrated_to } => migrated_to.or(migrated_before),
+        _ => migrated_before,
     };
     status.initialized = true;
-    status.ready = well;
     status.ready_when_resumed = None;
-    status.observed_generation = Some(generation);
-    if well || !matches!(standing, Standing::Retrying(_)) {
+    if outcome.reason != UNREACHABLE {
         status.tested = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
-    conditions::set(
-        &mut status.conditions,
-        READY,
-        well,
-        reason,
-        &message,
-        generation,
-        now,
-    );
-    Some(status)
+    outcome.event(EventPolicy::OnMessage)
 }
 
 /// Message of a contact point that was tested and whose receiver does not accept messages now.
 const AWAY: &str =
     "the receiver does not accept messages at the moment: they wait, and the operator retries";
 
-fn ready(migrated: Option<i64>) -> String {
-    match migrated {
+fn ready(migrated: Option<i64>) -> Outcome {
+    Outcome::ready(match migrated {
         Some(chat) => format!(
             "the group became the supergroup {chat}, where messages now go; write that chatId"
         ),
         None => "messages can be sent".to_owned(),
-    }
+    })
+}
+
+/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which no attempt was made. A
+/// Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
+pub fn blocked(
+    status: &mut ContactPointStatus,
+    spec: &str,
+    reason: &'static str,
+    message: String,
+) -> Outcome {
+    close(status, spec);
+    Outcome::failed(reason, message).event(EventPolicy::OnMessage)
+}
+
+/// Fills the draft of a status and returns the outcome for a contact point that is suspended. `spec` is the spec's [`digest`].
+pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
+    close(status, spec);
+    let message = "spec.suspend is true: nothing is sent, messages wait";
+    Outcome::in_progress(SUSPENDED, message).event(EventPolicy::OnMessage)
+}
+
+fn close(status: &mut ContactPointStatus, spec: &str) {
+    status.migrated_to_chat_id = migrated(Some(status), spec);
+    status.ready_when_resumed = was_ready(status).then_some(true);
 }
 
 /// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
@@ -164,62 +164,64 @@ pub fn name_left_out(
     );
 }
 
-/// Returns the status of a contact point without an endpoint, to which no attempt was made. A Secret that returns
-/// unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
-pub fn blocked(
-    before: Option<&ContactPointStatus>,
-    spec: &str,
-    reason: &str,
-    message: &str,
-    generation: i64,
-    now: Time,
-) -> ContactPointStatus {
-    let mut status = kept(before, spec);
-    status.ready_when_resumed = was_ready(&status).then_some(true);
-    status.ready = false;
-    status.observed_generation = Some(generation);
-    conditions::set(
-        &mut status.conditions,
-        READY,
-        false,
-        reason,
-        message,
-        generation,
-        now,
-    );
-    status
-}
-
-/// The status of a contact point that is suspended. `spec` is the spec's [`digest`].
-pub fn suspended(
-    before: Option<&ContactPointStatus>,
-    spec: &str,
-    generation: i64,
-    now: Time,
-) -> ContactPointStatus {
-    let mut status = kept(before, spec);
-    status.ready_when_resumed = was_ready(&status).then_some(true);
-    status.ready = false;
-    status.observed_generation = Some(generation);
-    let message = "spec.suspend is true: nothing is sent, messages wait";
-    conditions::set(
-        &mut status.conditions,
-        READY,
-        false,
-        SUSPENDED,
-        message,
-        generation,
-        now,
-    );
-    status
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use qm_api::ContactPoint;
+    use qm_core::kind::HasReadyCondition as _;
+    use qm_runtime::outcome::Progress;
     use rstest::rstest;
 
     use super::*;
+
+    /// Returns the status as the runtime writes it; `None` if nothing new is known.
+    fn written(
+        before: Option<&ContactPointStatus>,
+        generation: i64,
+        now: Time,
+        report: impl FnOnce(&mut ContactPointStatus) -> Outcome,
+    ) -> Option<ContactPointStatus> {
+        let mut status = before.cloned().unwrap_or_default();
+        let outcome = report(&mut status);
+        if outcome.progress == Progress::Unchanged {
+            return None;
+        }
+        ContactPoint::set_ready_condition(&mut status, &outcome.condition(), generation, now);
+        Some(status)
+    }
+
+    fn status(
+        before: Option<&ContactPointStatus>,
+        receiver: &Standing,
+        is_failing: bool,
+        tested: &Tested,
+        tests_accepted: AcceptedTests,
+        generation: i64,
+        now: Time,
+    ) -> Option<ContactPointStatus> {
+        written(before, generation, now, |status| {
+            answered(status, receiver, is_failing, tested, tests_accepted)
+        })
+    }
+
+    fn blocked(before: Option<&ContactPointStatus>, spec: &str, now: Time) -> ContactPointStatus {
+        let generation = before.map_or(1, |before| before.observed_generation.unwrap_or(1));
+        written(before, generation, now, |status| {
+            super::blocked(status, spec, "SecretNotFound", "no".into())
+        })
+        .unwrap()
+    }
+
+    fn suspended(
+        before: Option<&ContactPointStatus>,
+        generation: i64,
+        now: Time,
+    ) -> ContactPointStatus {
+        written(before, generation, now, |status| {
+            super::suspended(status, "abc")
+        })
+        .unwrap()
+    }
 
     fn at(second: i64) -> Time {
         Time(jiff::Timestamp::from_second(second).unwrap())
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_missing_secret_is_no_attempt() {
-        let status = blocked(None, "abc", "SecretNotFound", "no", 1, at(0));
+        let status = blocked(None, "abc", at(0));
         assert!(!status.initialized && !status.ready);
     }
 
@@ -442,7 +444,7 @@ mod tests {
             at(3),
         )
         .unwrap();
-        let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
+        let blocked = blocked(Some(&moved), &other.spec, at(3));
         assert_eq!(
             (away.migrated_to_chat_id, blocked.migrated_to_chat_id),
             (None, None)
@@ -464,7 +466,7 @@ mod tests {
         #[case] before: Option<ContactPointStatus>,
         #[case] again: bool,
     ) {
-        let held = suspended(before.as_ref(), "abc", 2, at(5));
+        let held = suspended(before.as_ref(), 2, at(5));
         assert!(!held.ready);
         assert_eq!(
             held.initialized,
@@ -475,11 +477,7 @@ mod tests {
             SUSPENDED
         );
         assert_eq!(held.observed_generation, Some(2));
-        assert_eq!(
-            suspended(Some(&held), "abc", 2, at(6)),
-            held,
-            "it is written once"
-        );
+        assert_eq!(suspended(Some(&held), 2, at(6)), held, "it is written once");
 
         assert_eq!(known_well(&held, &tested()), again);
         let resumed = status(
@@ -512,10 +510,10 @@ mod tests {
 
     #[test]
     fn one_that_lost_a_secret_for_a_while_is_ready_again_without_a_test() {
-        let lost = blocked(Some(&ready()), "abc", "SecretNotFound", "no", 1, at(5));
+        let lost = blocked(Some(&ready()), "abc", at(5));
         assert!(!lost.ready && known_well(&lost, &tested()));
         assert_eq!(
-            blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)),
+            blocked(Some(&lost), "abc", at(6)),
             lost,
             "it is written once"
         );
@@ -581,16 +579,9 @@ mod tests {
             ..ContactPointStatus::default()
         };
         let silent = ContactPointStatus::default();
-        assert!(unsaid(None) && unsaid(Some(&silent)));
-        assert!(!unsaid(Some(&theirs)) && !unsaid(Some(&ready())));
-        assert!(!unsaid(Some(&blocked(
-            None,
-            "abc",
-            "SecretNotFound",
-            "no",
-            1,
-            at(0)
-        ))));
+        assert!(unsaid(&silent));
+        assert!(!unsaid(&theirs) && !unsaid(&ready()));
+        assert!(!unsaid(&blocked(None, "abc", at(0))));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Trait of a controller, and the queue around its reconciles: a timeout, a guard against panics, backoff after failures, a
-//! limit on concurrent reconciles, a log line and metrics.
+//! Queue around the reconciles of one controller: a timeout, a guard against panics, backoff after failures, a limit on
+//! concurrent reconciles, a log line and metrics.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -16,7 +16,6 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, warn};
@@ -24,89 +23,44 @@ use tracing::{Instrument, debug, error, warn};
 use super::Key;
 use super::availability::{self, Availability};
 use super::backoff::{Backoffs, Policy};
+use super::error::{Class, Error};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
-use super::{client, tasks, telemetry};
+use super::outcome::Requeue;
+use super::trigger::Trigger;
+use super::{tasks, telemetry};
 
-/// Controller of one kind.
-pub trait Reconciler: Send + Sync + 'static {
+/// Reconciles of one kind, as the runner runs them.
+pub(super) trait Reconcile: Send + Sync + 'static {
     /// Kind of the objects.
     type Object: Kind + Clone + Debug + Send + Sync + 'static;
-    /// Error of a reconcile.
-    type Error: Failure;
 
-    /// Reconciles one object. The runtime never runs two reconciles of one object at once, and may drop the future at any await.
+    /// Reconciles one object. The runner never runs two reconciles of one object at once, and may drop the future at any await.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
-    ) -> impl Future<Output = Result<Requeue, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Requeue, Failure>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
 
-    /// Returns the interval of reconciles that nothing triggers; `usual` is the one of the settings.
-    fn resync(&self, usual: Duration) -> Duration {
-        usual
+    /// Returns the interval of reconciles that nothing triggers; `default` is the one of the settings.
+    fn resync(&self, default: Duration) -> Duration {
+        default
     }
 
-    /// Forgets a deleted object. The runtime calls this again whenever something triggers the object, because a reconcile in flight
-    /// at the deletion may have left something behind.
-    fn gone(&self, key: &Key);
+    /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a reconcile in
+    /// flight at the deletion may have left something behind.
+    fn forget(&self, _key: &Key) {}
 }
 
-/// When to reconcile an object again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Requeue {
-    /// When something changes. The resync reconciles the object all the same: a watch may have missed an event.
-    #[default]
-    OnChange,
-    /// With growing delays: the object waits for something that no watch shows.
-    Poll,
-    /// After this delay.
-    After(Duration),
-    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
-    /// still fail, so the backoff is not reset.
-    InFlight(Duration),
-}
-
-/// Error of a reconcile, with a class.
-pub trait Failure: std::error::Error + Send + Sync + 'static {
-    /// Returns the class of the error.
-    fn class(&self) -> Class;
-}
-
-/// Class of an error: decides when to reconcile again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Wait until somebody changes the object, or for the resync.
-    Terminal,
-    /// Retry with growing delays. This is no error: the object waits for something that no watch shows.
-    Waiting,
-    /// Retry with growing delays.
-    Transient,
-    /// Retry with longer delays: somebody has to fix something first that no watch shows.
-    Slow,
-    /// Reconcile again: the object changed or was replaced meanwhile, or the lease is lost. This is no error.
-    Stale,
-}
-
-impl Failure for kube::Error {
-    fn class(&self) -> Class {
-        match self {
-            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Stale,
-            error if client::is_not_leading(error) => Class::Stale,
-            _ => Class::Transient,
-        }
-    }
-}
-
-/// Returns whether a write that is pinned to a UID met another object of the same name (422).
-pub fn is_replaced(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 422
-        && causes
-            .into_iter()
-            .any(|cause| cause.field == "metadata.uid")
+/// A failed reconcile, with the class that decides when to retry.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(super) struct Failure {
+    pub class: Class,
+    #[source]
+    pub error: Error,
 }
 
 /// Finds the apiserver's refusal among the causes of an error.
@@ -145,7 +99,7 @@ type Requested = (Option<i64>, Option<String>);
 
 /// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(super) struct Limits {
     /// Most concurrent reconciles.
     pub concurrency: u16,
     /// Timeout of one reconcile.
@@ -160,41 +114,8 @@ pub struct Limits {
     pub resync: Duration,
 }
 
-/// Trigger of the reconciles of one controller. Before [`Trigger::open`] triggers have no effect, because every object is
-/// reconciled once after it.
-pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
-
-impl<K: Resource> Clone for Trigger<K> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<K: Resource> Default for Trigger<K> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
-    /// Triggers a reconcile of the object of this key, if it exists.
-    pub fn wake(&self, key: &Key) {
-        if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // The receiver is gone only while the process ends.
-            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
-        }
-    }
-
-    /// Returns the keys that are triggered from now on.
-    pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        receiver
-    }
-}
-
 /// One controller, ready to run.
-pub struct Runner<R: Reconciler> {
+pub(super) struct Runner<R: Reconcile> {
     name: &'static str,
     reconciler: Arc<R>,
     limits: Limits,
@@ -338,7 +259,7 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-impl<R: Reconciler> Runner<R> {
+impl<R: Reconcile> Runner<R> {
     /// Creates a controller; logs and metrics call it `name`. `running` tracks each reconcile; none begins once
     /// `running` is closed. Objects that failed for a transient reason are retried when `availability` reports the
     /// apiserver's return.
@@ -437,7 +358,7 @@ impl<R: Reconciler> Runner<R> {
 
     fn gone(&self, object: &ObjectRef<R::Object>) {
         self.forget(object);
-        self.reconciler.gone(&Key::new(
+        self.reconciler.forget(&Key::new(
             object.namespace.as_deref().unwrap_or_default(),
             &object.name,
         ));
@@ -660,11 +581,11 @@ impl<R: Reconciler> Runner<R> {
     fn failed(
         &self,
         key: &ObjectRef<R::Object>,
-        failure: &R::Error,
+        failure: &Failure,
         paused: Option<Instant>,
     ) -> (ReconcileResult, Duration) {
         let error = failure as &dyn std::error::Error;
-        let class = failure.class();
+        let class = failure.class;
         let until = self.asked_to_wait(error, paused);
         let transient =
             class == Class::Transient || (class != Class::Stale && self.availability.is_out());
@@ -723,7 +644,6 @@ mod tests {
 
     use super::*;
     use crate::cache::Cache;
-    use crate::client::RequestError;
     use crate::health::Health;
     use crate::testing::{PROGRAM, Widget};
 
@@ -755,24 +675,16 @@ mod tests {
         assert_eq!(work.began("c", start), None, "unknown");
     }
 
-    fn api(code: u16, field: &str) -> kube::Error {
-        let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
-            "causes": [{ "reason": "FieldValueInvalid", "message": "field is immutable", "field": field }] } });
-        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    fn failure(status: serde_json::Value) -> Failure {
+        let source = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
+        Failure {
+            class: Class::of(&source),
+            error: Error::api("not written")(source),
+        }
     }
 
-    #[rstest]
-    #[case::changed(api(409, ""), Class::Stale)]
-    #[case::replaced(api(422, "metadata.uid"), Class::Stale)]
-    #[case::invalid(api(422, "spec.field"), Class::Transient)]
-    #[case::in_trouble(api(500, ""), Class::Transient)]
-    #[case::held_back(kube::Error::Service(Box::new(RequestError::NotLeading)), Class::Stale)]
-    #[case::unanswered(
-        kube::Error::Service(Box::new(RequestError::Timeout(Duration::ZERO))),
-        Class::Transient
-    )]
-    fn classes(#[case] error: kube::Error, #[case] class: Class) {
-        assert_eq!(error.class(), class);
+    fn conflict() -> Failure {
+        failure(json!({ "status": "Failure", "message": "", "reason": "Conflict", "code": 409 }))
     }
 
     /// A controller whose reconciles fail with this status, or succeed without one, and that notes the start of each.
@@ -788,21 +700,16 @@ mod tests {
         }
     }
 
-    impl Reconciler for Failing {
+    impl Reconcile for Failing {
         type Object = Widget;
-        type Error = kube::Error;
 
-        async fn reconcile(&self, _: Arc<Widget>) -> Result<Requeue, kube::Error> {
+        async fn reconcile(&self, _: Arc<Widget>) -> Result<Requeue, Failure> {
             self.began.lock().unwrap().push(Instant::now());
             match &*self.status.lock().unwrap() {
-                Some(status) => Err(kube::Error::Api(Box::new(
-                    serde_json::from_value(status.clone()).unwrap(),
-                ))),
+                Some(status) => Err(failure(status.clone())),
                 None => Ok(Requeue::OnChange),
             }
         }
-
-        fn gone(&self, _: &Key) {}
     }
 
     /// Reconciles that take a while and are asked for again at once, as under load; the number for each object.
@@ -811,11 +718,10 @@ mod tests {
         counts: Mutex<HashMap<String, u32>>,
     }
 
-    impl Reconciler for Busy {
+    impl Reconcile for Busy {
         type Object = Widget;
-        type Error = kube::Error;
 
-        async fn reconcile(&self, object: Arc<Widget>) -> Result<Requeue, kube::Error> {
+        async fn reconcile(&self, object: Arc<Widget>) -> Result<Requeue, Failure> {
             sleep(Duration::from_millis(10)).await;
             *self
                 .counts
@@ -826,8 +732,6 @@ mod tests {
             self.trigger.wake(&Key::of(object.as_ref()));
             Ok(Requeue::OnChange)
         }
-
-        fn gone(&self, _: &Key) {}
     }
 
     #[tokio::test(start_paused = true)]
@@ -1147,10 +1051,10 @@ mod tests {
             );
             let key = ObjectRef::new("x").within("n");
             availability.answered(true, Some(429), Some(Duration::from_secs(20)));
-            let (_, action) = runner.failed(&key, &api(409, ""), None);
+            let (_, action) = runner.failed(&key, &conflict(), None);
             assert_eq!(action, Duration::from_secs(20));
             let before = availability.paused_until();
-            let (_, action) = runner.failed(&key, &api(409, ""), before);
+            let (_, action) = runner.failed(&key, &conflict(), before);
             assert_ne!(
                 action,
                 Duration::from_secs(20),
