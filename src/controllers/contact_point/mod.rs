@@ -14,7 +14,7 @@ use qm_api::tracked_field::GROUP;
 use qm_core::conditions::{self, READY};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
-use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
+use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
 use qm_runtime::events::Events;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::reconciler::{Class, Failure, Reconciler, Requeue};
@@ -194,11 +194,11 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
 }
 
 /// How a line starts: an endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
+fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> InitialState {
     match status {
-        Some(status) if standing::known_well(status, tested) => Stage::Open,
-        Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
-        _ => Stage::Test,
+        Some(status) if standing::known_well(status, tested) => InitialState::Open,
+        Some(status) if status.tested.as_ref() == Some(tested) => InitialState::Probe,
+        _ => InitialState::Test,
     }
 }
 
@@ -227,8 +227,10 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
                 let tested = self.set_up(&key, &point, gathered);
-                let (standing, tests) =
-                    (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
+                let (standing, tests) = (
+                    self.outbox.receiver_state(&key),
+                    self.outbox.tests_accepted(&key),
+                );
                 let before = point.status.as_ref();
                 let is_failing = self.outbox.failing(&key).is_some();
                 let status = standing::status(

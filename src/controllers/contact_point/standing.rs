@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use qm_core::conditions::{self, READY};
-use qm_notify::queue::{AcceptedTests, Standing};
+use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::{Key, short_digest};
@@ -62,7 +62,7 @@ fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
 #[allow(clippy::too_many_arguments)] // all that the status depends on
 pub fn status(
     before: Option<&ContactPointStatus>,
-    standing: &Standing,
+    standing: &ReceiverState,
     is_failing: bool,
     tested: &Tested,
     tests_accepted: AcceptedTests,
@@ -73,29 +73,29 @@ pub fn status(
     let (well, reason, message) = match standing {
         // What is said of an endpoint that was tested stands, for this generation too; also while its receiver is away: its
         // messages wait, and each object of theirs says so.
-        Standing::Retrying(_) if is_failing && known_well(&status, tested) => {
+        ReceiverState::Retrying(_) if is_failing && known_well(&status, tested) => {
             (true, "Ready", AWAY.to_owned())
         }
-        Standing::Untried | Standing::Retrying(_) if known_well(&status, tested) => {
+        ReceiverState::Untried | ReceiverState::Retrying(_) if known_well(&status, tested) => {
             (true, "Ready", ready(status.migrated_to_chat_id))
         }
-        Standing::Untried => return None,
-        Standing::Taken { migrated_to } => {
+        ReceiverState::Untried => return None,
+        ReceiverState::Accepted { migrated_to } => {
             status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
             (true, "Ready", ready(status.migrated_to_chat_id))
         }
-        Standing::Retrying(message) => (
+        ReceiverState::Retrying(message) => (
             false,
             "Unreachable",
             format!("{message}; it is tried again"),
         ),
-        Standing::Stopped { reason, message } => (false, *reason, message.clone()),
+        ReceiverState::Stopped { reason, message } => (false, *reason, message.clone()),
     };
     status.initialized = true;
     status.ready = well;
     status.ready_when_resumed = None;
     status.observed_generation = Some(generation);
-    if well || !matches!(standing, Standing::Retrying(_)) {
+    if well || !matches!(standing, ReceiverState::Retrying(_)) {
         status.tested = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
@@ -239,7 +239,7 @@ mod tests {
     fn ready() -> ContactPointStatus {
         status(
             None,
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &tested(),
             none(),
@@ -253,7 +253,7 @@ mod tests {
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
         let failed = status(
             None,
-            &Standing::Retrying("connection refused".into()),
+            &ReceiverState::Retrying("connection refused".into()),
             false,
             &tested(),
             none(),
@@ -288,7 +288,7 @@ mod tests {
         };
         let ours = status(
             Some(&theirs),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -304,9 +304,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::a_pass_without_news(Standing::Untried)]
-    #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
-    fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
+    #[case::a_pass_without_news(ReceiverState::Untried)]
+    #[case::a_receiver_that_is_away(ReceiverState::Retrying("timeout".into()))]
+    fn a_tested_one_stays_as_it_is(#[case] standing: ReceiverState) {
         let before = ready();
         let after = status(Some(&before), &standing, false, &tested(), none(), 1, at(9))
             .unwrap_or_else(|| before.clone());
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn a_receiver_that_stays_away_is_not_said_to_take_messages() {
         let away = |is_failing| {
-            let standing = Standing::Retrying("timeout".into());
+            let standing = ReceiverState::Retrying("timeout".into());
             status(
                 Some(&ready()),
                 &standing,
@@ -340,7 +340,7 @@ mod tests {
             "one failure is no news"
         );
         assert!(away(true).ready && words(&away(true)) == AWAY);
-        let taken = Standing::Taken { migrated_to: None };
+        let taken = ReceiverState::Accepted { migrated_to: None };
         let back = status(
             Some(&away(true)),
             &taken,
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(
             status(
                 Some(&ready()),
-                &Standing::Untried,
+                &ReceiverState::Untried,
                 false,
                 &new,
                 none(),
@@ -378,7 +378,7 @@ mod tests {
     fn a_move_is_told_until_the_spec_changes() {
         let moved = status(
             Some(&ready()),
-            &Standing::Taken {
+            &ReceiverState::Accepted {
                 migrated_to: Some(-100),
             },
             false,
@@ -399,7 +399,7 @@ mod tests {
         // After a restart nothing is new.
         let again = status(
             Some(&moved),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -420,7 +420,7 @@ mod tests {
         );
         let taken = status(
             Some(&moved),
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &other,
             none(),
@@ -434,7 +434,7 @@ mod tests {
         );
         let away = status(
             Some(&moved),
-            &Standing::Retrying("timeout".into()),
+            &ReceiverState::Retrying("timeout".into()),
             false,
             &other,
             none(),
@@ -456,7 +456,7 @@ mod tests {
         true,
     )]
     #[case::stopped(
-        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, false, &tested(), none(), 1, at(0)),
+        status(None, &ReceiverState::Stopped { reason: "Unauthorized", message: "401".into() }, false, &tested(), none(), 1, at(0)),
         false,
     )]
     #[case::new(None, false)]
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(known_well(&held, &tested()), again);
         let resumed = status(
             Some(&held),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -521,7 +521,7 @@ mod tests {
         );
         let found = status(
             Some(&lost),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -606,7 +606,7 @@ mod tests {
 
     #[test]
     fn a_stop_and_its_end_are_told() {
-        let stopped = Standing::Stopped {
+        let stopped = ReceiverState::Stopped {
             reason: "Unauthorized",
             message: "401".into(),
         };
@@ -614,7 +614,7 @@ mod tests {
         assert!(!status_.ready && status_.initialized);
         let again = status(
             Some(&status_),
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &tested(),
             none(),

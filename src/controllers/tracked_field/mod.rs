@@ -23,7 +23,7 @@ use qm_api::tracked_field::{GROUP, History, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::metrics::DeliveryMetrics;
-use qm_notify::queue::{Circumstances, Offer, Outbox};
+use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
 use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
 use qm_runtime::cache::strip;
@@ -187,7 +187,7 @@ impl<T: Transport> TrackedFields<T> {
         message: String,
     ) -> Result<Requeue, Error> {
         self.targets.unfollow(key);
-        self.outbox.withdraw(key, false);
+        self.outbox.dequeue(key, false);
         let renew = self
             .say(key, object, Some(Waiting::SpecInvalid(message)))
             .await?;
@@ -200,7 +200,7 @@ impl<T: Transport> TrackedFields<T> {
         &self,
         key: &Key,
         mut object: Arc<TrackedField>,
-        outcomes: &[(String, history::Outcome)],
+        outcomes: &[(String, history::DeliveryOutcome)],
         held: bool,
     ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
         let whose = Whose::of(&object);
@@ -233,9 +233,9 @@ impl<T: Transport> TrackedFields<T> {
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
-            if changes.merged > 0 && self.outbox.holds(key) {
+            if changes.merged > 0 && self.outbox.has_pending(key) {
                 // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.
-                self.outbox.withdraw(key, false);
+                self.outbox.dequeue(key, false);
                 continue;
             }
             if changes.changed {
@@ -338,10 +338,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         };
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
-            self.outbox.withdraw(&key, false);
+            self.outbox.dequeue(&key, false);
         } else {
-            self.outbox
-                .offer(&point_key, Offer::of(&object).map_err(Error::History)?);
+            self.outbox.enqueue(
+                &point_key,
+                PendingEntries::of(&object).map_err(Error::History)?,
+            );
         }
         self.outbox.recorded(&key, &outcomes);
         if let Some(panic) = panic {
@@ -403,7 +405,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
     fn gone(&self, key: &Key) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
-        self.outbox.withdraw(key, true);
+        self.outbox.dequeue(key, true);
         self.written.forget(key);
         self.told
             .lock()

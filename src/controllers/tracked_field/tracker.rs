@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
-use qm_notify::history::{NewestState, Observation, Series};
+use qm_notify::history::{NewestState, Observation, ObservationSeries};
 use qm_runtime::Key;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
@@ -93,7 +93,7 @@ pub struct Seen<'a> {
     /// Newest known state; kept after it is recorded.
     pub newest: Option<NewestState>,
     /// What was seen before of what was followed then.
-    pub former: Option<Series>,
+    pub former: Option<ObservationSeries>,
     /// How many more there were, before neighbours became one because there was no room for them.
     pub merged: usize,
 }
@@ -117,7 +117,7 @@ impl Drop for Seen<'_> {
         let Some(follower) = follower else { return };
         follower.merged += self.merged;
         let observations = std::mem::take(&mut self.observations);
-        follower.take_back(Series {
+        follower.take_back(ObservationSeries {
             subject: self.whose.subject.clone(),
             observations,
         });
@@ -191,7 +191,7 @@ impl Tracker {
         if let Some(mut before) = replaced.filter(|before| before.whose.uid == whose.uid) {
             let (observations, former) = before.unrecorded();
             follower.merged = before.merged;
-            follower.take_back(Series {
+            follower.take_back(ObservationSeries {
                 subject: before.whose.subject,
                 observations,
             });
