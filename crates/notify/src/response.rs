@@ -156,7 +156,7 @@ impl Redactor {
         } else if error.is_connect() {
             let cause = cause.to_string();
             let hint = if cause.contains("InvalidContentType") {
-                "; it speaks no TLS there: write http://"
+                "; the server does not use TLS: write http://"
             } else {
                 ""
             };

@@ -33,7 +33,7 @@ pub enum InvalidToken {
         "the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`"
     )]
     Padded,
-    /// The token does not match BotFather's format.
+    /// The token does not have the shape of a bot token.
     #[error(
         "the token does not have the shape that BotFather gives it: digits, a colon, then letters, digits, _ and -"
     )]
@@ -133,7 +133,7 @@ impl TelegramRequest<'_> {
             }),
             SendMessageReply::Failed(error) => Err(error),
             SendMessageReply::Migrated(_) => Err(SendError::Retry {
-                message: "the chat moved twice".into(),
+                message: "the chat migrated twice".into(),
                 after: None,
             }),
         }
@@ -272,13 +272,13 @@ fn interpret(
         300..=399 => refused(
             Refusal::Redirected,
             format!(
-                "the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"
+                "the Bot API answered with a redirect ({code}), which the operator does not follow; see --telegram-api-url"
             ),
         ),
         401 | 404 => refused(
             Refusal::Unauthorized,
             format!(
-                "the Bot API does not know this token ({code} {quote}); put the one that BotFather gave into the Secret"
+                "the Bot API does not know this token ({code} {quote}); put the token from BotFather into the Secret"
             ),
         ),
         403 => refused(
@@ -300,20 +300,20 @@ fn interpret(
         {
             refused(
                 Refusal::Forbidden,
-                format!(
-                    "the bot may not write to this chat ({code} {quote}); give it the right to"
-                ),
+                format!("the bot may not write to this chat ({code} {quote}); grant it the right"),
             )
         }
         400 if TOPIC_PHRASES.iter().any(|phrase| lower.contains(phrase)) => refused(
             Refusal::TopicUnavailable,
             format!(
-                "this topic takes no messages ({code} {quote}); open it again, or correct messageThreadId"
+                "this topic accepts no messages ({code} {quote}); reopen the topic, or correct messageThreadId"
             ),
         ),
         410 => refused(
             Refusal::Gone,
-            format!("the Bot API is no longer there ({code} {quote}); see --telegram-api-url"),
+            format!(
+                "the Bot API was removed from this URL ({code} {quote}); see --telegram-api-url"
+            ),
         ),
         429 => SendMessageReply::Failed(SendError::Retry {
             message: format!("too many requests ({code} {quote})"),
@@ -334,7 +334,7 @@ fn interpret(
             after: None,
         }),
         _ => SendMessageReply::Failed(SendError::Retry {
-            message: format!("the Bot API is in trouble ({code} {quote})"),
+            message: format!("the Bot API failed ({code} {quote})"),
             after: parameters.retry_after.map(response::seconds).or(header),
         }),
     }

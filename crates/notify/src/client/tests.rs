@@ -318,7 +318,7 @@ async fn echoed_secrets_are_redacted() {
         ))
     });
     for endpoint in [webhook, chat(7)] {
-        let said = telegram(&server.uri())
+        let message = telegram(&server.uri())
             .send(&endpoint, TEST, false)
             .await
             .unwrap_err()
@@ -331,9 +331,9 @@ async fn echoed_secrets_are_redacted() {
             "110201543",
             "AAHdqTcv",
         ] {
-            assert!(!said.contains(secret), "{said}");
+            assert!(!message.contains(secret), "{message}");
         }
-        assert!(said.contains("[redacted]"), "{said}");
+        assert!(message.contains("[redacted]"), "{message}");
     }
 }
 
@@ -367,7 +367,7 @@ fn no_secret_is_in_logs_or_errors() {
         });
         [chat(7), own]
     };
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     tracing::subscriber::with_default(subscriber, || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -390,7 +390,7 @@ fn no_secret_is_in_logs_or_errors() {
                 for endpoint in endpoints(&base) {
                     let result = telegram(&base).send(&endpoint, TEST, false).await;
                     writeln!(
-                        said,
+                        output,
                         "{endpoint:?} {result:?} {}",
                         result.as_ref().unwrap_err()
                     )
@@ -400,15 +400,15 @@ fn no_secret_is_in_logs_or_errors() {
             }
         });
     });
-    let said = String::from_utf8(said).unwrap();
+    let output = String::from_utf8(output).unwrap();
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(
         log.contains("hyper_util"),
-        "the crates on the way are heard"
+        "the log has the involved crates"
     );
     for secret in secrets {
         // wiremock, as the server, does not log the content of requests.
-        assert!(!said.contains(secret), "{secret}: {said}");
+        assert!(!output.contains(secret), "{secret}: {output}");
         assert!(!log.contains(secret), "{secret} in the log");
     }
 }

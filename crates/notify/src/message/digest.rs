@@ -54,7 +54,7 @@ pub fn render(
         let mut carried = 0;
         for item in candidates {
             let view = View::of(item, cluster);
-            let line = templated(item, &view, plain).unwrap_or_else(|| view.line());
+            let line = templated(item, &view, plain).unwrap_or_else(|| view.digest_line());
             let needed = limit.measure(&line) + 1;
             if needed > room {
                 break;

@@ -210,7 +210,7 @@ impl View {
     }
 
     /// Returns the line of a digest.
-    pub fn line(&self) -> String {
+    pub fn digest_line(&self) -> String {
         let prefix = if self.namespace.is_empty() {
             String::new()
         } else {

@@ -173,9 +173,9 @@ fn render<'a>(
         limit,
     };
     match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
-        Ok(_) => String::from_utf8(output.bytes).map_err(|_| "it gives no text".into()),
+        Ok(_) => String::from_utf8(output.bytes).map_err(|_| "the result is not UTF-8".into()),
         Err(error) if error.kind() == ErrorKind::WriteFailure => {
-            Err(format!("it gives more than {limit} bytes"))
+            Err(format!("the result has more than {limit} bytes"))
         }
         Err(error) => Err(error_message(&error)),
     }

@@ -101,7 +101,7 @@ fn merged_entry_has_its_number_of_changes() {
     merged.entry.first_value = Some("2".into());
     assert!(text(&merged, None).ends_with("Merged: 7 changes, the first value 2, the last 9"));
     assert_eq!(
-        View::of(&merged, None).line(),
+        View::of(&merged, None).digest_line(),
         "Deployment default/nginx replicas: 1 -> 9 (7 changes)"
     );
 }
@@ -117,7 +117,7 @@ fn cluster_scoped_resource_has_no_namespace_line() {
     ));
     assert!(!text(&item, None).contains("Namespace"));
     assert_eq!(
-        View::of(&item, None).line(),
+        View::of(&item, None).digest_line(),
         "Node n1 {.spec.unschedulable}: 1 -> 2"
     );
 }

@@ -383,17 +383,17 @@ impl ContactPointQueue {
         let receiver = ReceiverState::Accepted {
             migrated_to: receipt.migrated_to,
         };
-        let is_news = match (&self.receiver, &receiver) {
+        let is_new = match (&self.receiver, &receiver) {
             (
                 Some(ReceiverState::Accepted { .. }),
                 ReceiverState::Accepted { migrated_to: None },
             ) => false,
             (known, new) => known.as_ref() != Some(new),
         };
-        if is_news {
+        if is_new {
             self.receiver = Some(receiver);
         }
-        is_news || is_test || could_test != self.responses.may_test()
+        is_new || is_test || could_test != self.responses.may_test()
     }
 
     /// Records that the receiver did not respond, or may accept the same request later; returns whether the contact
@@ -423,8 +423,8 @@ impl ContactPointQueue {
         };
         self.not_before = Some(now + delay.max(requested).min(LONGEST_PAUSE));
         // One failure of a stopped receiver is not reported: the cause of the stop may persist.
-        let is_news = self.state != QueueState::Stopped || self.failures >= FAILING_FROM;
-        is_news && self.set_receiver(ReceiverState::Retrying(message))
+        let is_new = self.state != QueueState::Stopped || self.failures >= FAILING_FROM;
+        is_new && self.set_receiver(ReceiverState::Retrying(message))
     }
 
     /// Stops the contact point for the reason of the last refusal; returns whether the contact point's status changes.
@@ -434,12 +434,12 @@ impl ContactPointQueue {
         let Some((reason, message)) = self.responses.refusal.clone() else {
             return false;
         };
-        let is_news = self.set_receiver(ReceiverState::Stopped {
+        let is_new = self.set_receiver(ReceiverState::Stopped {
             reason: reason.as_str(),
             message,
         });
         // Each 401 triggers a new read of the Secret, which somebody may have fixed.
-        is_news || reason == Refusal::Unauthorized
+        is_new || reason == Refusal::Unauthorized
     }
 
     /// Stops the contact point without a status change. The test message goes next and shows whether the receiver
@@ -451,14 +451,14 @@ impl ContactPointQueue {
     }
 
     fn set_receiver(&mut self, receiver: ReceiverState) -> bool {
-        let is_news = !self
+        let is_new = !self
             .receiver
             .as_ref()
             .is_some_and(|known| is_same_failure(known, &receiver));
-        if is_news {
+        if is_new {
             self.receiver = Some(receiver);
         }
-        is_news
+        is_new
     }
 
     /// Replaces the batch's copies of `field`, so that a retry keeps no older version in memory.

@@ -132,7 +132,7 @@ impl InFlight {
         let not_before = now + backoff.next_delay();
         // The message may have a part that differs each time.
         let same_code = known.filter(|known| known.code == code);
-        let is_news =
+        let is_new =
             count == MAX_REJECTED_WRITES || (count > MAX_REJECTED_WRITES && same_code.is_none());
         let message = same_code.map_or_else(|| message.to_owned(), |known| known.message);
         let point = point.clone();
@@ -146,7 +146,7 @@ impl InFlight {
             circumstances,
         };
         self.rejected.insert(field.clone(), writes);
-        is_news
+        is_new
     }
 
     /// Returns the time until the next write, if the last one was rejected and the next one is not due.

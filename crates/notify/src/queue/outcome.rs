@@ -168,9 +168,9 @@ impl Queues {
         let Some(entry) = request.entries.first().filter(|_| reason.may_be_message()) else {
             // No entry can be the cause of this refusal.
             queue.responses.refuse_test(reason, message);
-            let is_news = queue.stop(retry_policy, now);
+            let is_new = queue.stop(retry_policy, now);
             fields.extend(self.expire(request, carried, message));
-            return is_news;
+            return is_new;
         };
         if carried > 1 {
             queue

@@ -85,7 +85,11 @@ async fn addresses_are_kept_for_five_seconds_unless_forgotten() {
     assert_eq!(servers.started(), 3);
     sleep(CACHE_TTL).await;
     resolve(&names, "n", "b.test").await.unwrap();
-    assert_eq!(names.state().known.len(), 1, "what is too old goes");
+    assert_eq!(
+        names.state().known.len(),
+        1,
+        "expired addresses are removed"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,11 +206,14 @@ fn resolv_conf_is_honoured(
 
 #[test]
 fn invalid_resolv_conf_is_an_error() {
-    let said = Dns::default()
+    let message = Dns::default()
         .settings(b"nameserver 10.0.0.1\nsearch a..b")
         .unwrap_err()
         .to_string();
-    assert!(said.starts_with("cannot use /etc/resolv.conf: "), "{said}");
+    assert!(
+        message.starts_with("cannot use /etc/resolv.conf: "),
+        "{message}"
+    );
     for bytes in [
         &b"\xff\xfe\nnameserver \xff"[..],
         b"nameserver",

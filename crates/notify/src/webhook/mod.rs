@@ -190,7 +190,7 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
         return Err("credentials in a URL are not sent; use apiToken and headerName".into());
     }
     if url.fragment().is_some() {
-        return Err("what stands after # in a URL is not sent; remove it, or write %23".into());
+        return Err("a URL's fragment is not sent; remove the fragment, or write %23".into());
     }
     Ok(url)
 }
@@ -227,7 +227,7 @@ impl Quote {
 
 /// Message of every request without a response from an address that is not quoted: the cause would reveal whether a
 /// server listens there.
-const NO_ANSWER: &str = "no answer from the endpoint; the operator tells no more of a private address. Check URL, TLS and \
+const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address. Check URL, TLS and \
     NetworkPolicies";
 
 /// Replacement for the response of an address that is not quoted.
@@ -341,7 +341,7 @@ fn interpret(
         300..=399 => refused(
             Refusal::Redirected,
             format!(
-                "the endpoint answered with a redirect ({status}), which is not followed; give the final URL"
+                "the endpoint answered with a redirect ({status}), which the operator does not follow; set the final URL"
             ),
         ),
         400 | 413 | 415 | 422 => refused(
@@ -350,32 +350,32 @@ fn interpret(
         ),
         401 => refused(
             Refusal::Unauthorized,
-            format!("the endpoint accepts no message without a valid token ({answer})"),
+            format!("the endpoint requires a valid token ({answer})"),
         ),
         403 => refused(
             Refusal::Forbidden,
-            format!("the endpoint refuses us ({answer})"),
+            format!("the endpoint forbids the request ({answer})"),
         ),
         404 => refused(
             Refusal::NotFound,
-            format!("there is nothing at this URL ({answer})"),
+            format!("the URL was not found ({answer})"),
         ),
         408 | 429 | 500.. => Err(SendError::Retry {
-            message: format!("the endpoint is in trouble ({answer})"),
+            message: format!("the endpoint failed ({answer})"),
             after,
         }),
         410 => refused(
             Refusal::Gone,
-            format!("the endpoint is gone ({answer}); restore it, or give another URL"),
+            format!("the endpoint was removed ({answer}); restore it, or set another URL"),
         ),
         400..=499 => refused(
             Refusal::UnexpectedStatus,
             format!(
-                "the endpoint answered with an unexpected status ({answer}); check the URL and what stands before it"
+                "the endpoint answered with an unexpected status ({answer}); check the URL and the proxies in front of the endpoint"
             ),
         ),
         ..200 => Err(SendError::Retry {
-            message: format!("an answer that makes no sense ({answer})"),
+            message: format!("unexpected answer ({answer})"),
             after,
         }),
     }

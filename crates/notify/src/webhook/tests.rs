@@ -21,16 +21,16 @@ fn parts(url: &str) -> Parts {
 #[case(Parts { url_is_secret: true, ..parts("s3cr3t") }, "urlFrom: not a URL")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL holds a space")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL holds a space or a control")]
-#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: what stands after #")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: a URL's fragment")]
 #[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
 #[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
 #[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
 #[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
 #[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
 #[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
-fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] said: &str) {
+fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] expected: &str) {
     let error = WebhookEndpoint::new(parts).unwrap_err().to_string();
-    assert!(error.starts_with(said), "{error}");
+    assert!(error.starts_with(expected), "{error}");
     assert!(!error.contains("s3cr3t"), "{error}");
 }
 
@@ -125,9 +125,12 @@ fn debug_output_contains_no_secret() {
     Tls::new(None, Some(b"x"), Some(b"s3cr3t")),
     "no PEM certificate and key"
 )]
-fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] said: &str) {
+fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] expected: &str) {
     let error = tls.unwrap_err();
-    assert!(error.contains(said) && !error.contains("s3cr3t"), "{error}");
+    assert!(
+        error.contains(expected) && !error.contains("s3cr3t"),
+        "{error}"
+    );
 }
 
 #[test]

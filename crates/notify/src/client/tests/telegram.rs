@@ -231,7 +231,7 @@ async fn rate_limit_of_the_supergroup_applies_after_a_migration() {
     assert!(start.elapsed() >= window, "one request in each window");
     sender.acquire(&chat(-7)).await;
     let waited = tokio::time::timeout(2 * window, sender.acquire(&chat(TO))).await;
-    assert!(waited.is_err(), "it asked to be left alone");
+    assert!(waited.is_err(), "the chat asked for a pause");
 }
 
 #[tokio::test]

@@ -146,7 +146,7 @@ async fn webhook_gets_token_headers_and_signature() {
 #[tokio::test]
 async fn name_is_refused_if_it_resolves_to_a_denied_address(
     #[case] addresses: &'static [&str],
-    #[case] said: &str,
+    #[case] expected: &str,
 ) {
     let lookup: Lookup = Arc::new(move |_| {
         let found = addresses
@@ -166,7 +166,7 @@ async fn name_is_refused_if_it_resolves_to_a_denied_address(
         .await;
     assert_eq!(kind(&result), "AddressRefused");
     let message = result.unwrap_err().to_string();
-    assert!(message.contains(said), "{message}");
+    assert!(message.contains(expected), "{message}");
 }
 
 #[tokio::test]
@@ -276,7 +276,7 @@ async fn answer_of_a_private_address_is_not_quoted() {
     for url in [&server.uri(), &name] {
         for code in [400, 401, 403, 404, 410, 418, 500] {
             status.store(code, Ordering::SeqCst);
-            let said = |quote| {
+            let message = |quote| {
                 let sender = sender(config(quote));
                 async move {
                     sender
@@ -286,7 +286,7 @@ async fn answer_of_a_private_address_is_not_quoted() {
                         .to_string()
                 }
             };
-            let (hidden, quoted) = (said(false).await, said(true).await);
+            let (hidden, quoted) = (message(false).await, message(true).await);
             assert!(
                 !hidden.contains("words") && hidden.contains(&code.to_string()),
                 "{hidden}"
@@ -308,12 +308,16 @@ async fn answer_through_a_proxy_is_not_quoted() {
             ..config()
         });
         for url in ["http://receiver.test/in", "http://8.8.8.8/in"] {
-            let said = sender
+            let message = sender
                 .send(&webhook(parts(url)), TEST, false)
                 .await
                 .unwrap_err()
                 .to_string();
-            assert_eq!(said.contains("internal words"), quote_private, "{said}");
+            assert_eq!(
+                message.contains("internal words"),
+                quote_private,
+                "{message}"
+            );
         }
     }
 }
@@ -360,7 +364,7 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
     let mut hidden = std::collections::BTreeSet::new();
     let mut shown = std::collections::BTreeSet::new();
     for address in [silent, hangs_up, other, closed] {
-        for (quote_private, said) in [(false, &mut hidden), (true, &mut shown)] {
+        for (quote_private, messages) in [(false, &mut hidden), (true, &mut shown)] {
             let config = SenderConfig {
                 quote_private,
                 attempt_timeout: Duration::from_millis(500),
@@ -373,7 +377,7 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
                     let url = format!("{scheme}://{host}:{}/", address.port());
                     let result = sender.send(&webhook(parts(&url)), TEST, false).await;
                     assert_eq!(kind(&result), "Retry");
-                    said.insert(result.unwrap_err().to_string());
+                    messages.insert(result.unwrap_err().to_string());
                 }
             }
         }
@@ -391,12 +395,12 @@ async fn failed_lookup_is_reported_without_the_flag() {
         quote_private: false,
         ..config()
     });
-    let said = sender
+    let message = sender
         .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await
         .unwrap_err()
         .to_string();
-    assert!(said.contains("no such name"), "{said}");
+    assert!(message.contains("no such name"), "{message}");
 }
 
 #[tokio::test]

@@ -427,9 +427,9 @@ fn observation_of_a_deleted_resource_is_not_recorded_after_its_deletion() {
         0,
         "{history:?}"
     );
-    let anew = Observation::new(at(10), present("b", "3"), Some(12));
+    let recreated = Observation::new(at(10), present("b", "3"), Some(12));
     assert_eq!(
-        record(&mut history, &subject("replicas"), [anew], &mut ids).entries,
+        record(&mut history, &subject("replicas"), [recreated], &mut ids).entries,
         1
     );
 }

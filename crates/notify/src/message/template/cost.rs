@@ -31,7 +31,7 @@ const TEXT: usize = TextLimit::WEBHOOK.max();
 /// Checks `source` with the variables in `known`.
 pub(super) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
     if source.len() > MAX_SOURCE {
-        return Err(format!("it is longer than {MAX_SOURCE} bytes"));
+        return Err(format!("the template is longer than {MAX_SOURCE} bytes"));
     }
     check_depth(source)?;
     let tree = parse(source, "template", SyntaxConfig::default())
@@ -204,7 +204,7 @@ impl<'a> Checker<'a> {
             .saturating_add(size.saturating_mul(self.iterations));
         if self.spent > self.budget {
             return Err(format!(
-                "line {}: this can grow beyond all bounds; say less, or in fewer loops",
+                "line {}: this can grow beyond all bounds; shorten the template, or use fewer loops",
                 span.start_line
             ));
         }

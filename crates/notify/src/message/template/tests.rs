@@ -67,9 +67,9 @@ fn template_renders(#[case] template: &str, #[case] expected: &str) {
     "{% for a in [1] recursive %}{% endfor %}",
     "a recursive loop is not available"
 )]
-fn invalid_template_is_rejected_by_the_check(#[case] template: &str, #[case] said: &str) {
+fn invalid_template_is_rejected_by_the_check(#[case] template: &str, #[case] expected: &str) {
     let error = check_template(template).unwrap_err();
-    assert!(error.contains(said), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn body_has_the_text_and_all_entries() {
 fn body_is_limited() {
     let text = "x".repeat(MESSAGE_LIMITS.output);
     let error = body(&"{{ text }}".repeat(9), &view(), &[view()], &text).unwrap_err();
-    assert_eq!(error, format!("it gives more than {BODY} bytes"));
+    assert_eq!(error, format!("the result has more than {BODY} bytes"));
 }
 
 proptest! {

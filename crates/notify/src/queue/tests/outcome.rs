@@ -329,7 +329,7 @@ fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
     assert_eq!(
         queue.queues.receiver_state(&key("p")),
         stopped,
-        "one failure is no news"
+        "a single failure is not reported"
     );
     queue.now += RETRY_POLICY.backoff.min * 2;
     let request = queue.take().unwrap();
