@@ -82,7 +82,7 @@ impl OutgoingEntry {
         }
     }
 
-    /// The `TrackedField`.
+    /// Returns the key of the `TrackedField`.
     pub fn field(&self) -> Key {
         Key::new(&self.namespace, &self.name)
     }
@@ -197,7 +197,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The condition's reason.
+    /// Returns the reason of the condition.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unauthorized => "Unauthorized",

@@ -75,7 +75,7 @@ impl Queues {
         for field in &departed {
             self.forget(point, field);
         }
-        self.abandon_batch(point);
+        self.drop_stale_batch(point);
         if self
             .by_contact_point
             .get(point)
@@ -126,13 +126,13 @@ impl Queues {
         affected
     }
 
-    /// Expires the entries that were too old when this failed attempt began; returns their `TrackedField`s.
+    /// Expires the entries that were too old when this failed attempt started; returns their `TrackedField`s.
     fn expire(&mut self, request: &DeliveryRequest, carried: usize, message: &str) -> Vec<Key> {
         let max_age = self.retry_policy.max_age;
         let waited = |entry: &BatchEntry| {
             self.ages
                 .get(&entry.field)
-                .map(|ages| ages.waited(&entry.id, request.began))
+                .map(|ages| ages.waited(&entry.id, request.started))
         };
         let carried = request.entries.iter().take(carried);
         let expired: Vec<_> = carried

@@ -46,7 +46,7 @@ pub struct DeliveryRequest {
     /// Id of the test message.
     pub test_id: String,
     /// Start of the attempt.
-    pub(super) began: Instant,
+    pub(super) started: Instant,
     /// Whether the request uses no template of a `TrackedField`.
     pub plain: bool,
     pub(super) revision: u64,
@@ -282,7 +282,7 @@ impl Queues {
         let before = before.map_or(0, |(queue_key, waited)| {
             if queue_key != *point {
                 self.forget(&queue_key, &field);
-                self.abandon_batch(&queue_key);
+                self.drop_stale_batch(&queue_key);
                 self.drop_if_idle(&queue_key);
             }
             waited
@@ -297,7 +297,7 @@ impl Queues {
             queue.pending.insert(field.clone(), pending);
             self.queue_by_field.insert(field, point.clone());
         }
-        self.abandon_batch(point);
+        self.drop_stale_batch(point);
         self.drop_if_idle(point);
         self.notify(point);
         signed(count) - signed(before)
@@ -344,7 +344,7 @@ impl Queues {
         let Some((queue_key, waited)) = before else {
             return 0;
         };
-        self.abandon_batch(&queue_key);
+        self.drop_stale_batch(&queue_key);
         self.drop_if_idle(&queue_key);
         -signed(waited)
     }
@@ -607,7 +607,12 @@ impl Queues {
 
     /// Returns the next request, if there is one and the queue still has the configuration of that revision. The
     /// entries of the request are in flight from now on.
-    pub fn take(&mut self, point: &Key, revision: u64, now: Instant) -> Option<DeliveryRequest> {
+    pub fn start_request(
+        &mut self,
+        point: &Key,
+        revision: u64,
+        now: Instant,
+    ) -> Option<DeliveryRequest> {
         if !self.is_configured(point, revision) || !matches!(self.next(point, now), QueueStep::Send)
         {
             return None;
@@ -632,7 +637,7 @@ impl Queues {
             endpoint,
             entries,
             test_id,
-            began: now,
+            started: now,
             plain,
             revision: queue.revision,
         };
@@ -712,7 +717,7 @@ impl Queues {
     }
 
     /// Drops the batch to retry if one of its entries is no longer pending here: the request would differ.
-    pub(super) fn abandon_batch(&mut self, point: &Key) {
+    pub(super) fn drop_stale_batch(&mut self, point: &Key) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };

@@ -110,13 +110,13 @@ impl TestQueue {
         self.queues.enqueue(&key("p"), pending(name, entries))
     }
 
-    fn take(&mut self) -> Option<DeliveryRequest> {
-        self.take_of("p")
+    fn start(&mut self) -> Option<DeliveryRequest> {
+        self.start_of("p")
     }
 
-    fn take_of(&mut self, point: &str) -> Option<DeliveryRequest> {
+    fn start_of(&mut self, point: &str) -> Option<DeliveryRequest> {
         let (_, revision) = self.queues.endpoint(&key(point))?;
-        self.queues.take(&key(point), revision, self.now)
+        self.queues.start_request(&key(point), revision, self.now)
     }
 
     /// Responds to a request with all its entries.
@@ -189,7 +189,7 @@ fn oldest_entries_go_first_and_each_object_keeps_its_order() {
     queue.enqueue("a", &["1!", "3", "4"]);
     // A clock that was set back makes ids that do not grow.
     queue.enqueue("b", &["5", "2"]);
-    assert_eq!(ids(&queue.take().unwrap()), ["3", "4", "5", "2"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3", "4", "5", "2"]);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn queue_waits_until_every_outcome_is_recorded() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     queue.enqueue("b", &["2"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert_eq!(queue.accept(&request, 2).fields, [key("a"), key("b")]);
     queue.enqueue("c", &["3"]);
     assert!(queue.is_waiting());
@@ -207,17 +207,17 @@ fn queue_waits_until_every_outcome_is_recorded() {
     );
     assert!(queue.is_waiting(), "b's outcome is not recorded yet");
     queue.record("b", &["2!"]);
-    assert_eq!(ids(&queue.take().unwrap()), ["3"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3"]);
 }
 
 #[test]
 fn entry_that_did_not_fit_goes_next() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1", "2", "3"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.accept(&request, 2);
     queue.record("a", &["1!", "2!", "3"]);
-    assert_eq!(ids(&queue.take().unwrap()), ["3"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3"]);
 }
 
 #[test]
@@ -230,24 +230,24 @@ fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
         TestMessage::default(),
     );
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.enqueue(&key("q"), pending("a", &["1"]));
     assert!(
-        queue.take_of("q").is_none(),
+        queue.start_of("q").is_none(),
         "the entry would be sent twice"
     );
     queue.accept(&request, 1);
     let outcomes = queue.queues.outcomes(&key("a"));
     queue.queues.enqueue(&key("q"), pending("a", &["1!", "2"]));
     queue.queues.recorded(&key("a"), &outcomes);
-    assert_eq!(ids(&queue.take_of("q").unwrap()), ["2"]);
+    assert_eq!(ids(&queue.start_of("q").unwrap()), ["2"]);
 }
 
 #[test]
 fn response_of_a_former_endpoint_does_not_change_the_new_state() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue
         .queues
         .configure(&key("p"), chat(), InitialState::Test, another());
@@ -262,7 +262,7 @@ fn response_of_a_former_endpoint_does_not_change_the_new_state() {
 fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue
         .queues
         .configure(&key("p"), chat(), InitialState::Open, another());
@@ -278,7 +278,7 @@ fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
 fn response_is_recorded_after_its_contact_point_is_deleted() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.remove(&key("p"));
     queue.accept(&request, 1);
     assert_eq!(
@@ -310,7 +310,7 @@ fn receiver_state_outlasts_a_pause() {
     let pause = |queue: &mut TestQueue| {
         queue.queues.close(&key("p"));
         queue.now += RETRY_POLICY.stopped;
-        assert!(queue.take().is_none());
+        assert!(queue.start().is_none());
     };
     // The initial state counts for another configuration only.
     let resume = |queue: &mut TestQueue, test| {
@@ -321,7 +321,7 @@ fn receiver_state_outlasts_a_pause() {
     for answered_while_paused in [false, true] {
         let mut queue = TestQueue::open();
         queue.enqueue("a", &["1"]);
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         if answered_while_paused {
             queue.queues.close(&key("p"));
         }
@@ -334,15 +334,15 @@ fn receiver_state_outlasts_a_pause() {
         resume(&mut queue, TestMessage::default());
         assert!(queue.is_waiting());
         queue.now += hour;
-        assert_eq!(ids(&queue.take().unwrap()), ["1"]);
+        assert_eq!(ids(&queue.start().unwrap()), ["1"]);
     }
 
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.refuse(&request, Refusal::Forbidden);
     queue.now += RETRY_POLICY.stopped;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(request.is_test());
     queue.accept(&request, 0);
     queue.enqueue("a", &["1"]);
@@ -350,7 +350,7 @@ fn receiver_state_outlasts_a_pause() {
     pause(&mut queue);
     resume(&mut queue, TestMessage::default());
     assert_eq!(queue.queues.receiver_state(&key("p")), stopped);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.refuse(&request, Refusal::Forbidden);
     assert!(
         matches!(
@@ -375,7 +375,7 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
     queue
         .queues
         .configure(&key("p"), chat(), InitialState::Test, another());
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(
         &request,
         Err(SendError::Retry {
@@ -394,7 +394,7 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
     queue
         .queues
         .configure(&key("p"), chat(), InitialState::Test, another());
-    assert!(queue.take().unwrap().is_test());
+    assert!(queue.start().unwrap().is_test());
 }
 
 /// The object is deleted, or moves to another contact point.
@@ -411,7 +411,7 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
             if digest {
                 queue.enqueue("b", &["2"]);
             }
-            let request = queue.take().unwrap();
+            let request = queue.start().unwrap();
             remove(&mut queue);
             queue.refuse(&request, Refusal::Rejected);
             assert!(
@@ -428,11 +428,11 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
 fn deleted_object_does_not_block_the_queue() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.accept(&request, 1);
     queue.queues.dequeue(&key("a"), true);
     queue.enqueue("b", &["2"]);
-    assert_eq!(ids(&queue.take().unwrap()), ["2"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["2"]);
 }
 
 #[test]
@@ -454,7 +454,7 @@ fn queue_is_idle_when_the_retried_entry_is_removed() {
     for remove in removals {
         let mut queue = TestQueue::open();
         queue.enqueue("a", &["1"]);
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         queue.respond(&request, Err(retry("refused")));
         remove(&mut queue);
         queue.now += RETRY_POLICY.stopped;
@@ -470,7 +470,7 @@ fn queue_is_idle_when_the_retried_entry_is_removed() {
     // The same while the request is in flight.
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"), false);
     queue.respond(&request, Err(retry("refused")));
     queue.now += RETRY_POLICY.stopped;
@@ -503,11 +503,11 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
             .unwrap();
         queue.enqueue("a", &["1"]);
         queue.enqueue("b", &["2"]);
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         queue.queues.enqueue(&key("q"), pending("b", &["2"]));
         changed.notified().now_or_never().unwrap();
         assert!(
-            queue.take_of("q").is_none(),
+            queue.start_of("q").is_none(),
             "the entry would be sent twice"
         );
         queue.respond(&request, response);
@@ -515,7 +515,7 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
             changed.notified().now_or_never().is_some(),
             "no other event wakes that queue"
         );
-        assert_eq!(ids(&queue.take_of("q").unwrap()), ["2"]);
+        assert_eq!(ids(&queue.start_of("q").unwrap()), ["2"]);
     }
 }
 
@@ -525,7 +525,7 @@ fn queue_shares_the_cached_object() {
     queue.enqueue("a", &["1"]);
     let cached = field("a", &["1"]);
     queue.queues.cached(&cached);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(Arc::ptr_eq(&request.entries[0].object, &cached));
     queue.respond(&request, Err(retry("refused")));
 
@@ -536,7 +536,7 @@ fn queue_shares_the_cached_object() {
     queue.queues.cached(&newer);
     queue.now += Duration::from_hours(1);
     assert!(
-        Arc::ptr_eq(&queue.take().unwrap().entries[0].object, &cached),
+        Arc::ptr_eq(&queue.start().unwrap().entries[0].object, &cached),
         "the batch may wait for another change"
     );
     queue.respond(&request, Err(retry("refused")));
@@ -545,7 +545,7 @@ fn queue_shares_the_cached_object() {
         .enqueue(&key("p"), PendingEntries::of(&newer).unwrap());
     queue.now += Duration::from_hours(1);
     assert!(Arc::ptr_eq(
-        &queue.take().unwrap().entries[0].object,
+        &queue.start().unwrap().entries[0].object,
         &newer
     ));
 }
@@ -579,10 +579,10 @@ fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
         TestMessage::default(),
     );
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
     queue.queues.enqueue(&key("q"), pending("a", &["1"]));
-    assert_eq!(ids(&queue.take_of("q").unwrap()), ["1"]);
+    assert_eq!(ids(&queue.start_of("q").unwrap()), ["1"]);
 }
 
 #[test]
@@ -618,9 +618,14 @@ fn two_workers_do_not_send_one_request_twice() {
             .is_some()
     );
     queue.enqueue("a", &["1"]);
-    assert!(queue.queues.take(&key("p"), former, queue.now).is_none());
-    assert!(queue.take().is_some());
-    assert!(queue.take().is_none(), "the request is in flight");
+    assert!(
+        queue
+            .queues
+            .start_request(&key("p"), former, queue.now)
+            .is_none()
+    );
+    assert!(queue.start().is_some());
+    assert!(queue.start().is_none(), "the request is in flight");
     assert!(queue.is_waiting());
 }
 

@@ -77,7 +77,9 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
         return std::future::pending().await;
     }
     // Chosen after the wait, so that entries of the meantime are included.
-    let request = outbox.queues().take(point, revision, Instant::now());
+    let request = outbox
+        .queues()
+        .start_request(point, revision, Instant::now());
     let Some(request) = request else { return };
     let span = info_span!(
         "send",

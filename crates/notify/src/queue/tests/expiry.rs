@@ -37,7 +37,7 @@ fn old_entry_expires_only_when_an_attempt_fails() {
     let mut queue = TestQueue::open();
     queue.observe("a", &["1", "2"], false, 2 * DAY);
     queue.enqueue("a", &["1", "2"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(queue.outcome("a").is_empty());
     let response = Err(SendFailure {
         error: retry("503"),
@@ -57,7 +57,7 @@ fn old_entry_expires_only_when_an_attempt_fails() {
     );
     queue.record("a", &["1!", "2"]);
     queue.now += RETRY_POLICY.backoff.max;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert_eq!(ids(&request), ["2"]);
     queue.accept(&request, 1);
     assert_eq!(
@@ -71,12 +71,12 @@ fn attempt_that_started_before_the_maximum_age_does_not_count() {
     let mut queue = TestQueue::open();
     queue.observe("a", &["1"], false, Duration::ZERO);
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.now += DAY + Duration::from_secs(1);
     queue.respond(&request, Err(retry("503")));
     assert!(queue.outcome("a").is_empty());
     queue.now += RETRY_POLICY.backoff.max;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("504")));
     assert_eq!(queue.outcome("a"), [("1".to_owned(), expired("504"))]);
 }
@@ -86,7 +86,7 @@ fn unsent_request_is_not_an_attempt() {
     let mut queue = TestQueue::open();
     queue.observe("a", &["1"], false, 2 * DAY);
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(
         &request,
         Err(SendError::Unsent {
@@ -102,7 +102,7 @@ fn wall_clock_ahead_for_one_reconcile_expires_nothing() {
     queue.observe("a", &["1"], false, Duration::ZERO);
     queue.observe("a", &["1"], false, 2 * DAY);
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     assert!(queue.outcome("a").is_empty());
 }
@@ -114,7 +114,7 @@ fn suspended_time_does_not_count() {
     queue.now += 2 * DAY;
     queue.observe("a", &["1"], false, 2 * DAY);
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     assert!(queue.outcome("a").is_empty());
 }
@@ -125,12 +125,12 @@ fn old_refused_entry_expires_and_stops_the_contact_point() {
     queue.observe("a", &["1"], false, 2 * DAY);
     queue.enqueue("a", &["1", "2"]);
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(queue.refuse(&request, Refusal::Gone).point);
     assert_eq!(queue.outcome("a"), [("1".to_owned(), expired("Gone"))]);
     queue.record("a", &["1!", "2"]);
     assert!(queue.is_waiting());
     queue.now += RETRY_POLICY.stopped;
     // The last request carried the entry, so the test message is next.
-    assert!(queue.take().unwrap().is_test());
+    assert!(queue.start().unwrap().is_test());
 }

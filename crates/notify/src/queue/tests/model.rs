@@ -155,8 +155,8 @@ impl Model {
             QueueStep::Stopped => return Ok(true),
             QueueStep::Send => {}
         }
-        let request = self.queue.take().unwrap();
-        prop_assert!(self.queue.take().is_none(), "one request at a time");
+        let request = self.queue.start().unwrap();
+        prop_assert!(self.queue.start().is_none(), "one request at a time");
         for (at, of) in self.fields.iter().enumerate() {
             let name = key(&format!("f{at}"));
             let picked: Vec<_> = request

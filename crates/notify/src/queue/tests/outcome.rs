@@ -18,13 +18,13 @@ use crate::{MessageContent, Transport};
 fn retry_sends_the_same_request_after_a_delay() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
     queue.enqueue("b", &["2"]);
     assert!(queue.is_waiting());
     queue.now += RETRY_POLICY.backoff.min * 2;
     assert_eq!(
-        ids(&queue.take().unwrap()),
+        ids(&queue.start().unwrap()),
         ["1"],
         "the receiver recognises the request"
     );
@@ -35,18 +35,18 @@ fn retry_sends_the_same_request_after_a_delay() {
 fn retry_without_one_of_its_entries_is_a_new_request() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1", "2"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
     queue.enqueue("a", &["1!", "2"]); // the first entry expired
     queue.now += RETRY_POLICY.backoff.min * 2;
-    assert_eq!(ids(&queue.take().unwrap()), ["2"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["2"]);
 }
 
 #[test]
 fn retry_waits_as_long_as_the_receiver_asks() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     let after = Duration::from_secs(1000);
     queue.respond(
         &request,
@@ -69,7 +69,7 @@ fn queue_opens_only_when_the_status_says_ready() {
         .queues
         .configure(&key("p"), chat(), InitialState::Test, another());
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(request.entries.is_empty());
     assert!(queue.accept(&request, 0).point);
     assert_eq!(
@@ -78,7 +78,7 @@ fn queue_opens_only_when_the_status_says_ready() {
     );
     assert!(queue.is_waiting());
     queue.queues.open(&key("p"));
-    assert_eq!(ids(&queue.take().unwrap()), ["1"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["1"]);
 }
 
 /// The object was suspended, moved or deleted while the request was in flight.
@@ -93,10 +93,10 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
     queue
         .queues
         .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"), false);
     queue.refuse(&request, Refusal::Rejected);
-    assert!(queue.take().is_none());
+    assert!(queue.start().is_none());
     assert!(
         queue.queues.in_flight(&key("a")).is_empty(),
         "another queue may send the entry"
@@ -109,13 +109,13 @@ fn failures_are_reported_from_the_second_on() {
     queue.enqueue("a", &["1"]);
     for round in 1..=2 {
         queue.now += RETRY_POLICY.stopped;
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         let affected = queue.respond(&request, Err(retry("refused")));
         assert_eq!(affected.fields.len(), usize::from(round == 2));
         assert_eq!(queue.queues.failing(&key("p")).is_some(), round == 2);
     }
     queue.now += RETRY_POLICY.stopped;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.accept(&request, 1);
     assert_eq!(queue.queues.failing(&key("p")), None);
 }
@@ -124,7 +124,7 @@ fn failures_are_reported_from_the_second_on() {
 fn fail(queue: &mut TestQueue) {
     for _ in 0..FAILING_FROM {
         queue.now += RETRY_POLICY.stopped;
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         queue.respond(&request, Err(retry("refused")));
     }
     assert!(queue.queues.failing(&key("p")).is_some());
@@ -167,7 +167,7 @@ fn failure_report_ends_when_only_a_left_out_object_has_entries() {
     queue.enqueue("a", &["1"]);
     fail(&mut queue);
     queue.now += RETRY_POLICY.max_age + RETRY_POLICY.stopped;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
     assert_eq!(queue.queues.outcomes(&key("a")).len(), 1, "expired");
     for _ in 0..MAX_REJECTED_WRITES {
@@ -189,7 +189,7 @@ fn contact_point_is_affected_when_its_last_entry_is_removed_in_flight() {
     queue.enqueue("a", &["1"]);
     fail(&mut queue);
     queue.now += RETRY_POLICY.stopped;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"), true);
     assert!(
         queue.queues.failing(&key("p")).is_some(),
@@ -248,7 +248,7 @@ fn contact_point_is_woken_when_its_last_entry_is_removed() {
 fn longest_pause_does_not_overflow_the_clock() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(
         &request,
         Err(SendError::Retry {
@@ -267,7 +267,7 @@ fn varying_text_of_a_receiver_is_not_reported_again() {
         .configure(&key("p"), chat(), InitialState::Test, another());
     let mut fail = |message: &str| {
         queue.now += RETRY_POLICY.stopped;
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         queue.respond(&request, Err(retry(message))).point
     };
     assert!(fail("overloaded (503, request 1)"));
@@ -281,10 +281,10 @@ fn varying_text_of_a_receiver_is_not_reported_again() {
 fn stopped_queue_waits_as_long_as_the_receiver_asks() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(refusal(Refusal::Forbidden)));
     queue.now += RETRY_POLICY.stopped;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     let hour = Duration::from_hours(1);
     queue.respond(
         &request,
@@ -303,7 +303,7 @@ fn stopped_queue_waits_as_long_as_the_receiver_asks() {
 fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     let after = Some(Duration::from_hours(1));
     let affected = queue.respond(
         &request,
@@ -320,11 +320,11 @@ fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
 
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.respond(&request, Err(refusal(Refusal::Redirected)));
     queue.now += RETRY_POLICY.stopped;
     let stopped = queue.queues.receiver_state(&key("p"));
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(!queue.respond(&request, Err(retry("503"))).point);
     assert_eq!(
         queue.queues.receiver_state(&key("p")),
@@ -332,7 +332,7 @@ fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
         "a single failure is not reported"
     );
     queue.now += RETRY_POLICY.backoff.min * 2;
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     assert!(
         request.is_test(),
         "as soon as any other failure, and the same message"

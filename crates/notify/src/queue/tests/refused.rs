@@ -17,7 +17,7 @@ fn failed(id: &str, reason: Refusal) -> Vec<(String, DeliveryOutcome)> {
 impl TestQueue {
     /// Returns the next request, which must have these entries, or be the test message if there are none.
     fn expect(&mut self, entries: &[&str]) -> DeliveryRequest {
-        let request = self.take().expect("a request");
+        let request = self.start().expect("a request");
         assert_eq!(ids(&request), entries);
         request
     }
@@ -62,7 +62,7 @@ fn receiver_that_refuses_everything_and_recovers_loses_nothing() {
             queue.enqueue(name, &[name]);
         }
         for _ in 0..100 {
-            let Some(request) = queue.take() else {
+            let Some(request) = queue.start() else {
                 queue.now += RETRY_POLICY.stopped;
                 continue;
             };
@@ -71,7 +71,7 @@ fn receiver_that_refuses_everything_and_recovers_loses_nothing() {
         assert_eq!(queue.receiver_state_name(), reason.as_str());
         let mut delivered = Vec::new();
         while delivered.len() < 5 {
-            let Some(request) = queue.take() else {
+            let Some(request) = queue.start() else {
                 queue.now += RETRY_POLICY.stopped;
                 continue;
             };
@@ -124,7 +124,7 @@ fn poisonous_entry_delays_the_others_by_one_retry_period() {
 fn rejected_entry_fails_after_another_message_is_accepted() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1", "3"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.enqueue("b", &["2"]);
     queue.refuse(&request, Rejected);
     let request = queue.expect(&["1"]);
@@ -145,7 +145,7 @@ fn three_messages_rejected_in_a_row_stop_the_contact_point() {
     for name in ["a", "b", "c", "d"] {
         queue.enqueue(name, &[name]);
     }
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.refuse(&request, Rejected);
     for name in ["a", "b"] {
         let request = queue.expect(&[name]);
@@ -166,7 +166,7 @@ fn receiver_that_accepts_only_test_messages_fails_one_entry() {
     for reason in [Rejected, Forbidden] {
         let mut queue = TestQueue::open();
         queue.enqueue("a", &["1", "2"]);
-        let request = queue.take().unwrap();
+        let request = queue.start().unwrap();
         queue.refuse(&request, reason);
         let request = queue.expect(&["1"]);
         queue.refuse(&request, reason);
@@ -247,7 +247,7 @@ fn single_rejected_entry_keeps_the_status_if_the_test_message_is_accepted() {
 fn stopped_queue_sends_the_test_message_when_no_entry_is_pending() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1", "2"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.refuse(&request, Forbidden);
     let request = queue.expect(&["1"]);
     assert!(queue.refuse(&request, Forbidden).point);
@@ -482,10 +482,10 @@ fn object_is_left_out_after_five_rejected_writes() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1", "2"]);
     queue.enqueue("b", &["3"]);
-    let request = queue.take().unwrap();
+    let request = queue.start().unwrap();
     queue.accept(&request, 1);
     for attempt in 1..=5 {
-        assert!(queue.take().is_none(), "before attempt {attempt}");
+        assert!(queue.start().is_none(), "before attempt {attempt}");
         assert!(!queue.queues.is_idle());
         assert_eq!(queue.write_rejected("a", (403, "denied")), attempt == 5);
     }
@@ -502,7 +502,7 @@ fn object_is_left_out_after_five_rejected_writes() {
     queue.record("b", &[]);
     // The queue sends no further entry of the object, even if more are enqueued.
     queue.enqueue("a", &["1", "2", "4"]);
-    assert!(queue.take().is_none());
+    assert!(queue.start().is_none());
     let outcomes = queue.queues.outcomes(&key("a"));
     assert_eq!(outcomes, [("1".to_owned(), DeliveryOutcome::Delivered)]);
     queue.enqueue("a", &["2", "4"]);
@@ -612,7 +612,7 @@ fn last_attempt_is_sent_when_no_other_message_is_left() {
     queue.refuse(&request, Rejected);
     let mut sent = Vec::new();
     for _ in 0..3 {
-        match queue.take() {
+        match queue.start() {
             Some(request) => {
                 sent.extend(ids(&request).into_iter().map(str::to_owned));
                 queue.accept(&request, request.ids().count());
