@@ -127,8 +127,8 @@ fn the_default_message_is_as_shown() {
         view.text()
     );
     assert!(
-        page.contains(&format!("`{}`", view.line())),
+        page.contains(&format!("`{}`", view.digest_line())),
         "{}",
-        view.line()
+        view.digest_line()
     );
 }
