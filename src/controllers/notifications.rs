@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use qm_api::{ContactPoint, TrackedField};
-use qm_notify::client::{self, Sender};
+use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
-use qm_notify::queue::{Outbox, Patience};
+use qm_notify::queue::{Outbox, RetryPolicy};
 use qm_runtime::Key;
 use qm_runtime::backoff::Policy;
 use qm_runtime::health::State;
@@ -29,9 +29,9 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let timings = config.timings.clone();
     let metrics = manager.metrics.register(DeliveryMetrics::register);
     let outbox = Outbox::new(
-        Sender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
-        Patience {
-            retry: Policy {
+        HttpSender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
+        RetryPolicy {
+            backoff: Policy {
                 min: timings.retry_min,
                 max: timings.retry_max,
             },
@@ -45,7 +45,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     );
     manager.land({
         let outbox = Arc::clone(&outbox);
-        async move { outbox.land().await }
+        async move { outbox.drain().await }
     });
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
@@ -155,9 +155,9 @@ fn follow_grants(
 }
 
 /// How it is sent by these flags, and only while `fence` is held.
-fn sender(config: &Config, fence: Fence) -> client::Config {
+fn sender(config: &Config, fence: Fence) -> client::SenderConfig {
     let settings = &config.notifications;
-    client::Config {
+    client::SenderConfig {
         telegram_api_url: settings.telegram_api_url.clone(),
         cluster_name: config.cluster_name.clone(),
         webhook_proxy: settings.webhook_proxy.clone(),
@@ -168,9 +168,9 @@ fn sender(config: &Config, fence: Fence) -> client::Config {
         quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
         retry_after_cap: config.timings.retry_after_max,
-        held: Arc::new(move || fence.held()),
+        lease_check: Arc::new(move || fence.held()),
         lookup: settings.dns.clone().lookup(),
-        ..client::Config::default()
+        ..client::SenderConfig::default()
     }
 }
 
@@ -197,7 +197,7 @@ mod tests {
         };
         let config = flags.config(&[contact_point::NAME]).unwrap();
         let fence = Fence::shut();
-        let held = sender(&config, fence.clone()).held;
+        let held = sender(&config, fence.clone()).lease_check;
         assert!(!held(), "before the first renewal");
         fence.renewed(Instant::now(), Duration::from_secs(6));
         assert!(held());

@@ -8,10 +8,10 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use qm_notify::history::Bounds;
+use qm_notify::history::HistoryLimits;
 use qm_notify::history::KEPT_BYTES;
-use qm_notify::message::Limit;
-use qm_notify::{message, pace};
+use qm_notify::message::TextLimit;
+use qm_notify::{message, rate_limit};
 use quartermaster::registry;
 use xtask::docs as generated;
 
@@ -296,12 +296,12 @@ fn every_right_has_its_row() {
 #[test]
 fn every_bound_of_delivery_is_the_codes() {
     let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
-    let bounds = Bounds::new(None);
+    let bounds = HistoryLimits::new(None);
     let (least, most) = (
         bounds.finished.items,
-        Bounds::new(Some(i64::MAX)).finished.items,
+        HistoryLimits::new(Some(i64::MAX)).finished.items,
     );
-    let pace = pace::Limits::default();
+    let pace = rate_limit::TelegramLimits::default();
     let seconds = |window: Duration| format!("{} s", window.as_secs_f64());
     let rows = [
         format!(
@@ -321,9 +321,9 @@ fn every_bound_of_delivery_is_the_codes() {
         format!("| entries in one request | {} |", message::MAX_ENTRIES),
         format!(
             "| a Telegram text | {} UTF-16 units |",
-            Limit::TELEGRAM.max()
+            TextLimit::TELEGRAM.max()
         ),
-        format!("| a webhook's `text` | {} |", kib(Limit::WEBHOOK.max())),
+        format!("| a webhook's `text` | {} |", kib(TextLimit::WEBHOOK.max())),
         format!("| a webhook's body | {} |", kib(message::BODY)),
         format!(
             "| one chat | {} | {} |",

@@ -258,7 +258,7 @@ async fn no_secret_stands_anywhere() {
         let said = bed
             .waiting(
                 "hook",
-                "DeliveryFailing: \"hook\": the endpoint is in trouble (500",
+                "DeliveryFailing: \"hook\": the endpoint failed (500",
             )
             .await;
         secrets.search("the annotation", &said);

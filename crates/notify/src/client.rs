@@ -1,4 +1,4 @@
-//! Sends requests: clients, proxies, and what is checked right before each request.
+//! HTTP clients for requests: proxies, TLS material, and the checks before each request.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,50 +9,50 @@ use std::time::Duration;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::address::{Checked, Rules, is_private, literal};
-use super::message::{self, Limit};
-use super::pace::{Limits, Pace};
+use super::address::{AddressPolicy, FilteringResolver, is_private, literal};
+use super::message::{self, TextLimit};
+use super::rate_limit::{TelegramLimits, TelegramRateLimiter};
 use super::resolve::{Dns, Lookup, Names, RequestContext};
-use super::telegram::{self, Chat};
-use super::webhook::event::Event;
-use super::webhook::{self, Hook, Quote, Tls};
-use super::{Content, Endpoint, Failure, Refusal, SendError, Sent, Transport};
+use super::telegram::{self, TelegramChat};
+use super::webhook::event::CloudEvent;
+use super::webhook::{self, Quote, Tls, WebhookEndpoint};
+use super::{Endpoint, MessageContent, Refusal, SendError, SendFailure, SendReceipt, Transport};
 
-/// Whether the leader lease is still held. Asked right before each request.
-pub type Held = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Check whether this process still holds the leader lease, called before each request.
+pub type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// How a [`Sender`] sends.
+/// Configuration of an [`HttpSender`].
 #[derive(Clone)]
-pub struct Config {
+pub struct SenderConfig {
     /// `--telegram-api-url`.
     pub telegram_api_url: String,
-    /// `--cluster-name`: then a line in every message.
+    /// `--cluster-name`: a line in every message.
     pub cluster_name: Option<String>,
-    /// `--webhook-proxy`. It resolves names itself, so its own rules have to say which addresses may be reached.
+    /// `--webhook-proxy`. The proxy resolves names, so its own rules restrict addresses.
     pub webhook_proxy: Option<SecretString>,
     /// `--webhook-allow-loopback`.
     pub allow_loopback: bool,
     /// `--webhook-deny-cidr`.
     pub deny_cidrs: Vec<IpNet>,
-    /// `--webhook-allow-port`; empty: every port.
+    /// `--webhook-allow-port`; an empty list allows every port.
     pub allow_ports: Vec<u16>,
     /// `--pod-ip`.
     pub own_addresses: Vec<IpAddr>,
     /// `--webhook-quote-private`.
     pub quote_private: bool,
-    /// What one attempt may take, to the end of the answer.
+    /// Timeout of one attempt, to the end of the response.
     pub attempt_timeout: Duration,
-    /// A webhook's `Retry-After` is honoured up to here. Telegram's is without bound.
+    /// Upper limit of a webhook's `Retry-After`. Telegram's has none.
     pub retry_after_cap: Duration,
-    /// The pace of Telegram tokens.
-    pub pace: Limits,
-    /// The fence.
-    pub held: Held,
+    /// Rate limits of each Telegram token.
+    pub telegram_limits: TelegramLimits,
+    /// Check before each request.
+    pub lease_check: LeaseCheck,
     /// Lookup of webhook names.
     pub lookup: Lookup,
 }
 
-impl Default for Config {
+impl Default for SenderConfig {
     fn default() -> Self {
         Self {
             telegram_api_url: "https://api.telegram.org".into(),
@@ -65,45 +65,46 @@ impl Default for Config {
             quote_private: false,
             attempt_timeout: Duration::from_secs(10),
             retry_after_cap: Duration::from_hours(1),
-            pace: Limits::default(),
-            held: Arc::new(|| true),
+            telegram_limits: TelegramLimits::default(),
+            lease_check: Arc::new(|| true),
             lookup: Dns::default().lookup(),
         }
     }
 }
 
-/// The real [`Transport`]. Clients are made when first used: each costs memory (the system's certificates above all).
-pub struct Sender {
+/// [`Transport`] over HTTP. Each client costs memory, above all for the system's certificates, so the first use creates
+/// it.
+pub struct HttpSender {
     cluster: Option<String>,
     telegram_api: reqwest::Url,
     proxy: Option<reqwest::Proxy>,
-    rules: Arc<Rules>,
+    policy: Arc<AddressPolicy>,
     quote_private: bool,
     names: Names,
-    held: Held,
+    lease_check: LeaseCheck,
     attempt_timeout: Duration,
     retry_after_cap: Duration,
-    pace: Pace,
+    rate_limiter: TelegramRateLimiter,
     telegram: OnceLock<reqwest::Client>,
     webhook: OnceLock<reqwest::Client>,
     with_tls: Mutex<HashMap<[u8; 32], Weak<reqwest::Client>>>,
 }
 
-impl fmt::Debug for Sender {
+impl fmt::Debug for HttpSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender")
+        f.debug_struct("HttpSender")
             .field("cluster", &self.cluster)
-            .field("rules", &self.rules)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }
 
-impl Sender {
-    /// Checks the settings.
+impl HttpSender {
+    /// Checks the configuration.
     ///
     /// # Errors
-    /// The flag that is wrong and why, without credentials.
-    pub fn new(config: Config) -> Result<Self, String> {
+    /// Returns the invalid flag and the cause, without credentials.
+    pub fn new(config: SenderConfig) -> Result<Self, String> {
         let telegram_api: reqwest::Url = config
             .telegram_api_url
             .parse()
@@ -122,7 +123,7 @@ impl Sender {
             cluster: config.cluster_name,
             telegram_api,
             proxy,
-            rules: Arc::new(Rules {
+            policy: Arc::new(AddressPolicy {
                 allow_loopback: config.allow_loopback,
                 deny: config.deny_cidrs,
                 ports: config.allow_ports,
@@ -130,10 +131,10 @@ impl Sender {
             }),
             quote_private: config.quote_private,
             names: Names::new(config.lookup),
-            held: config.held,
+            lease_check: config.lease_check,
             attempt_timeout: config.attempt_timeout,
             retry_after_cap: config.retry_after_cap,
-            pace: Pace::new(config.pace),
+            rate_limiter: TelegramRateLimiter::new(config.telegram_limits),
             telegram: OnceLock::new(),
             webhook: OnceLock::new(),
             with_tls: Mutex::default(),
@@ -142,70 +143,72 @@ impl Sender {
 
     async fn send_telegram(
         &self,
-        chat: &Chat,
-        content: Content<'_>,
+        chat: &TelegramChat,
+        content: MessageContent<'_>,
         plain: bool,
-    ) -> Result<Sent, SendError> {
+    ) -> Result<SendReceipt, SendFailure> {
         let cluster = self.cluster.as_deref();
-        let (text, taken) = match content {
-            Content::Test { .. } => (message::ready(cluster), 0),
-            Content::Entries(items) => {
-                let rendered = message::render(items, cluster, plain, Limit::TELEGRAM);
-                (rendered.text, rendered.taken)
+        let (text, carried) = match content {
+            MessageContent::Test { .. } => (message::ready(cluster), 0),
+            MessageContent::Entries(items) => {
+                let rendered = message::render(items, cluster, plain, TextLimit::TELEGRAM);
+                (rendered.text, rendered.carried)
             }
         };
         // HTTPS_PROXY and NO_PROXY are reqwest's default.
-        let failed = |failure| SendError::new(failure, taken);
-        let client = once(&self.telegram, || base_client().build()).map_err(failed)?;
-        let held = || self.check_held();
-        let call = telegram::Call {
+        let failed = |error| SendFailure::new(error, carried);
+        let client = get_or_build(&self.telegram, || base_client().build()).map_err(failed)?;
+        let check_lease = || self.check_lease();
+        let request = telegram::TelegramRequest {
             client,
             base: &self.telegram_api,
             timeout: self.attempt_timeout,
-            pace: &self.pace,
-            held: &held,
+            rate_limiter: &self.rate_limiter,
+            check_lease: &check_lease,
         };
-        call.send(chat, &text, taken).await.map_err(failed)
+        request.send(chat, &text, carried).await.map_err(failed)
     }
 
     async fn send_webhook(
         &self,
-        hook: &Hook,
-        content: Content<'_>,
+        webhook: &WebhookEndpoint,
+        content: MessageContent<'_>,
         plain: bool,
-    ) -> Result<Sent, SendError> {
-        let event = Event::render(hook, content, self.cluster.as_deref(), plain);
-        let taken = event.taken;
-        let failed = |failure| SendError::new(failure, taken);
-        self.rules.check_url(&hook.url).map_err(|refused| {
-            failed(Failure::Refused {
+    ) -> Result<SendReceipt, SendFailure> {
+        let event = CloudEvent::render(webhook, content, self.cluster.as_deref(), plain);
+        let carried = event.carried;
+        let failed = |error| SendFailure::new(error, carried);
+        self.policy.check_url(&webhook.url).map_err(|denied| {
+            failed(SendError::Refused {
                 reason: Refusal::AddressRefused,
-                message: refused.to_string(),
+                message: denied.to_string(),
             })
         })?;
         let shared;
-        let client = match &hook.tls {
+        let client = match &webhook.tls {
             Some(tls) => {
-                shared = self.client_with(tls).map_err(failed)?;
+                shared = self.client_with_tls(tls).map_err(failed)?;
                 &shared
             }
-            None => once(&self.webhook, || self.webhook_client().build()).map_err(failed)?,
+            None => {
+                get_or_build(&self.webhook, || self.webhook_client().build()).map_err(failed)?
+            }
         };
-        let held = || self.check_held();
+        let check_lease = || self.check_lease();
         let context = RequestContext::new(content.namespace());
-        let public = match literal(&hook.url) {
+        let public = match literal(&webhook.url) {
             Some(address) => !is_private(address),
-            None => hook
+            None => webhook
                 .url
                 .host_str()
                 .is_some_and(|name| self.names.is_public(name)),
         };
         context.set_public(self.proxy.is_none() && public);
-        let call = webhook::Call {
+        let request = webhook::WebhookRequest {
             client,
-            timeout: hook.timeout.unwrap_or(self.attempt_timeout),
+            timeout: webhook.timeout.unwrap_or(self.attempt_timeout),
             retry_after_cap: self.retry_after_cap,
-            held: &held,
+            check_lease: &check_lease,
             names: &self.names,
             context: &context,
             quote: match (self.quote_private, &self.proxy) {
@@ -215,14 +218,17 @@ impl Sender {
                 (false, Some(_)) => Quote::None,
             },
         };
-        context.run(call.send(hook, event)).await.map_err(failed)
+        context
+            .run(request.send(webhook, event))
+            .await
+            .map_err(failed)
     }
 
-    fn check_held(&self) -> Result<(), Failure> {
-        if (self.held)() {
+    fn check_lease(&self) -> Result<(), SendError> {
+        if (self.lease_check)() {
             return Ok(());
         }
-        Err(Failure::Unsent {
+        Err(SendError::Unsent {
             message: "the leader lease is not held".into(),
         })
     }
@@ -232,14 +238,15 @@ impl Sender {
         if let Some(proxy) = &self.proxy {
             return builder.proxy(proxy.clone());
         }
-        builder.dns_resolver(Arc::new(Checked {
-            rules: Arc::clone(&self.rules),
+        builder.dns_resolver(Arc::new(FilteringResolver {
+            policy: Arc::clone(&self.policy),
             names: self.names.clone(),
         }))
     }
 
-    /// The client for this TLS material. It lives as long as a contact point that uses it.
-    fn client_with(&self, tls: &Tls) -> Result<Arc<reqwest::Client>, Failure> {
+    /// Returns the client for this TLS material. Contact points with the same material share the client, which lives as
+    /// long as they do.
+    fn client_with_tls(&self, tls: &Tls) -> Result<Arc<reqwest::Client>, SendError> {
         if let Some(client) = tls.client.get() {
             return Ok(Arc::clone(client));
         }
@@ -250,7 +257,7 @@ impl Sender {
             None => Arc::new(
                 tls.apply(self.webhook_client())
                     .build()
-                    .map_err(not_built)?,
+                    .map_err(build_error)?,
             ),
         };
         clients.insert(tls.digest, Arc::downgrade(&client));
@@ -258,27 +265,27 @@ impl Sender {
     }
 }
 
-impl Transport for Sender {
-    async fn slot(&self, endpoint: &Endpoint) {
+impl Transport for HttpSender {
+    async fn acquire(&self, endpoint: &Endpoint) {
         if let Endpoint::Telegram(chat) = endpoint {
-            self.pace.slot(&chat.room()).await;
+            self.rate_limiter.acquire(&chat.key()).await;
         }
     }
 
     async fn send(
         &self,
         endpoint: &Endpoint,
-        content: Content<'_>,
+        content: MessageContent<'_>,
         plain: bool,
-    ) -> Result<Sent, SendError> {
+    ) -> Result<SendReceipt, SendFailure> {
         match endpoint {
             Endpoint::Telegram(chat) => self.send_telegram(chat, content, plain).await,
-            Endpoint::Webhook(hook) => self.send_webhook(hook, content, plain).await,
+            Endpoint::Webhook(webhook) => self.send_webhook(webhook, content, plain).await,
         }
     }
 }
 
-/// What all clients have in common: HTTP/1.1, few idle connections, no redirects, no second try of their own.
+/// Returns the common settings of all clients: HTTP/1.1, few idle connections, no redirects, no retries.
 fn base_client() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .user_agent(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))
@@ -289,21 +296,21 @@ fn base_client() -> reqwest::ClientBuilder {
         .pool_idle_timeout(Duration::from_secs(30))
 }
 
-fn once(
+fn get_or_build(
     cell: &OnceLock<reqwest::Client>,
     build: impl FnOnce() -> reqwest::Result<reqwest::Client>,
-) -> Result<&reqwest::Client, Failure> {
+) -> Result<&reqwest::Client, SendError> {
     match cell.get() {
         Some(client) => Ok(client),
         None => build()
-            .map_err(not_built)
+            .map_err(build_error)
             .map(|client| cell.get_or_init(|| client)),
     }
 }
 
-fn not_built(error: reqwest::Error) -> Failure {
-    Failure::Unsent {
-        message: format!("cannot make an HTTP client: {}", error.without_url()),
+fn build_error(error: reqwest::Error) -> SendError {
+    SendError::Unsent {
+        message: format!("cannot create an HTTP client: {}", error.without_url()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use qm_api::tracked_field::{Action, Delivery, Entry, Subject, Target};
 
-use crate::Item;
+use crate::OutgoingEntry;
 
 pub(crate) fn subject(kind: &str, namespace: &str, name: &str, field: &str) -> Subject {
     let target = Target {
@@ -14,8 +14,8 @@ pub(crate) fn subject(kind: &str, namespace: &str, name: &str, field: &str) -> S
     Subject::new(&target, field)
 }
 
-/// An entry of `replicas` of Deployment `default/nginx`, with id `e1`.
-pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>) -> Item {
+/// Returns an entry of `replicas` of Deployment `default/nginx`, with id `e1`.
+pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>) -> OutgoingEntry {
     let entry = Entry {
         time: "2026-01-02T03:04:05Z"
             .parse()
@@ -37,7 +37,7 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
         held_since: None,
         held_seconds: None,
     };
-    Item {
+    OutgoingEntry {
         namespace: "team".into(),
         name: "replicas-of-nginx".into(),
         uid: "t1".into(),
@@ -47,8 +47,8 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
     }
 }
 
-/// The same, changed from `old` to `new`.
-pub(crate) fn updated(old: &str, new: &str) -> Item {
+/// Returns an entry of the same field that changed from `old` to `new`.
+pub(crate) fn updated(old: &str, new: &str) -> OutgoingEntry {
     let previous = Entry {
         id: Some("e0".into()),
         ..item(Action::Created, Some(old), None).entry

@@ -1,8 +1,8 @@
-//! Sending messages: what to say, where, and how a receiver's answer is understood.
+//! Delivery of notifications: histories, queues, messages, receivers.
 //!
-//! Each contact point has one queue ([`queue`]); it renders what waits ([`message`]), asks the pace of its receiver
-//! ([`pace`]) and sends one request at a time ([`telegram`], [`webhook`]). It never writes to Kubernetes: outcomes go
-//! back to the objects' own passes.
+//! Each contact point has one queue ([`queue`]). A queue renders its pending entries ([`message`]), waits for the
+//! receiver's rate limit ([`rate_limit`]) and sends one request at a time ([`telegram`], [`webhook`]). This crate never
+//! writes to Kubernetes: reconciles of the objects record the outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,60 +13,59 @@ use qm_api::tracked_field::Entry;
 use qm_runtime::Key;
 
 pub mod address;
-mod answer;
 pub mod client;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod history;
 pub mod message;
 pub mod metrics;
-pub mod pace;
 pub mod queue;
+pub mod rate_limit;
 pub mod resolve;
+mod response;
 pub mod telegram;
 pub mod webhook;
 
-/// The longest pause that a receiver is given, whatever it asks for: a hundred years. Any later an instant could not be
-/// told.
+/// Upper limit of a receiver's `Retry-After`: a hundred years. A later instant could overflow the clock.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
 
-/// A contact point with its Secrets read and its spec checked: all that sending needs.
+/// Endpoint of a contact point, with its Secrets read and its spec checked.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
     /// A chat of the Bot API.
-    Telegram(telegram::Chat),
+    Telegram(telegram::TelegramChat),
     /// An HTTP endpoint.
-    Webhook(Box<webhook::Hook>),
+    Webhook(Box<webhook::WebhookEndpoint>),
 }
 
 impl Endpoint {
-    /// Sends to the supergroup `to` from here on, which a chat became.
-    pub fn follow(&mut self, to: i64) {
+    /// Sends to the supergroup `to` from now on, because Telegram migrated the chat.
+    pub fn migrate(&mut self, to: i64) {
         if let Self::Telegram(chat) = self {
-            *chat = chat.moved(to);
+            *chat = chat.migrated(to);
         }
     }
 }
 
-/// One entry of a `TrackedField`, with what its message needs to know besides.
+/// Entry of a `TrackedField` with the context that its message needs.
 #[derive(Clone, Debug)]
-pub struct Item {
+pub struct OutgoingEntry {
     /// Namespace of the `TrackedField`.
     pub namespace: String,
     /// Name of the `TrackedField`.
     pub name: String,
     /// UID of the `TrackedField`.
     pub uid: String,
-    /// `spec.template`, if it has one.
+    /// `spec.template`.
     pub template: Option<Arc<str>>,
     /// The entry.
     pub entry: Entry,
-    /// The entry before it in the history, if it speaks of the same subject: its value is the previous one.
+    /// Preceding entry in the history, if it has the same subject: its value is the previous one.
     pub previous: Option<Entry>,
 }
 
-impl Item {
-    /// An entry of that object, and the one before it. `template` is the object's, shared by all its items.
+impl OutgoingEntry {
+    /// Creates an outgoing entry of `object`; all entries of an object share its `template`.
     pub fn of(
         object: &TrackedField,
         template: Option<Arc<str>>,
@@ -83,29 +82,29 @@ impl Item {
         }
     }
 
-    /// The `TrackedField`.
+    /// Returns the key of the `TrackedField`.
     pub fn field(&self) -> Key {
         Key::new(&self.namespace, &self.name)
     }
 }
 
-/// What a request is to say.
+/// Content of a request.
 #[derive(Clone, Copy, Debug)]
-pub enum Content<'a> {
-    /// "Contact point is ready", from this contact point.
+pub enum MessageContent<'a> {
+    /// Test message of a contact point: "Contact point is ready".
     Test {
         /// Namespace of the contact point.
         namespace: &'a str,
-        /// Its name.
+        /// Name of the contact point.
         name: &'a str,
         /// Message id; a repeated message keeps it.
         id: &'a str,
     },
-    /// As many of these entries as fit, in this order; more than one make a digest. Never empty.
-    Entries(&'a [Item]),
+    /// Entries to send, in this order; the request carries as many as fit. More than one make a digest. Never empty.
+    Entries(&'a [OutgoingEntry]),
 }
 
-impl Content<'_> {
+impl MessageContent<'_> {
     /// Returns the namespace of the contact point, which is that of the entries.
     pub fn namespace(&self) -> &str {
         match self {
@@ -115,38 +114,38 @@ impl Content<'_> {
     }
 }
 
-/// A receiver took the request.
+/// Acceptance of a request by its receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
-    /// How many of the entries it carried, from the first; at least one. Zero for a test message.
-    pub taken: usize,
-    /// The chat that Telegram moved this one to (`migrate_to_chat_id`), where the message then went.
+pub struct SendReceipt {
+    /// Number of accepted entries, from the first; at least one. Zero for a test message.
+    pub accepted: usize,
+    /// Supergroup that Telegram migrated the chat to (`migrate_to_chat_id`), which got the message.
     pub migrated_to: Option<i64>,
 }
 
-/// A request that its receiver did not accept.
+/// Request that its receiver did not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{failure}")]
-pub struct SendError {
-    /// Failure of the request.
-    pub failure: Failure,
+#[error("{error}")]
+pub struct SendFailure {
+    /// Cause.
+    pub error: SendError,
     /// Number of entries in the request, from the first. Zero for a test message, or if no request was sent.
     pub carried: usize,
 }
 
-impl SendError {
+impl SendFailure {
     /// Creates the failure of a request with this many entries.
-    pub fn new(failure: Failure, carried: usize) -> Self {
+    pub fn new(error: SendError, carried: usize) -> Self {
         let unsent = matches!(
-            failure,
-            Failure::Unsent { .. }
-                | Failure::Refused {
+            error,
+            SendError::Unsent { .. }
+                | SendError::Refused {
                     reason: Refusal::AddressRefused,
                     ..
                 }
         );
         Self {
-            failure,
+            error,
             carried: if unsent { 0 } else { carried },
         }
     }
@@ -154,19 +153,19 @@ impl SendError {
 
 /// Reason why a request was not accepted. Messages contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum SendError {
     /// The receiver may accept it later: no connection, 408, 429, 5xx.
     #[error("{message}")]
     Retry {
         /// Error message.
         message: String,
-        /// How long the receiver asked to be left alone.
+        /// Pause that the receiver asked for.
         after: Option<Duration>,
     },
     /// The receiver refused the request.
     #[error("{message}")]
     Refused {
-        /// Why.
+        /// Reason of the refusal.
         reason: Refusal,
         /// Error message, with what to fix.
         message: String,
@@ -181,7 +180,7 @@ pub enum Failure {
 
 /// Reason why a receiver refuses a request, named as a condition reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // each is what its name says
+#[allow(missing_docs)] // the names are the documentation
 pub enum Refusal {
     Unauthorized,
     Forbidden,
@@ -198,7 +197,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The condition's reason.
+    /// Returns the reason of the condition.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unauthorized => "Unauthorized",
@@ -225,18 +224,19 @@ impl Refusal {
     }
 }
 
-/// Sends requests. [`client::Sender`] is the real one; tests of the queue have their own.
+/// Sender of requests. [`client::HttpSender`] is the real one; tests of the queue use fakes.
 pub trait Transport: Send + Sync + 'static {
-    /// Waits until the pace of this endpoint's receiver (shared by all contact points that use it) lets one request
-    /// through, and takes that place.
-    fn slot(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
+    /// Waits until the rate limit of this endpoint's receiver, which all its contact points share, allows one request,
+    /// and counts that request.
+    fn acquire(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
 
-    /// Renders `content` for `endpoint` and sends it once, without waiting but for the pace of a chat that it moved to. A `plain` request uses no `TrackedField`'s
-    /// template; a webhook's `body` stays, because it is the shape that its receiver asks for.
+    /// Renders `content` for `endpoint` and sends one request. The only wait is for the rate limit of a chat that
+    /// Telegram migrated this one to. A `plain` request uses no `TrackedField`'s template; a webhook's `body` stays,
+    /// because the receiver needs its shape.
     fn send(
         &self,
         endpoint: &Endpoint,
-        content: Content<'_>,
+        content: MessageContent<'_>,
         plain: bool,
-    ) -> impl Future<Output = Result<Sent, SendError>> + Send;
+    ) -> impl Future<Output = Result<SendReceipt, SendFailure>> + Send;
 }

@@ -1,5 +1,5 @@
 //! DNS lookups of webhook names: one lookup per name at a time, and only a few per namespace, so that names without an
-//! answer delay only their own tenant.
+//! answer delay only their own namespace.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,28 +32,28 @@ pub type Lookup = Arc<
 >;
 
 /// Timeout of one lookup, with all queries for all names that the search list makes of it.
-const LIMIT: Duration = Duration::from_secs(3);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time before a query is repeated.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Repeats of a query. A server that answers for only one address family must not use up the limit.
-const REPEATS: usize = 1;
+const QUERY_REPEATS: usize = 1;
 /// Lifetime of addresses, unless a connection fails earlier.
-const KEPT: Duration = Duration::from_secs(5);
+const CACHE_TTL: Duration = Duration::from_secs(5);
 /// Concurrent lookups per namespace.
-const PER_NAMESPACE: usize = 2;
-/// Maximum number of names of which it is remembered whether they are public.
-const VERDICTS: usize = 4096;
+const LOOKUPS_PER_NAMESPACE: usize = 2;
+/// Maximum number of names in the cache of public names.
+const MAX_PUBLIC_NAMES: usize = 4096;
 /// Maximum number of addresses kept per name.
-const ADDRESSES: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 
 /// Settings of the resolver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dns {
-    /// The file that names the servers, usually `/etc/resolv.conf`.
+    /// File that names the servers, usually `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
-    /// The file of names that need no lookup, usually `/etc/hosts`.
+    /// File of names that need no lookup, usually `/etc/hosts`.
     pub hosts: PathBuf,
-    /// The port of the servers, usually 53.
+    /// Port of the servers, usually 53.
     pub port: u16,
 }
 
@@ -96,18 +96,18 @@ impl Dns {
             .lookup_ip(name)
             .await;
         Ok(found
-            .map_err(|error| io::Error::other(message(&error)))?
+            .map_err(|error| io::Error::other(error_message(&error)))?
             .iter()
             .collect())
     }
 
     /// Parses `resolv.conf`, except for its timings.
     fn settings(&self, resolv_conf: &[u8]) -> io::Result<(ResolverConfig, ResolverOpts)> {
-        // By resolv.conf(5), a file without a nameserver means the one of this machine.
-        let unnamed = !String::from_utf8_lossy(resolv_conf)
+        // resolv.conf(5): a file without a nameserver means the local one.
+        let has_no_server = !String::from_utf8_lossy(resolv_conf)
             .lines()
             .any(|line| line.trim().starts_with("nameserver"));
-        let local: &[u8] = if unnamed {
+        let local: &[u8] = if has_no_server {
             b"\nnameserver 127.0.0.1\n"
         } else {
             b""
@@ -120,7 +120,7 @@ impl Dns {
                 ))
             })?;
         if !config.search.is_empty() {
-            // The host's own domain only applies without a search list.
+            // The host's domain only applies without a search list.
             config.domain = None;
         }
         for connection in config
@@ -134,7 +134,7 @@ impl Dns {
         options.ndots = read.ndots;
         options.edns0 = read.edns0;
         options.timeout = QUERY_TIMEOUT;
-        options.attempts = REPEATS;
+        options.attempts = QUERY_REPEATS;
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Never;
         options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
@@ -155,7 +155,7 @@ async fn read(file: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the addresses of `name` in `/etc/hosts`, which wins over every name that a search list makes.
+/// Returns the addresses of `name` in `/etc/hosts`. They take precedence over every name of the search list.
 fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
     let mut hosts = Hosts::default();
     let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else {
@@ -177,8 +177,8 @@ fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Returns the error without the name, which may be a secret.
-fn message(error: &NetError) -> String {
+/// Returns the error message without the name, which may be a secret.
+fn error_message(error: &NetError) -> String {
     match error {
         NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address of this name".into(),
         NetError::Timeout => "no answer from DNS".into(),
@@ -186,24 +186,24 @@ fn message(error: &NetError) -> String {
     }
 }
 
-/// Result of a lookup, shared by all who wait for it.
+/// Result of a lookup, which all its requests share.
 type Found = Result<Arc<[SocketAddr]>, Arc<str>>;
 
 /// Current lookups and recent results. Clones share them.
 #[derive(Clone)]
-pub struct Names(Arc<Inner>);
+pub struct Names(Arc<NamesInner>);
 
-struct Inner {
+struct NamesInner {
     lookup: Lookup,
-    state: Mutex<State>,
+    state: Mutex<NamesState>,
 }
 
 #[derive(Default)]
-struct State {
+struct NamesState {
     known: HashMap<String, (Instant, Arc<[SocketAddr]>)>,
     running: HashMap<String, Shared<BoxFuture<'static, Found>>>,
     namespaces: HashMap<Arc<str>, Weak<Semaphore>>,
-    /// Whether the last lookup of a name had public addresses only; at most [`VERDICTS`].
+    /// Whether the last lookup of a name had public addresses only; at most [`MAX_PUBLIC_NAMES`].
     public: HashMap<String, bool>,
 }
 
@@ -212,8 +212,8 @@ tokio::task_local! {
     static CONTEXT: RequestContext;
 }
 
-/// Context of one request: the namespace of its contact point, and what is known of the receiver's addresses. HTTP clients
-/// are shared and look names up only when they connect, in the task of the request. Clones share the context.
+/// Context of one request: the namespace of its contact point, and whether the receiver's addresses are public. HTTP
+/// clients are shared and look up names only when they connect, in the task of the request. Clones share the context.
 #[derive(Clone, Default)]
 pub struct RequestContext {
     namespace: Arc<str>,
@@ -253,13 +253,13 @@ impl RequestContext {
 impl Names {
     /// Creates a cache without names.
     pub fn new(lookup: Lookup) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(NamesInner {
             lookup,
             state: Mutex::default(),
         }))
     }
 
-    /// Returns the addresses of `name`, looked up on behalf of the task's namespace.
+    /// Returns the addresses of `name`; the lookup counts for the task's namespace.
     pub fn resolve(
         &self,
         name: &str,
@@ -271,82 +271,84 @@ impl Names {
             let found = if let Some(found) = known {
                 found.await
             } else {
-                let place = names.place(&namespace).await.map_err(io::Error::other)?;
-                names.join_or_begin(name, place).await
+                let permit = names.acquire(&namespace).await.map_err(io::Error::other)?;
+                names.join_or_start(name, permit).await
             };
-            found.map_err(|words| io::Error::other(&*words))
+            found.map_err(|message| io::Error::other(&*message))
         }
     }
 
     /// Records whether `name` has public addresses only.
     pub fn set_public(&self, name: &str, public: bool) {
         let known = &mut self.state().public;
-        if known.len() >= VERDICTS {
+        if known.len() >= MAX_PUBLIC_NAMES {
             known.clear();
         }
         known.insert(name.to_owned(), public);
     }
 
-    /// Returns whether `name` had public addresses only when it was last looked up: a request over an open connection looks
-    /// up nothing.
+    /// Returns whether `name` had public addresses only at its last lookup: a request over an open connection looks up
+    /// nothing.
     pub fn is_public(&self, name: &str) -> bool {
         self.state().public.get(name).copied().unwrap_or_default()
     }
 
-    /// Forgets the addresses of `name` after none of them could be reached.
+    /// Forgets the addresses of `name` after no connection to them succeeded.
     pub fn forget(&self, name: &str) {
         self.state().known.remove(name);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NamesState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn place(&self, namespace: &Arc<str>) -> Result<OwnedSemaphorePermit, AcquireError> {
-        let places = {
+    async fn acquire(&self, namespace: &Arc<str>) -> Result<OwnedSemaphorePermit, AcquireError> {
+        let permits = {
             let mut state = self.state();
             state
                 .namespaces
-                .retain(|_, places| places.strong_count() > 0);
+                .retain(|_, permits| permits.strong_count() > 0);
             let known = state.namespaces.get(namespace).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
-                let places = Arc::new(Semaphore::new(PER_NAMESPACE));
+                let permits = Arc::new(Semaphore::new(LOOKUPS_PER_NAMESPACE));
                 state
                     .namespaces
-                    .insert(Arc::clone(namespace), Arc::downgrade(&places));
-                places
+                    .insert(Arc::clone(namespace), Arc::downgrade(&permits));
+                permits
             })
         };
-        places.acquire_owned().await
+        permits.acquire_owned().await
     }
 
-    /// Joins the lookup of `name`, or begins one that keeps `place` until its end, even if nobody waits for it any
-    /// more.
-    fn join_or_begin(
+    /// Joins the lookup of `name`, or starts one that keeps `permit` until its end, even if every request for it gives
+    /// up.
+    fn join_or_start(
         &self,
         name: String,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Shared<BoxFuture<'static, Found>> {
         let mut state = self.state();
         if let Some(found) = state.known_or_running(&name) {
             return found;
         }
-        let (names, asked) = (self.clone(), name.clone());
+        let (names, looked_up) = (self.clone(), name.clone());
         let lookup = tokio::spawn(async move {
-            let _place = place;
-            let found = match timeout(LIMIT, (names.0.lookup)(asked.clone())).await {
-                Ok(Ok(found)) => Ok(found.into_iter().take(ADDRESSES).collect()),
+            let _permit = permit;
+            let found = match timeout(LOOKUP_TIMEOUT, (names.0.lookup)(looked_up.clone())).await {
+                Ok(Ok(found)) => Ok(found.into_iter().take(MAX_ADDRESSES).collect()),
                 Ok(Err(error)) => Err(error.to_string().into()),
-                Err(_) => Err(format!("no answer from DNS within {} s", LIMIT.as_secs()).into()),
+                Err(_) => {
+                    Err(format!("no answer from DNS within {} s", LOOKUP_TIMEOUT.as_secs()).into())
+                }
             };
-            names.state().ended(&asked, &found);
+            names.state().on_lookup_ended(&looked_up, &found);
             found
         });
-        let (names, asked) = (self.clone(), name.clone());
+        let (names, looked_up) = (self.clone(), name.clone());
         let found = async move {
-            // A lookup that panicked must not be joined again.
+            // Later requests must not join a lookup that panicked.
             lookup.await.unwrap_or_else(|error| {
-                names.state().running.remove(&asked);
+                names.state().running.remove(&looked_up);
                 Err(error.to_string().into())
             })
         };
@@ -356,9 +358,12 @@ impl Names {
     }
 }
 
-impl State {
+impl NamesState {
     fn known_or_running(&self, name: &str) -> Option<Shared<BoxFuture<'static, Found>>> {
-        let known = self.known.get(name).filter(|(at, _)| at.elapsed() < KEPT);
+        let known = self
+            .known
+            .get(name)
+            .filter(|(at, _)| at.elapsed() < CACHE_TTL);
         match known {
             Some((_, addresses)) => Some(
                 std::future::ready(Ok(Arc::clone(addresses)))
@@ -369,9 +374,9 @@ impl State {
         }
     }
 
-    fn ended(&mut self, name: &str, found: &Found) {
+    fn on_lookup_ended(&mut self, name: &str, found: &Found) {
         self.running.remove(name);
-        self.known.retain(|_, (at, _)| at.elapsed() < KEPT);
+        self.known.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
         if let Ok(addresses) = found {
             self.known
                 .insert(name.to_owned(), (Instant::now(), Arc::clone(addresses)));

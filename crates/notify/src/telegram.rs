@@ -9,90 +9,90 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::answer::{self, Secrets};
-use super::pace::{Chatroom, Pace};
-use super::{Failure, Refusal, Sent};
+use super::rate_limit::{ChatKey, TelegramRateLimiter};
+use super::response::{self, Redactor};
+use super::{Refusal, SendError, SendReceipt};
 
-/// A chat, and the bot that writes into it.
+/// Chat with the token of its bot.
 #[derive(Clone)]
-pub struct Chat {
+pub struct TelegramChat {
     token: SecretString,
-    key: [u8; 32],
+    token_digest: [u8; 32],
     to: ChatId,
     thread: Option<i64>,
     silent: bool,
 }
 
-/// Why a Secret's content cannot be a bot's token. Never says what it is.
+/// Error of a token. The message does not contain the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadToken {
-    /// Not UTF-8.
+pub enum InvalidToken {
     #[error("the token is not UTF-8")]
     NotText,
-    /// Whitespace around it: nearly always the newline of `echo`.
+    /// The token has surrounding whitespace, usually the newline of `echo`.
     #[error(
         "the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`"
     )]
     Padded,
-    /// Anything else.
+    /// The token does not have the shape of a bot token.
     #[error(
         "the token does not have the shape that BotFather gives it: digits, a colon, then letters, digits, _ and -"
     )]
     Shape,
 }
 
-impl Chat {
-    /// A chat from the bytes of a Secret. Nothing is asked of the token's length: the documents' example is shorter than
-    /// a real one. The alphabet keeps other Secrets, which a key may name by mistake or on purpose, from being sent.
+impl TelegramChat {
+    /// Creates a chat from the bytes of a Secret. A token may have any length: the example in Telegram's documentation
+    /// is shorter than a real one. The alphabet keeps the operator from sending other Secrets, which a key may name by
+    /// mistake or on purpose.
     ///
     /// # Errors
-    /// Why they are no token.
+    /// Returns the error of the token.
     pub fn new(
         token: &[u8],
         chat: ChatId,
         thread: Option<i64>,
         silent: bool,
-    ) -> Result<Self, BadToken> {
-        let token = std::str::from_utf8(token).map_err(|_| BadToken::NotText)?;
+    ) -> Result<Self, InvalidToken> {
+        let token = std::str::from_utf8(token).map_err(|_| InvalidToken::NotText)?;
         if token.trim().len() != token.len() {
-            return Err(BadToken::Padded);
+            return Err(InvalidToken::Padded);
         }
-        let (bot, secret) = token.split_once(':').ok_or(BadToken::Shape)?;
+        let (bot, secret) = token.split_once(':').ok_or(InvalidToken::Shape)?;
         let digits = !bot.is_empty() && bot.bytes().all(|byte| byte.is_ascii_digit());
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
         if !digits || secret.is_empty() || !secret.bytes().all(plain) {
-            return Err(BadToken::Shape);
+            return Err(InvalidToken::Shape);
         }
         Ok(Self {
             token: token.into(),
-            key: Sha256::digest(token).into(),
+            token_digest: Sha256::digest(token).into(),
             to: chat,
             thread,
             silent,
         })
     }
 
-    /// The supergroup `to` that this chat became.
+    /// Returns the supergroup `to` that this chat became.
     #[must_use]
-    pub fn moved(&self, to: i64) -> Self {
+    pub fn migrated(&self, to: i64) -> Self {
         Self {
             to: ChatId::Id(to),
             ..self.clone()
         }
     }
 
-    /// What the pace of this chat is kept under.
-    pub fn room(&self) -> Chatroom {
-        Chatroom {
-            token: self.key,
+    /// Returns the rate limiter's key of this chat.
+    pub fn key(&self) -> ChatKey {
+        ChatKey {
+            token: self.token_digest,
             chat: self.to.clone(),
         }
     }
 }
 
-impl fmt::Debug for Chat {
+impl fmt::Debug for TelegramChat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chat")
+        f.debug_struct("TelegramChat")
             .field("to", &self.to)
             .field("thread", &self.thread)
             .field("silent", &self.silent)
@@ -100,65 +100,68 @@ impl fmt::Debug for Chat {
     }
 }
 
-/// What a request needs besides the chat.
-pub(super) struct Call<'a> {
+/// Context of a request to a chat.
+pub(super) struct TelegramRequest<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) base: &'a reqwest::Url,
     pub(super) timeout: Duration,
-    pub(super) pace: &'a Pace,
-    pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
+    pub(super) rate_limiter: &'a TelegramRateLimiter,
+    pub(super) check_lease: &'a (dyn Fn() -> Result<(), SendError> + Sync),
 }
 
-impl Call<'_> {
-    /// Sends `text`, which carries `taken` entries. A chat that became a supergroup is followed at once.
+impl TelegramRequest<'_> {
+    /// Sends `text`, which carries this many entries. If the chat became a supergroup, sends the message there at once.
     pub(super) async fn send(
         &self,
-        chat: &Chat,
+        chat: &TelegramChat,
         text: &str,
-        taken: usize,
-    ) -> Result<Sent, Failure> {
+        carried: usize,
+    ) -> Result<SendReceipt, SendError> {
         let (reply, migrated_to) = match self.post(chat, text).await? {
-            Reply::Moved(to) => {
-                let chat = chat.moved(to);
-                // To the pace it is another chat.
-                self.pace.slot(&chat.room()).await;
+            SendMessageReply::Migrated(to) => {
+                let chat = chat.migrated(to);
+                // The supergroup has its own rate limit.
+                self.rate_limiter.acquire(&chat.key()).await;
                 (self.post(&chat, text).await?, Some(to))
             }
             reply => (reply, None),
         };
         match reply {
-            Reply::Done => Ok(Sent { taken, migrated_to }),
-            Reply::Failed(failure) => Err(failure),
-            Reply::Moved(_) => Err(Failure::Retry {
-                message: "the chat moved twice".into(),
+            SendMessageReply::Accepted => Ok(SendReceipt {
+                accepted: carried,
+                migrated_to,
+            }),
+            SendMessageReply::Failed(error) => Err(error),
+            SendMessageReply::Migrated(_) => Err(SendError::Retry {
+                message: "the chat migrated twice".into(),
                 after: None,
             }),
         }
     }
 
-    /// One request. A chat that is to be left alone for a while is.
-    async fn post(&self, chat: &Chat, text: &str) -> Result<Reply, Failure> {
-        let secrets = Secrets::new([&chat.token]);
+    /// Sends one request. If the Bot API asks for a pause, pauses the chat.
+    async fn post(&self, chat: &TelegramChat, text: &str) -> Result<SendMessageReply, SendError> {
+        let redactor = Redactor::new([&chat.token]);
         let request = self
             .client
             .post(method_url(self.base, &chat.token))
             .header(http::header::CONTENT_TYPE, "application/json")
             .timeout(self.timeout)
             .body(payload(chat, text).to_string());
-        (self.held)()?;
+        (self.check_lease)()?;
         let mut response = request
             .send()
             .await
-            .map_err(|error| secrets.failure(error, self.timeout))?;
+            .map_err(|error| redactor.error(error, self.timeout))?;
         let status = response.status().as_u16();
-        let header = answer::retry_after(&response, jiff::Timestamp::now());
-        let body = answer::body(&mut response).await;
-        let reply = understand(status, header, &body, &secrets);
-        if let Reply::Failed(Failure::Retry {
+        let header = response::retry_after(&response, jiff::Timestamp::now());
+        let body = response::body(&mut response).await;
+        let reply = interpret(status, header, &body, &redactor);
+        if let SendMessageReply::Failed(SendError::Retry {
             after: Some(after), ..
         }) = reply
         {
-            self.pace.hold(&chat.room(), after);
+            self.rate_limiter.pause(&chat.key(), after);
         }
         Ok(reply)
     }
@@ -174,7 +177,7 @@ fn method_url(base: &reqwest::Url, token: &SecretString) -> reqwest::Url {
     url
 }
 
-fn payload(chat: &Chat, text: &str) -> Value {
+fn payload(chat: &TelegramChat, text: &str) -> Value {
     let mut payload = json!({ "chat_id": chat.to, "text": text });
     if let Some(thread) = chat.thread {
         payload["message_thread_id"] = thread.into();
@@ -185,15 +188,15 @@ fn payload(chat: &Chat, text: &str) -> Value {
     payload
 }
 
-enum Reply {
-    Done,
-    Moved(i64),
-    Failed(Failure),
+enum SendMessageReply {
+    Accepted,
+    Migrated(i64),
+    Failed(SendError),
 }
 
-/// The Bot API's answer (<https://core.telegram.org/bots/api#making-requests>).
+/// Response of the Bot API (<https://core.telegram.org/bots/api#making-requests>).
 #[derive(Default, Deserialize)]
-struct Answer {
+struct BotApiResponse {
     #[serde(default)]
     ok: bool,
     #[serde(default)]
@@ -201,20 +204,20 @@ struct Answer {
     #[serde(default)]
     description: Option<String>,
     #[serde(default)]
-    parameters: Option<Parameters>,
+    parameters: Option<ResponseParameters>,
 }
 
 /// <https://core.telegram.org/bots/api#responseparameters>
 #[derive(Default, Deserialize)]
-struct Parameters {
+struct ResponseParameters {
     #[serde(default)]
     retry_after: Option<u64>,
     #[serde(default)]
     migrate_to_chat_id: Option<i64>,
 }
 
-/// How the Bot API words it that the bot lacks a right in the chat.
-const NO_RIGHTS: [&str; 4] = [
+/// Phrases of the Bot API for a missing right in the chat.
+const NO_RIGHTS_PHRASES: [&str; 4] = [
     "not enough rights",
     "have no rights",
     "need administrator rights",
@@ -223,103 +226,116 @@ const NO_RIGHTS: [&str; 4] = [
 
 /// Phrases of the Bot API for a closed or deleted forum topic: "Bad Request: `TOPIC_CLOSED`", "Bad Request: message
 /// thread not found". People can undo both in the chat.
-const TOPIC: [&str; 4] = [
+const TOPIC_PHRASES: [&str; 4] = [
     "topic_closed",
     "topic_deleted",
     "topic_id_invalid",
     "message thread not found",
 ];
 
-fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {
-    let answer = serde_json::from_slice::<Answer>(body).ok();
-    let said = match answer
+fn interpret(
+    status: u16,
+    header: Option<Duration>,
+    body: &[u8],
+    redactor: &Redactor,
+) -> SendMessageReply {
+    let response = serde_json::from_slice::<BotApiResponse>(body).ok();
+    let quote = match response
         .as_ref()
-        .and_then(|answer| answer.description.as_deref())
+        .and_then(|response| response.description.as_deref())
     {
-        Some(description) => secrets.quote(description.as_bytes()),
-        None => secrets.quote(body),
+        Some(description) => redactor.quote(description.as_bytes()),
+        None => redactor.quote(body),
     };
-    // A proxy may turn a refusal into a 200; the answer's own code then counts.
-    let (ok, code, parameters) = match answer {
-        Some(answer) => {
+    // A proxy may turn a refusal into a 200; then the code in the body counts.
+    let (ok, code, parameters) = match response {
+        Some(response) => {
             let code = if status == 200 {
-                answer.error_code.unwrap_or(status)
+                response.error_code.unwrap_or(status)
             } else {
                 status
             };
-            (answer.ok, code, answer.parameters.unwrap_or_default())
+            (response.ok, code, response.parameters.unwrap_or_default())
         }
-        None => (false, status, Parameters::default()),
+        None => (false, status, ResponseParameters::default()),
     };
     if status == 200 && ok {
-        return Reply::Done;
+        return SendMessageReply::Accepted;
     }
     if let Some(to) = parameters.migrate_to_chat_id {
-        return Reply::Moved(to);
+        return SendMessageReply::Migrated(to);
     }
-    let refused = |reason, message: String| Reply::Failed(Failure::Refused { reason, message });
-    let lower = said.to_lowercase();
+    let refused =
+        |reason, message: String| SendMessageReply::Failed(SendError::Refused { reason, message });
+    let lower = quote.to_lowercase();
     match code {
         300..=399 => refused(
             Refusal::Redirected,
             format!(
-                "the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"
+                "the Bot API answered with a redirect ({code}), which the operator does not follow; see --telegram-api-url"
             ),
         ),
         401 | 404 => refused(
             Refusal::Unauthorized,
             format!(
-                "the Bot API does not know this token ({code} {said}); put the one that BotFather gave into the Secret"
+                "the Bot API does not know this token ({code} {quote}); put the token from BotFather into the Secret"
             ),
         ),
         403 => refused(
             Refusal::Forbidden,
             format!(
-                "the bot may not write to this chat ({code} {said}); add it to the chat, or unblock it"
+                "the bot may not write to this chat ({code} {quote}); add it to the chat, or unblock it"
             ),
         ),
         400 if lower.contains("chat not found") => refused(
             Refusal::ChatNotFound,
             format!(
-                "the bot does not see this chat ({said}); check chatId, and add the bot to the chat"
+                "the bot does not see this chat ({quote}); check chatId, and add the bot to the chat"
             ),
         ),
-        // A 400, but it would meet every message until somebody gives the bot its rights.
-        400 if NO_RIGHTS.iter().any(|words| lower.contains(words)) => refused(
-            Refusal::Forbidden,
-            format!("the bot may not write to this chat ({code} {said}); give it the right to"),
-        ),
-        400 if TOPIC.iter().any(|words| lower.contains(words)) => refused(
+        // A 400 that affects every message until somebody grants the bot its rights.
+        400 if NO_RIGHTS_PHRASES
+            .iter()
+            .any(|phrase| lower.contains(phrase)) =>
+        {
+            refused(
+                Refusal::Forbidden,
+                format!("the bot may not write to this chat ({code} {quote}); grant it the right"),
+            )
+        }
+        400 if TOPIC_PHRASES.iter().any(|phrase| lower.contains(phrase)) => refused(
             Refusal::TopicUnavailable,
             format!(
-                "this topic takes no messages ({code} {said}); open it again, or correct messageThreadId"
+                "this topic accepts no messages ({code} {quote}); reopen the topic, or correct messageThreadId"
             ),
         ),
         410 => refused(
             Refusal::Gone,
-            format!("the Bot API is no longer there ({code} {said}); see --telegram-api-url"),
+            format!(
+                "the Bot API was removed from this URL ({code} {quote}); see --telegram-api-url"
+            ),
         ),
-        429 => Reply::Failed(Failure::Retry {
-            message: format!("too many requests ({code} {said})"),
-            after: parameters.retry_after.map(answer::seconds).or(header),
+        429 => SendMessageReply::Failed(SendError::Retry {
+            message: format!("too many requests ({code} {quote})"),
+            after: parameters.retry_after.map(response::seconds).or(header),
         }),
         400 | 413 | 415 | 422 => refused(
             Refusal::Rejected,
-            format!("the Bot API rejected the message ({code} {said})"),
+            format!("the Bot API rejected the message ({code} {quote})"),
         ),
         400..=499 if code != 408 => refused(
             Refusal::UnexpectedStatus,
             format!(
-                "the Bot API answered with an unexpected status ({code} {said}); see --telegram-api-url"
+                "the Bot API answered with an unexpected status ({code} {quote}); see --telegram-api-url"
             ),
         ),
-        200 => Reply::Failed(Failure::Retry {
-            message: format!("no answer of a Bot API (200 {said})"),
+        200 => SendMessageReply::Failed(SendError::Retry {
+            message: format!("no answer of a Bot API (200 {quote})"),
             after: None,
         }),
-        _ => Reply::Failed(Failure::Retry {
-            message: format!("the Bot API is in trouble ({code} {said})"),
-            after: parameters.retry_after.map(answer::seconds).or(header),
+        _ => SendMessageReply::Failed(SendError::Retry {
+            message: format!("the Bot API failed ({code} {quote})"),
+            after: parameters.retry_after.map(response::seconds).or(header),
         }),
     }
 }

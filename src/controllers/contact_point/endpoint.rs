@@ -12,8 +12,8 @@ use qm_api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, Sec
 use qm_api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use qm_api::spec_size::StoredSpec as _;
 use qm_notify::Endpoint;
-use qm_notify::telegram::Chat;
-use qm_notify::webhook::{Hook, Parts, SigningKey, Tls};
+use qm_notify::telegram::TelegramChat;
+use qm_notify::webhook::{Parts, SigningKey, Tls, WebhookEndpoint};
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
@@ -111,7 +111,7 @@ pub async fn gather(
     Ok(ResolvedEndpoint { endpoint, secrets })
 }
 
-async fn telegram(secrets: &mut SecretReader<'_>) -> Result<Chat, EndpointError> {
+async fn telegram(secrets: &mut SecretReader<'_>) -> Result<TelegramChat, EndpointError> {
     let point = secrets.point;
     let spec: &TelegramSpec = point.spec.telegram_spec.as_ref().ok_or_else(|| {
         EndpointError::SpecInvalid(
@@ -133,7 +133,7 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<Chat, EndpointError>
     let chats = secrets.secret(&reference.secret_name).await?.chats;
     let chat = allowed_chat(chats.as_deref(), wanted, migrated)
         .ok_or_else(|| secrets.not_found(&reference.secret_name))?;
-    Chat::new(
+    TelegramChat::new(
         &token.0,
         chat,
         spec.message_thread_id,
@@ -142,7 +142,7 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<Chat, EndpointError>
     .map_err(|error| secrets.invalid(reference, &error))
 }
 
-async fn webhook(secrets: &mut SecretReader<'_>) -> Result<Hook, EndpointError> {
+async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, EndpointError> {
     let point = secrets.point;
     let spec: &WebhookSpec = point.spec.webhook_spec.as_ref().ok_or_else(|| {
         EndpointError::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into())
@@ -181,7 +181,7 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<Hook, EndpointError> 
         .timeout_seconds
         .and_then(|seconds| u64::try_from(seconds).ok())
         .map(Duration::from_secs);
-    Hook::new(Parts {
+    WebhookEndpoint::new(Parts {
         url,
         url_is_secret: spec.url_from.is_some(),
         token,

@@ -14,7 +14,7 @@ use qm_api::tracked_field::GROUP;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
-use qm_notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
+use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::outcome::{Outcome, Requeue};
@@ -157,11 +157,11 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
 }
 
 /// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
+fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> InitialState {
     match status {
-        Some(status) if status::known_well(status, tested) => Stage::Open,
-        Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
-        _ => Stage::Test,
+        Some(status) if status::known_well(status, tested) => InitialState::Open,
+        Some(status) if status.tested.as_ref() == Some(tested) => InitialState::Probe,
+        _ => InitialState::Test,
     }
 }
 
@@ -209,7 +209,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         let tested = self.configure(&key, &point, resolved);
         let outcome = status::answered(
             &mut cx.status,
-            &self.outbox.standing(&key),
+            &self.outbox.receiver_state(&key),
             self.outbox.failing(&key).is_some(),
             &tested,
             self.outbox.tests_accepted(&key),

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use qm_core::conditions::{self, READY};
-use qm_notify::queue::{AcceptedTests, Standing};
+use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
 use qm_runtime::{Key, short_digest};
@@ -54,7 +54,7 @@ pub fn unsaid(status: &ContactPointStatus) -> bool {
 /// more than once in a row.
 pub fn answered(
     status: &mut ContactPointStatus,
-    receiver: &Standing,
+    receiver: &ReceiverState,
     is_failing: bool,
     tested: &Tested,
     tests_accepted: AcceptedTests,
@@ -63,19 +63,21 @@ pub fn answered(
     let outcome = match receiver {
         // The result of the test stands, for this generation too, and while the receiver is away: its messages wait, and each
         // TrackedField reports that.
-        Standing::Retrying(_) if is_failing && known_well(status, tested) => Outcome::ready(AWAY),
-        Standing::Untried | Standing::Retrying(_) if known_well(status, tested) => {
+        ReceiverState::Retrying(_) if is_failing && known_well(status, tested) => {
+            Outcome::ready(AWAY)
+        }
+        ReceiverState::Untried | ReceiverState::Retrying(_) if known_well(status, tested) => {
             ready(migrated_before)
         }
-        Standing::Untried => return Outcome::unchanged(),
-        Standing::Taken { migrated_to } => ready(migrated_to.or(migrated_before)),
-        Standing::Retrying(message) => {
+        ReceiverState::Untried => return Outcome::unchanged(),
+        ReceiverState::Accepted { migrated_to } => ready(migrated_to.or(migrated_before)),
+        ReceiverState::Retrying(message) => {
             Outcome::failed(UNREACHABLE, format!("{message}; it is tried again"))
         }
-        Standing::Stopped { reason, message } => Outcome::failed(*reason, message.clone()),
+        ReceiverState::Stopped { reason, message } => Outcome::failed(*reason, message.clone()),
     };
     status.migrated_to_chat_id = match receiver {
-        Standing::Taken { migrated_to } => migrated_to.or(migrated_before),
+        ReceiverState::Accepted { migrated_to } => migrated_to.or(migrated_before),
         _ => migrated_before,
     };
     status.initialized = true;
@@ -192,7 +194,7 @@ mod tests {
 
     fn status(
         before: Option<&ContactPointStatus>,
-        receiver: &Standing,
+        receiver: &ReceiverState,
         is_failing: bool,
         tested: &Tested,
         tests_accepted: AcceptedTests,
@@ -241,7 +243,7 @@ mod tests {
     fn ready() -> ContactPointStatus {
         status(
             None,
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &tested(),
             none(),
@@ -255,7 +257,7 @@ mod tests {
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
         let failed = status(
             None,
-            &Standing::Retrying("connection refused".into()),
+            &ReceiverState::Retrying("connection refused".into()),
             false,
             &tested(),
             none(),
@@ -290,7 +292,7 @@ mod tests {
         };
         let ours = status(
             Some(&theirs),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -306,9 +308,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::a_pass_without_news(Standing::Untried)]
-    #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
-    fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
+    #[case::a_pass_without_news(ReceiverState::Untried)]
+    #[case::a_receiver_that_is_away(ReceiverState::Retrying("timeout".into()))]
+    fn a_tested_one_stays_as_it_is(#[case] standing: ReceiverState) {
         let before = ready();
         let after = status(Some(&before), &standing, false, &tested(), none(), 1, at(9))
             .unwrap_or_else(|| before.clone());
@@ -318,7 +320,7 @@ mod tests {
     #[test]
     fn a_receiver_that_stays_away_is_not_said_to_take_messages() {
         let away = |is_failing| {
-            let standing = Standing::Retrying("timeout".into());
+            let standing = ReceiverState::Retrying("timeout".into());
             status(
                 Some(&ready()),
                 &standing,
@@ -342,7 +344,7 @@ mod tests {
             "one failure is no news"
         );
         assert!(away(true).ready && words(&away(true)) == AWAY);
-        let taken = Standing::Taken { migrated_to: None };
+        let taken = ReceiverState::Accepted { migrated_to: None };
         let back = status(
             Some(&away(true)),
             &taken,
@@ -365,7 +367,7 @@ mod tests {
         assert_eq!(
             status(
                 Some(&ready()),
-                &Standing::Untried,
+                &ReceiverState::Untried,
                 false,
                 &new,
                 none(),
@@ -380,7 +382,7 @@ mod tests {
     fn a_move_is_told_until_the_spec_changes() {
         let moved = status(
             Some(&ready()),
-            &Standing::Taken {
+            &ReceiverState::Accepted {
                 migrated_to: Some(-100),
             },
             false,
@@ -401,7 +403,7 @@ mod tests {
         // After a restart nothing is new.
         let again = status(
             Some(&moved),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -422,7 +424,7 @@ mod tests {
         );
         let taken = status(
             Some(&moved),
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &other,
             none(),
@@ -436,7 +438,7 @@ mod tests {
         );
         let away = status(
             Some(&moved),
-            &Standing::Retrying("timeout".into()),
+            &ReceiverState::Retrying("timeout".into()),
             false,
             &other,
             none(),
@@ -458,7 +460,7 @@ mod tests {
         true,
     )]
     #[case::stopped(
-        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, false, &tested(), none(), 1, at(0)),
+        status(None, &ReceiverState::Stopped { reason: "Unauthorized", message: "401".into() }, false, &tested(), none(), 1, at(0)),
         false,
     )]
     #[case::new(None, false)]
@@ -482,7 +484,7 @@ mod tests {
         assert_eq!(known_well(&held, &tested()), again);
         let resumed = status(
             Some(&held),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -519,7 +521,7 @@ mod tests {
         );
         let found = status(
             Some(&lost),
-            &Standing::Untried,
+            &ReceiverState::Untried,
             false,
             &tested(),
             none(),
@@ -597,7 +599,7 @@ mod tests {
 
     #[test]
     fn a_stop_and_its_end_are_told() {
-        let stopped = Standing::Stopped {
+        let stopped = ReceiverState::Stopped {
             reason: "Unauthorized",
             message: "401".into(),
         };
@@ -605,7 +607,7 @@ mod tests {
         assert!(!status_.ready && status_.initialized);
         let again = status(
             Some(&status_),
-            &Standing::Taken { migrated_to: None },
+            &ReceiverState::Accepted { migrated_to: None },
             false,
             &tested(),
             none(),

@@ -7,7 +7,9 @@ use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Subject;
 use qm_notify::history::ObservedValue;
-use qm_notify::history::{NewestState, Observation, ObservationBuffer, Series, State};
+use qm_notify::history::{
+    NewestState, Observation, ObservationBuffer, ObservationSeries, TargetState,
+};
 use qm_runtime::nesting::OBJECT_LEVELS;
 use qm_runtime::raw_object::{MAX_DECODED, RawObject};
 use uuid::Uuid;
@@ -74,7 +76,7 @@ pub(super) struct Follower {
     shown: u64,
     pub(super) buffer: ObservationBuffer,
     /// What was followed before for the same object, as far as no pass has recorded it.
-    pub(super) former: Option<Series>,
+    pub(super) former: Option<ObservationSeries>,
     /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
     pub(super) merged: usize,
 }
@@ -143,7 +145,7 @@ impl Follower {
 
     /// Takes in what was seen for the same object, before what is here, and not recorded. Of two former series the older one
     /// is but counted.
-    pub(super) fn take_back(&mut self, series: Series) {
+    pub(super) fn take_back(&mut self, series: ObservationSeries) {
         if series.observations.is_empty() {
             return;
         }
@@ -161,7 +163,7 @@ impl Follower {
     }
 
     /// Takes out what was seen and not recorded: what it follows, and what was followed before.
-    pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<Series>) {
+    pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<ObservationSeries>) {
         (self.buffer.drain(), self.former.take())
     }
 
@@ -442,8 +444,11 @@ impl Follower {
     }
 }
 
-fn state(uid: Option<String>, value: Option<ObservedValue>) -> State {
-    value.map_or(State::Absent, |value| State::Present { uid, value })
+fn state(uid: Option<String>, value: Option<ObservedValue>) -> TargetState {
+    value.map_or(TargetState::Absent, |value| TargetState::Present {
+        uid,
+        value,
+    })
 }
 
 fn version(object: &RawObject) -> Option<u64> {

@@ -16,7 +16,7 @@ use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::history::Changes;
 use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
-use qm_notify::queue::{Circumstances, Offer, Outbox};
+use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
 use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
 use qm_runtime::controller::{Context, Controller};
@@ -152,7 +152,7 @@ impl<T: Transport> TrackedFields<T> {
         &self,
         cx: &mut Context<TrackedField>,
         point: &Key,
-        outcomes: &[(String, history::Outcome)],
+        outcomes: &[(String, history::DeliveryOutcome)],
         held: bool,
     ) -> Result<History> {
         let key = cx.key.clone();
@@ -185,9 +185,9 @@ impl<T: Transport> TrackedFields<T> {
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
-            if changes.merged > 0 && self.outbox.holds(&key) {
+            if changes.merged > 0 && self.outbox.has_pending(&key) {
                 // Entries that are merged now must not be sent meanwhile: they would be sent twice.
-                self.outbox.withdraw(&key, false);
+                self.outbox.dequeue(&key, false);
                 continue;
             }
             if changes.changed {
@@ -385,7 +385,7 @@ impl<T: Transport> TrackedFields<T> {
         if let Err(message) = object.spec.check_size() {
             // The history stays as it is.
             self.targets.unfollow(&key);
-            self.outbox.withdraw(&key, false);
+            self.outbox.dequeue(&key, false);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message))));
         }
         // Each observed change wakes the object: a rejected write must not be repeated that often.
@@ -431,14 +431,14 @@ impl<T: Transport> TrackedFields<T> {
         };
         // The queue gets the entries before the outcomes are confirmed, so that it goes on with the new status.
         if is_suspended {
-            self.outbox.withdraw(&key, false);
+            self.outbox.dequeue(&key, false);
         } else {
-            let offer = Offer::of(&object).map_err(|error| Error::Other {
+            let offer = PendingEntries::of(&object).map_err(|error| Error::Other {
                 class: Class::Transient,
                 reason: WRITE_FAILED.into(),
                 message: format!("the stored history could not be read: {error}"),
             })?;
-            self.outbox.offer(&point_key, offer);
+            self.outbox.enqueue(&point_key, offer);
         }
         self.outbox.recorded(&key, &outcomes);
         if let Some(panic) = panic {
@@ -492,6 +492,6 @@ impl<T: Transport> Controller for TrackedFields<T> {
     fn forget(&self, key: &Key) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
-        self.outbox.withdraw(key, true);
+        self.outbox.dequeue(key, true);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
-use qm_notify::history::{NewestState, Observation, Series};
+use qm_notify::history::{NewestState, Observation, ObservationSeries};
 use qm_runtime::Key;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
@@ -93,7 +93,7 @@ pub struct PendingObservations<'a> {
     /// Newest known state; kept after it is recorded.
     pub newest: Option<NewestState>,
     /// What was seen before of what was followed then.
-    pub former: Option<Series>,
+    pub former: Option<ObservationSeries>,
     /// How many more there were, before neighbours became one because there was no room for them.
     pub merged: usize,
 }
@@ -117,7 +117,7 @@ impl Drop for PendingObservations<'_> {
         let Some(follower) = follower else { return };
         follower.merged += self.merged;
         let observations = std::mem::take(&mut self.observations);
-        follower.take_back(Series {
+        follower.take_back(ObservationSeries {
             subject: self.identity.subject.clone(),
             observations,
         });
@@ -193,7 +193,7 @@ impl Tracker {
         if let Some(mut before) = replaced.filter(|before| before.identity.uid == identity.uid) {
             let (observations, former) = before.unrecorded();
             follower.merged = before.merged;
-            follower.take_back(Series {
+            follower.take_back(ObservationSeries {
                 subject: before.identity.subject,
                 observations,
             });

@@ -3,9 +3,9 @@
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::conditions;
-use qm_notify::Item;
+use qm_notify::OutgoingEntry;
 use qm_notify::history;
-use qm_notify::message::{self, Limit};
+use qm_notify::message::{self, TextLimit};
 use qm_runtime::Key;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
@@ -320,7 +320,13 @@ pub fn of_body(
     let body = message::template::Body::new(body).ok()?;
     let item = newest(object, history)?;
     let view = message::View::of(&item, cluster);
-    let text = message::render(std::slice::from_ref(&item), cluster, false, Limit::WEBHOOK).text;
+    let text = message::render(
+        std::slice::from_ref(&item),
+        cluster,
+        false,
+        TextLimit::WEBHOOK,
+    )
+    .text;
     let message = body
         .render(&view, std::slice::from_ref(&view), &text)
         .err()?;
@@ -331,9 +337,9 @@ pub fn of_body(
 }
 
 /// The newest change, as its message without a template has it.
-fn newest(object: &TrackedField, history: &[Entry]) -> Option<Item> {
+fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
     let (newest, previous) = history::newest(history)?;
-    Some(Item::of(object, None, newest, previous))
+    Some(OutgoingEntry::of(object, None, newest, previous))
 }
 
 /// What keeps a contact point from taking messages.

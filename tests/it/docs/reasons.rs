@@ -9,7 +9,7 @@ use qm_aws::{action, error};
 use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
 use qm_notify::Refusal;
-use qm_notify::queue::{AcceptedTests, Standing};
+use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
@@ -184,7 +184,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 #[test]
 fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
-    let of = |receiver: &Standing| {
+    let of = |receiver: &ReceiverState| {
         let (mut status, tested) = (ContactPointStatus::default(), Tested::default());
         let outcome = status::answered(
             &mut status,
@@ -200,8 +200,8 @@ fn every_reason_of_a_contact_point_has_its_row() {
         .chain(stopped())
         .map(str::to_owned)
         .collect();
-    reasons.insert(of(&Standing::Taken { migrated_to: None }));
-    reasons.insert(of(&Standing::Retrying(String::new())));
+    reasons.insert(of(&ReceiverState::Accepted { migrated_to: None }));
+    reasons.insert(of(&ReceiverState::Retrying(String::new())));
     reasons.insert(SUSPENDED.to_owned());
     reasons.insert(WRITE_REJECTED.to_owned());
     assert!(reasons.len() > 16, "{reasons:?}");

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use qm_api::tracked_field::Entry;
 use qm_notify::message::{check_body, check_template};
-use qm_notify::webhook::event::Event;
-use qm_notify::webhook::{Hook, Parts};
-use qm_notify::{Content, Item};
+use qm_notify::webhook::event::CloudEvent;
+use qm_notify::webhook::{Parts, WebhookEndpoint};
+use qm_notify::{MessageContent, OutgoingEntry};
 use serde_json::{Value, json};
 
 use super::page;
@@ -47,7 +47,7 @@ fn every_name_in_a_template_is_told_of() {
     }
 }
 
-fn item(id: &str) -> Item {
+fn item(id: &str) -> OutgoingEntry {
     let entry: Entry = serde_json::from_value(json!({
         "time": "2026-02-11T20:44:21Z",
         "action": "Updated",
@@ -58,7 +58,7 @@ fn item(id: &str) -> Item {
     }))
     .unwrap();
     let name = "nginx-deployment-replicas".to_owned();
-    Item {
+    OutgoingEntry {
         namespace: "default".into(),
         name,
         uid: "u".into(),
@@ -71,7 +71,7 @@ fn item(id: &str) -> Item {
 #[test]
 fn every_name_in_an_event_is_told_of() {
     let page = page("contact-point.md");
-    let hook = Hook::new(Parts {
+    let hook = WebhookEndpoint::new(Parts {
         url: "http://hooks.test/".into(),
         ..Parts::default()
     })
@@ -79,15 +79,15 @@ fn every_name_in_an_event_is_told_of() {
     let items = [item("a"), item("b")];
     let mut names = BTreeSet::new();
     for content in [
-        Content::Test {
+        MessageContent::Test {
             namespace: "default",
             name: "hook",
             id: "test-1",
         },
-        Content::Entries(&items[..1]),
-        Content::Entries(&items),
+        MessageContent::Entries(&items[..1]),
+        MessageContent::Entries(&items),
     ] {
-        let event = Event::render(&hook, content, None, false);
+        let event = CloudEvent::render(&hook, content, None, false);
         assert!(
             page.contains(&format!("`{}`", event.kind)),
             "{}",
@@ -115,7 +115,7 @@ fn every_name_in_an_event_is_told_of() {
 fn the_default_message_is_as_shown() {
     let previous: Entry =
         serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
-    let item = Item {
+    let item = OutgoingEntry {
         previous: Some(previous),
         ..item("a")
     };
@@ -127,8 +127,8 @@ fn the_default_message_is_as_shown() {
         view.text()
     );
     assert!(
-        page.contains(&format!("`{}`", view.line())),
+        page.contains(&format!("`{}`", view.digest_line())),
         "{}",
-        view.line()
+        view.digest_line()
     );
 }

@@ -12,43 +12,43 @@ use wiremock::matchers::{any, body_partial_json, method, path};
 use wiremock::{Mock, MockServer, Request, ResponseTemplate};
 
 use super::*;
-use crate::Item;
+use crate::OutgoingEntry;
 use crate::fixtures::updated;
-use crate::pace::Limit as Pacing;
+use crate::rate_limit::WindowLimit;
 use crate::webhook::{Parts, SigningKey};
 
 mod telegram;
 mod webhook;
 
 const TOKEN: &str = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw";
-const TEST: Content<'_> = Content::Test {
+const TEST: MessageContent<'_> = MessageContent::Test {
     namespace: "team",
     name: "point",
     id: "test-1",
 };
 
-fn config() -> Config {
-    Config {
+fn config() -> SenderConfig {
+    SenderConfig {
         allow_loopback: true,
         quote_private: true,
         attempt_timeout: Duration::from_secs(5),
-        ..Config::default()
+        ..SenderConfig::default()
     }
 }
 
-fn sender(config: Config) -> Sender {
-    Sender::new(config).unwrap()
+fn sender(config: SenderConfig) -> HttpSender {
+    HttpSender::new(config).unwrap()
 }
 
-fn telegram(base: &str) -> Sender {
-    sender(Config {
+fn telegram(base: &str) -> HttpSender {
+    sender(SenderConfig {
         telegram_api_url: base.into(),
         ..config()
     })
 }
 
 fn chat(id: i64) -> Endpoint {
-    Endpoint::Telegram(Chat::new(TOKEN.as_bytes(), ChatId::Id(id), None, false).unwrap())
+    Endpoint::Telegram(TelegramChat::new(TOKEN.as_bytes(), ChatId::Id(id), None, false).unwrap())
 }
 
 fn parts(url: &str) -> Parts {
@@ -58,8 +58,8 @@ fn parts(url: &str) -> Parts {
     }
 }
 
-fn hook(parts: Parts) -> Endpoint {
-    Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
+fn webhook(parts: Parts) -> Endpoint {
+    Endpoint::Webhook(Box::new(WebhookEndpoint::new(parts).unwrap()))
 }
 
 async fn answering(template: ResponseTemplate) -> MockServer {
@@ -71,26 +71,26 @@ async fn answering(template: ResponseTemplate) -> MockServer {
     server
 }
 
-fn kind(result: &Result<Sent, SendError>) -> &'static str {
-    match result.as_ref().map_err(|error| &error.failure) {
+fn kind(result: &Result<SendReceipt, SendFailure>) -> &'static str {
+    match result.as_ref().map_err(|error| &error.error) {
         Ok(_) => "Sent",
-        Err(Failure::Retry { .. }) => "Retry",
-        Err(Failure::Unsent { .. }) => "Unsent",
-        Err(Failure::Refused { reason, .. }) => reason.as_str(),
+        Err(SendError::Retry { .. }) => "Retry",
+        Err(SendError::Unsent { .. }) => "Unsent",
+        Err(SendError::Refused { reason, .. }) => reason.as_str(),
     }
 }
 
-fn after(result: &Result<Sent, SendError>) -> Option<Duration> {
+fn after(result: &Result<SendReceipt, SendFailure>) -> Option<Duration> {
     match result {
-        Err(SendError {
-            failure: Failure::Retry { after, .. },
+        Err(SendFailure {
+            error: SendError::Retry { after, .. },
             ..
         }) => *after,
         _ => None,
     }
 }
 
-/// A server that lets `each` have every connection; what it does not write is a reset or an end.
+/// Starts a server that passes each connection to `each`; an unwritten response is a reset or an end.
 fn raw(each: impl Fn(std::net::TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -99,17 +99,21 @@ fn raw(each: impl Fn(std::net::TcpStream) + Send + 'static) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn the_clusters_name_is_a_line_of_every_message() {
+async fn every_message_has_the_cluster_name() {
     let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
     let cluster_name = Some("prod".to_owned());
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
         cluster_name,
         ..config()
     });
     sender.send(&chat(7), TEST, false).await.unwrap();
     sender
-        .send(&chat(7), Content::Entries(&[updated("1", "3")]), false)
+        .send(
+            &chat(7),
+            MessageContent::Entries(&[updated("1", "3")]),
+            false,
+        )
         .await
         .unwrap();
     let requests = server.received_requests().await.unwrap();
@@ -129,7 +133,7 @@ async fn by_status(body: &'static str) -> (MockServer, Arc<AtomicU16>) {
     let respond = move |_: &Request| {
         let code = current.load(Ordering::SeqCst);
         let template = ResponseTemplate::new(code);
-        // These have no body.
+        // These statuses have no body.
         let template = if matches!(code, 204 | 205 | 304) {
             template
         } else {
@@ -154,44 +158,38 @@ async fn by_status(body: &'static str) -> (MockServer, Arc<AtomicU16>) {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_without_the_lease() {
+async fn sender_sends_nothing_without_the_lease() {
     let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
-    let holding = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&holding);
-    let held: Held = Arc::new(move || asked.load(Ordering::SeqCst));
-    let sender = sender(Config {
+    let is_leader = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_leader);
+    let lease_check: LeaseCheck = Arc::new(move || flag.load(Ordering::SeqCst));
+    let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
-        held,
+        lease_check,
         ..config()
     });
-    for endpoint in [chat(7), hook(parts(&server.uri()))] {
+    for endpoint in [chat(7), webhook(parts(&server.uri()))] {
         let result = sender.send(&endpoint, TEST, false).await;
-        let failure = Failure::Unsent {
+        let error = SendError::Unsent {
             message: "the leader lease is not held".into(),
         };
-        assert_eq!(
-            result,
-            Err(SendError {
-                failure,
-                carried: 0
-            })
-        );
+        assert_eq!(result, Err(SendFailure { error, carried: 0 }));
     }
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
-    holding.store(true, Ordering::SeqCst);
+    is_leader.store(true, Ordering::SeqCst);
     assert_eq!(kind(&sender.send(&chat(7), TEST, false).await), "Sent");
 }
 
-/// Between the two requests of a move, too.
+/// The lease also ends between the two requests of a migration.
 #[tokio::test]
-async fn a_move_is_not_followed_without_the_lease() {
+async fn migration_is_not_followed_without_the_lease() {
     let body = json!({ "ok": false, "parameters": { "migrate_to_chat_id": -100 } });
     let server = answering(ResponseTemplate::new(400).set_body_json(body)).await;
-    let asked = AtomicU16::new(0);
-    let held: Held = Arc::new(move || asked.fetch_add(1, Ordering::SeqCst) == 0);
-    let sender = sender(Config {
+    let calls = AtomicU16::new(0);
+    let lease_check: LeaseCheck = Arc::new(move || calls.fetch_add(1, Ordering::SeqCst) == 0);
+    let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
-        held,
+        lease_check,
         ..config()
     });
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Unsent");
@@ -199,18 +197,19 @@ async fn a_move_is_not_followed_without_the_lease() {
 }
 
 #[tokio::test]
-async fn ten_mebibytes_of_junk_are_not_read() {
+async fn oversized_response_is_not_read() {
     let junk = "j".repeat(10 * 1024 * 1024);
-    for (status, webhook, telegram) in [
+    for (status, by_webhook, by_telegram) in [
         (200, "Sent", "Retry"),
         (400, "Rejected", "Rejected"),
         (500, "Retry", "Retry"),
     ] {
         let server = answering(ResponseTemplate::new(status).set_body_string(junk.clone())).await;
-        for (endpoint, expected) in [(hook(parts(&server.uri())), webhook), (chat(7), telegram)] {
-            let result = self::telegram(&server.uri())
-                .send(&endpoint, TEST, false)
-                .await;
+        for (endpoint, expected) in [
+            (webhook(parts(&server.uri())), by_webhook),
+            (chat(7), by_telegram),
+        ] {
+            let result = telegram(&server.uri()).send(&endpoint, TEST, false).await;
             assert_eq!(kind(&result), expected, "{status}");
             if let Err(failure) = result {
                 assert!(failure.to_string().len() < 400, "{failure}");
@@ -238,7 +237,7 @@ async fn broken_connections_are_retried() {
     for address in [refused, reset, halfway, nonsense] {
         for scheme in ["http", "https"] {
             let url = format!("{scheme}://{address}");
-            for endpoint in [hook(parts(&url)), chat(7)] {
+            for endpoint in [webhook(parts(&url)), chat(7)] {
                 let result = telegram(&url).send(&endpoint, TEST, false).await;
                 assert_eq!(kind(&result), "Retry", "{url}: {result:?}");
             }
@@ -247,20 +246,20 @@ async fn broken_connections_are_retried() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_is_left_in_time() {
+async fn attempt_times_out_when_the_receiver_hangs() {
     let hanging = raw(std::mem::forget);
     let url = format!("http://{hanging}");
     let start = Instant::now();
     let short = Duration::from_millis(200);
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         telegram_api_url: url.clone(),
         attempt_timeout: short,
         ..config()
     });
     for endpoint in [
         chat(7),
-        hook(parts(&url)),
-        hook(Parts {
+        webhook(parts(&url)),
+        webhook(Parts {
             timeout: Some(short),
             ..parts(&url)
         }),
@@ -277,26 +276,26 @@ async fn a_receiver_that_hangs_is_left_in_time() {
 }
 
 #[tokio::test]
-async fn a_good_answer_that_never_ends_is_still_good() {
+async fn successful_response_without_an_end_is_accepted() {
     let dripping = raw(|mut stream| {
         let _ = stream.read(&mut [0; 4096]);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf");
         std::mem::forget(stream);
     });
     let start = Instant::now();
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         attempt_timeout: Duration::from_hours(1),
         ..config()
     });
     let result = sender
-        .send(&hook(parts(&format!("http://{dripping}"))), TEST, false)
+        .send(&webhook(parts(&format!("http://{dripping}"))), TEST, false)
         .await;
     assert_eq!(kind(&result), "Sent");
     assert!(start.elapsed() < Duration::from_secs(30));
 }
 
 #[tokio::test]
-async fn what_a_receiver_echoes_is_redacted() {
+async fn echoed_secrets_are_redacted() {
     let server = MockServer::start().await;
     let echo = |request: &Request| {
         let header = request
@@ -310,7 +309,7 @@ async fn what_a_receiver_echoes_is_redacted() {
             .set_body_json(json!({ "ok": false, "description": format!("{path} {header} {all}") }))
     };
     Mock::given(any()).respond_with(echo).mount(&server).await;
-    let hook = hook(Parts {
+    let webhook = webhook(Parts {
         url_is_secret: true,
         token: Some(("X-Token".into(), "Bearer hunter2hunter2".into())),
         ..parts(&format!(
@@ -318,8 +317,8 @@ async fn what_a_receiver_echoes_is_redacted() {
             server.uri()
         ))
     });
-    for endpoint in [hook, chat(7)] {
-        let said = telegram(&server.uri())
+    for endpoint in [webhook, chat(7)] {
+        let message = telegram(&server.uri())
             .send(&endpoint, TEST, false)
             .await
             .unwrap_err()
@@ -332,15 +331,15 @@ async fn what_a_receiver_echoes_is_redacted() {
             "110201543",
             "AAHdqTcv",
         ] {
-            assert!(!said.contains(secret), "{said}");
+            assert!(!message.contains(secret), "{message}");
         }
-        assert!(said.contains("[redacted]"), "{said}");
+        assert!(message.contains("[redacted]"), "{message}");
     }
 }
 
-/// With logs at their most talkative, of every crate on the way.
+/// Logs have the finest level, for every crate involved.
 #[test]
-fn no_secret_is_logged_or_said() {
+fn no_secret_is_in_logs_or_errors() {
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
     impl Write for Log {
@@ -360,7 +359,7 @@ fn no_secret_is_logged_or_said() {
         .finish();
     let secrets = [TOKEN, "hunter2hunter2", "T00000000", "wh-signing-key"];
     let endpoints = |base: &str| {
-        let own = hook(Parts {
+        let own = webhook(Parts {
             url_is_secret: true,
             token: Some(("X-Token".into(), "hunter2hunter2".into())),
             signing_key: Some(SigningKey::new(b"wh-signing-key").unwrap()),
@@ -368,7 +367,7 @@ fn no_secret_is_logged_or_said() {
         });
         [chat(7), own]
     };
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     tracing::subscriber::with_default(subscriber, || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -391,7 +390,7 @@ fn no_secret_is_logged_or_said() {
                 for endpoint in endpoints(&base) {
                     let result = telegram(&base).send(&endpoint, TEST, false).await;
                     writeln!(
-                        said,
+                        output,
                         "{endpoint:?} {result:?} {}",
                         result.as_ref().unwrap_err()
                     )
@@ -401,24 +400,24 @@ fn no_secret_is_logged_or_said() {
             }
         });
     });
-    let said = String::from_utf8(said).unwrap();
+    let output = String::from_utf8(output).unwrap();
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(
         log.contains("hyper_util"),
-        "the crates on the way are heard"
+        "the log has the involved crates"
     );
     for secret in secrets {
-        // wiremock, on the other side, logs nothing of the request's content.
-        assert!(!said.contains(secret), "{secret}: {said}");
+        // wiremock, as the server, does not log the content of requests.
+        assert!(!output.contains(secret), "{secret}: {output}");
         assert!(!log.contains(secret), "{secret} in the log");
     }
 }
 
 #[test]
-fn settings_are_checked_without_being_shown() {
+fn configuration_errors_contain_no_secret() {
     let with = |url: &str, proxy: Option<&str>| {
         let webhook_proxy = proxy.map(Into::into);
-        Sender::new(Config {
+        HttpSender::new(SenderConfig {
             telegram_api_url: url.into(),
             webhook_proxy,
             ..config()

@@ -1,31 +1,31 @@
-//! What was observed since the last pass.
+//! Buffer of the observations since the last reconcile.
 
 use std::mem;
 
-use super::bound::Bounds;
+use super::coalesce::{ListLimits, Slot, coalesce};
+use super::limits::HistoryLimits;
 use super::record::Observation;
-use super::squeeze::{Limits, Slot, squeeze};
 
-/// Observations on their way from the watch to the next pass: bounded, and never in the watch's way.
+/// Limited buffer of observations between the watch and the next reconcile, which never blocks the watch.
 ///
-/// When it is full, neighbours in the middle become one that counts them, so that every change is still accounted for.
-/// It speaks of one subject: another one needs a new buffer.
+/// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. All observations
+/// have one subject: another one needs a new buffer.
 #[derive(Debug)]
 pub struct ObservationBuffer {
     waiting: Vec<Observation>,
     bytes: usize,
-    limits: Limits,
+    limits: ListLimits,
 }
 
 impl Default for ObservationBuffer {
     fn default() -> Self {
-        Self::new(Bounds::PENDING)
+        Self::new(HistoryLimits::PENDING)
     }
 }
 
 impl ObservationBuffer {
-    /// An empty one, which takes no memory but its own.
-    pub fn new(limits: Limits) -> Self {
+    /// Creates an empty buffer without allocations.
+    pub fn new(limits: ListLimits) -> Self {
         Self {
             waiting: Vec::new(),
             bytes: 0,
@@ -33,44 +33,44 @@ impl ObservationBuffer {
         }
     }
 
-    /// Takes an observation, unless it shows what the newest one here does. Returns how many observations fewer there
-    /// are because neighbours became one.
+    /// Adds an observation, unless it shows the newest state again. Returns the number of observations that were merged
+    /// into a neighbour.
     pub fn push(&mut self, observation: Observation) -> usize {
         if self
             .waiting
             .last()
-            .is_some_and(|newest| newest.state.is_still(&observation.state))
+            .is_some_and(|newest| newest.state.is_unchanged(&observation.state))
         {
             return 0;
         }
         self.bytes += observation.size();
         self.waiting.push(observation);
-        self.squeeze()
+        self.coalesce()
     }
 
-    /// Takes out all, oldest first.
+    /// Removes and returns all observations, oldest first.
     pub fn drain(&mut self) -> Vec<Observation> {
         self.bytes = 0;
         mem::take(&mut self.waiting)
     }
 
-    /// Puts back what was drained and could not be recorded, before what has come since. Returns what
-    /// [`push`](Self::push) does.
+    /// Puts drained observations back that a failed write did not record, before the later ones. Returns the same as
+    /// [`push`](Self::push).
     pub fn restore(&mut self, drained: Vec<Observation>) -> usize {
         let since = mem::replace(&mut self.waiting, drained);
         let known = |newest: &Observation| {
             since
                 .first()
-                .is_some_and(|first| newest.state.is_still(&first.state))
+                .is_some_and(|first| newest.state.is_unchanged(&first.state))
         };
         let repeated = usize::from(self.waiting.last().is_some_and(known));
         self.waiting.extend(since.into_iter().skip(repeated));
         self.bytes = self.waiting.iter().map(Observation::size).sum();
-        self.squeeze()
+        self.coalesce()
     }
 
-    fn squeeze(&mut self) -> usize {
-        if self.limits.hold(self.waiting.len(), self.bytes) {
+    fn coalesce(&mut self) -> usize {
+        if self.limits.allows(self.waiting.len(), self.bytes) {
             return 0;
         }
         let slot = |item: Observation| Slot {
@@ -79,9 +79,14 @@ impl ObservationBuffer {
             item,
         };
         let mut slots = mem::take(&mut self.waiting).into_iter().map(slot).collect();
-        let fewer = squeeze(&mut slots, self.limits, |_, _| true, |a, b| slot(a.fold(b)));
+        let merged = coalesce(
+            &mut slots,
+            self.limits,
+            |_, _| true,
+            |a, b| slot(a.merge(b)),
+        );
         self.bytes = slots.iter().map(|slot| slot.bytes).sum();
         self.waiting = slots.into_iter().map(|slot| slot.item).collect();
-        fewer
+        merged
     }
 }

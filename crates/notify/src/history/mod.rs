@@ -1,38 +1,40 @@
-//! Changes of the history. Pure: no client, no clock.
+//! Changes of the history: pure functions without client and clock.
 //!
-//! [`next`] computes one reconcile: it takes the observations ([`ObservationBuffer`]), appends changes as Pending
+//! [`next`] computes one reconcile. It takes the observations ([`ObservationBuffer`]), appends changes as Pending
 //! entries ([`record`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time
-//! ([`hold`]), enforces the limits ([`bound`]) and hands Pending entries to the queue ([`pending`]).
+//! ([`hold`]) and enforces the limits ([`apply_limits`]). The queue gets the Pending entries ([`pending`]).
 
 use std::collections::HashMap;
 
 use qm_api::tracked_field::{Delivery, Entry, History};
 
-mod age;
-mod bound;
 mod buffer;
+mod coalesce;
+mod expiry;
+mod limits;
 mod next;
 mod record;
 mod size;
-mod squeeze;
 mod value;
 
-pub use age::{Ages, Now, expired, hold, waiting_since};
-pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
+pub use coalesce::ListLimits;
+pub use expiry::{Ages, Now, expired, hold, waiting_since};
+pub use limits::{HistoryLimits, LimitResult, apply_limits};
 pub use next::{Changes, Inputs, next};
-pub use record::{NewestState, Observation, Recorded, Series, State, record, record_newest};
-pub use squeeze::Limits;
+pub use record::{
+    NewestState, Observation, ObservationSeries, Recorded, TargetState, record, record_newest,
+};
 pub use value::{KEPT_BYTES, ObservedValue};
 
-/// What came of sending an entry.
+/// Outcome of an entry's delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The receiver took it.
+pub enum DeliveryOutcome {
+    /// The receiver accepted the entry.
     Delivered,
     /// The receiver rejected this entry and accepted others.
     Failed {
-        /// Why, without any secret in it.
+        /// Cause, without secrets.
         reason: String,
     },
     /// The entry was too old when a failed attempt began.
@@ -42,21 +44,27 @@ pub enum Outcome {
     },
 }
 
-/// Marks entries by their ids, and says how many changed. An id that is no longer there (its entry was folded into
-/// another, or dropped) is passed over. What was delivered stays so; what counted as failed may turn out delivered.
-pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, Outcome)>) -> usize {
-    let outcomes: HashMap<String, Outcome> = outcomes.into_iter().collect();
+/// Marks entries with their outcomes by id; returns the number of changed entries. Ignores ids that were merged into
+/// other entries or dropped. A Delivered entry stays Delivered; a Failed one may become Delivered.
+pub fn mark(
+    history: &mut History,
+    outcomes: impl IntoIterator<Item = (String, DeliveryOutcome)>,
+) -> usize {
+    let outcomes: HashMap<String, DeliveryOutcome> = outcomes.into_iter().collect();
     let mut marked = 0;
     for entry in history.iter_mut() {
         let Some(outcome) = entry.id.as_ref().and_then(|id| outcomes.get(id)) else {
             continue;
         };
         match (entry.delivery, outcome) {
-            (Some(Delivery::Pending | Delivery::Failed), Outcome::Delivered) => {
-                close(entry, Delivery::Delivered, None);
+            (Some(Delivery::Pending | Delivery::Failed), DeliveryOutcome::Delivered) => {
+                finish(entry, Delivery::Delivered, None);
             }
-            (Some(Delivery::Pending), Outcome::Failed { reason } | Outcome::Expired { reason }) => {
-                close(entry, Delivery::Failed, Some(reason.clone()));
+            (
+                Some(Delivery::Pending),
+                DeliveryOutcome::Failed { reason } | DeliveryOutcome::Expired { reason },
+            ) => {
+                finish(entry, Delivery::Failed, Some(reason.clone()));
             }
             _ => continue,
         }
@@ -65,16 +73,16 @@ pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, O
     marked
 }
 
-fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
+fn finish(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
     entry.delivery = Some(delivery);
     entry.reason = reason;
     entry.held_since = None;
     entry.held_seconds = None;
 }
 
-/// The entries to send, oldest first, each with the entry that has the previous value: the one before it, if that speaks
-/// of the same subject and has not failed. Nobody was told a failed value, and a receiver that refused it would refuse this
-/// message for it.
+/// Returns the entries to send, oldest first, each with the entry that has the previous value: the preceding one, if it
+/// has the same subject and has not failed. The receiver never got a failed value, and if it rejected that value, it
+/// would reject this message too.
 pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry>)> {
     let pending = history
         .iter()
@@ -83,13 +91,14 @@ pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry
     pending.map(|(at, entry)| (entry, previous(&history[..at], entry)))
 }
 
-/// The newest entry, with the one before it as [`pending`] gives it.
+/// Returns the newest entry, with the preceding one by the rule of [`pending`].
 pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
     let (newest, before) = history.split_last()?;
     Some((newest, previous(before, newest)))
 }
 
-/// What the original program wrote names no subject, and speaks of the one that it had then.
+/// Returns the entry with the previous value. Entries of the original program have no subject and belong to the subject
+/// of that time.
 fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
     before.last().filter(|before| {
         (before.subject.is_none() || before.subject == entry.subject)

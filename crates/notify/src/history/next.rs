@@ -1,4 +1,4 @@
-//! One pass over a history: everything that a pass knows goes in, what is to be written comes out.
+//! One reconcile of a history.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -8,57 +8,58 @@ use qm_api::tracked_field::{Delivery, Entry, History, Subject};
 
 use super::record::display;
 use super::{
-    Bounds, NewestState, Observation, Outcome, Series, bound, hold, mark, record, record_newest,
+    DeliveryOutcome, HistoryLimits, NewestState, Observation, ObservationSeries, apply_limits,
+    hold, mark, record, record_newest,
 };
 
-/// What a pass knows.
+/// Input of a reconcile.
 pub struct Inputs<'a> {
-    /// What the spec tracks now.
+    /// Subject that the spec tracks now.
     pub subject: &'a Subject,
-    /// What was seen since the last pass, oldest first.
+    /// Observations since the last reconcile, oldest first.
     pub observations: &'a [Observation],
     /// Newest known state, even if recorded long ago.
     pub newest: Option<&'a NewestState>,
-    /// What was seen before that of what the spec tracked then.
-    pub former: Option<&'a Series>,
-    /// What became of entries, by id.
-    pub outcomes: &'a [(String, Outcome)],
-    /// Entries that are being sent.
+    /// Observations of the previous subject.
+    pub former: Option<&'a ObservationSeries>,
+    /// Outcomes of entries, by id.
+    pub outcomes: &'a [(String, DeliveryOutcome)],
+    /// Ids of entries in flight.
     pub in_flight: &'a HashSet<String>,
-    /// It or its contact point is suspended.
+    /// Whether the object or its contact point is suspended.
     pub held: bool,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
     /// Measured time for which entries were suspended, by id.
     pub held_for: &'a BTreeMap<String, Duration>,
-    /// The time.
+    /// Current time.
     pub now: Timestamp,
 }
 
-/// What comes of it.
+/// Result of a reconcile.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// The history to write.
+    /// History to write.
     pub history: History,
-    /// Whether it differs from the one before.
+    /// Whether the history differs from the one before.
     pub changed: bool,
     /// Version of the last entry, if it contradicts the newest state: see [`record_newest`].
     pub contradicted: Option<u64>,
-    /// Entries that failed now.
+    /// Newly failed entries.
     pub failed: Vec<Entry>,
-    /// How many of those grew too old.
+    /// Number of newly failed entries that expired.
     pub expired: usize,
-    /// How many changes were folded into their neighbours.
+    /// Number of entries that were merged into a neighbour.
     pub merged: usize,
 }
 
-/// The history after a pass.
+/// Returns the history after a reconcile.
 pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
     let mut history = before.to_vec();
-    let has_begun = history
+    let has_entries = history
         .last()
         .is_some_and(|last| last.subject.as_ref() == Some(inputs.subject));
-    if let Some(former) = inputs.former.filter(|_| !has_begun) {
+    if let Some(former) = inputs.former.filter(|_| !has_entries) {
         record(
             &mut history,
             &former.subject,
@@ -72,7 +73,8 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         inputs.observations.iter().cloned(),
         &mut ids,
     );
-    // Level-triggered: whatever this replica saw and whoever recorded it, the history ends with the newest state.
+    // Level-triggered: whatever this replica observed and whichever replica recorded it, the history ends with the
+    // newest state.
     let contradicted = inputs
         .newest
         .and_then(|newest| record_newest(&mut history, inputs.subject, newest, &mut ids));
@@ -98,15 +100,15 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let expiries = inputs
         .outcomes
         .iter()
-        .filter(|(_, outcome)| matches!(outcome, Outcome::Expired { .. }));
+        .filter(|(_, outcome)| matches!(outcome, DeliveryOutcome::Expired { .. }));
     let expiries: HashSet<&String> = expiries.map(|(id, _)| id).collect();
     let expired = failed
         .iter()
         .filter(|entry| entry.id.as_ref().is_some_and(|id| expiries.contains(id)))
         .count();
-    let bounded = bound(
+    let limited = apply_limits(
         &mut history,
-        Bounds::new(inputs.limit),
+        HistoryLimits::new(inputs.limit),
         |id| inputs.in_flight.contains(id),
         ids,
     );
@@ -116,7 +118,7 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         contradicted,
         failed,
         expired,
-        merged: bounded.merged,
+        merged: limited.merged,
     }
 }
 

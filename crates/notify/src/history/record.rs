@@ -1,4 +1,4 @@
-//! Observations become entries.
+//! Conversion of observations into entries.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,19 +7,19 @@ use uuid::Uuid;
 
 use crate::history::ObservedValue;
 
-/// What the watch, or a first look, showed of the target.
+/// State of the target, as the watch or a read showed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// When.
+    /// Time of the observation.
     pub at: Timestamp,
-    /// What.
-    pub state: State,
-    /// The resource's version that showed it, if one did: what the history already tells of is not recorded again.
+    /// Observed state.
+    pub state: TargetState,
+    /// Version of the resource, if one was observed: changes that the history already has are not recorded again.
     pub version: Option<u64>,
-    /// The id that its entry gets: by it a write whose answer was lost is recognised. None: any new one.
+    /// Id of the entry, by which a later reconcile recognises a write without a response. `None`: any new id.
     pub id: Option<Uuid>,
-    /// The observations that were folded into this one, which is the last of them.
-    pub(super) folded: Option<Box<Folded>>,
+    /// Merged observations, of which this one is the last.
+    pub(super) merged: Option<Box<Merged>>,
 }
 
 /// Newest known state of the target, recorded or not.
@@ -32,67 +32,66 @@ pub struct NewestState {
     pub outranks: Option<u64>,
 }
 
-/// The target, or that there is none.
+/// State of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It is there.
+pub enum TargetState {
+    /// The target exists.
     Present {
-        /// Its UID.
+        /// UID of the target.
         uid: Option<String>,
-        /// The field.
+        /// Value of the field.
         value: ObservedValue,
     },
-    /// It is not.
+    /// The target does not exist.
     Absent,
 }
 
-/// What was observed of one subject, oldest first.
+/// Observations of one subject, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Series {
-    /// Of what.
+pub struct ObservationSeries {
     pub subject: Subject,
-    /// What was seen.
+    /// Observations, oldest first.
     pub observations: Vec<Observation>,
 }
 
-/// What is left of observations that were folded into one.
+/// Summary of merged observations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Folded {
+pub(super) struct Merged {
     changes: u64,
     first_value: Option<String>,
 }
 
-/// What [`record`] did to the history.
+/// Result of [`record`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// New entries.
+    /// Number of new entries.
     pub entries: usize,
-    /// The changes that they stand for.
+    /// Number of changes that the new entries stand for.
     pub changes: u64,
-    /// The last entry of before learnt what the program that wrote it had not noted; nothing to tell anybody.
-    pub learnt: bool,
+    /// Whether the previously last entry got fields that the original program had not written. No message results.
+    pub completed: bool,
 }
 
 impl Recorded {
-    /// The history has to be written.
+    /// Returns whether the history must be written.
     pub fn changed(&self) -> bool {
-        self.entries > 0 || self.learnt
+        self.entries > 0 || self.completed
     }
 }
 
 impl Observation {
-    /// One look at the target.
-    pub fn new(at: Timestamp, state: State, version: Option<u64>) -> Self {
+    /// Creates an observation.
+    pub fn new(at: Timestamp, state: TargetState, version: Option<u64>) -> Self {
         Self {
             at,
             state,
             version,
             id: None,
-            folded: None,
+            merged: None,
         }
     }
 
-    /// The same, whose entry will have this id.
+    /// Returns the observation with the id of its entry.
     #[must_use]
     pub fn with_id(self, id: Uuid) -> Self {
         Self {
@@ -101,62 +100,63 @@ impl Observation {
         }
     }
 
-    /// Whether `last` was recorded from this observation, by a pass that never learnt that it had; or from this version
-    /// of the resource or a later one, or from its end, by another replica or from a read that overtook the watch.
-    fn is_told_by(&self, last: &Entry) -> bool {
+    /// Returns whether `last` already records this observation: the id is the same (the response to that write was
+    /// lost); or another replica, or a read that overtook the watch, recorded this version, a later one or the
+    /// deletion.
+    fn is_recorded_by(&self, last: &Entry) -> bool {
         if self.id.is_some()
             && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok())
         {
             return true;
         }
         let same = match &self.state {
-            // A UID does not come back. What a read found to be gone has no version.
-            State::Present { uid: Some(uid), .. }
+            // A UID never returns. A deletion that a read found has no version.
+            TargetState::Present { uid: Some(uid), .. }
                 if last.action == Action::Deleted && last.uid.as_ref() == Some(uid) =>
             {
                 return true;
             }
-            State::Present { uid, .. } => *uid == last.uid,
-            State::Absent => true,
+            TargetState::Present { uid, .. } => *uid == last.uid,
+            TargetState::Absent => true,
         };
         same && self.version.is_some_and(|own| own <= version(last))
     }
 
-    /// How many changes it stands for, if it is one at all.
+    /// Returns the number of changes that this observation stands for, if it is a change.
     pub fn changes(&self) -> u64 {
-        self.folded.as_ref().map_or(1, |folded| folded.changes)
+        self.merged.as_ref().map_or(1, |merged| merged.changes)
     }
 
-    /// One observation in place of two neighbours: it shows what the later one shows.
-    pub(super) fn fold(self, next: Self) -> Self {
+    /// Merges two neighbouring observations; the result shows the later state.
+    pub(super) fn merge(self, next: Self) -> Self {
         let changes = self.changes().saturating_add(next.changes());
-        let first_value = match self.folded {
-            Some(folded) => folded.first_value,
+        let first_value = match self.merged {
+            Some(merged) => merged.first_value,
             None => self
                 .state
                 .value()
                 .and_then(ObservedValue::text)
                 .map(str::to_owned),
         };
-        let folded = Folded {
+        let merged = Merged {
             changes,
             first_value,
         };
         Self {
-            folded: Some(Box::new(folded)),
+            merged: Some(Box::new(merged)),
             ..next
         }
     }
 
-    /// Bytes of memory that it holds on to.
+    /// Returns the size in memory, in bytes.
     pub(super) fn size(&self) -> usize {
         let first = self
-            .folded
+            .merged
             .as_ref()
-            .and_then(|folded| folded.first_value.as_ref());
+            .and_then(|merged| merged.first_value.as_ref());
         let state = match &self.state {
-            State::Absent => 0,
-            State::Present { uid, value } => {
+            TargetState::Absent => 0,
+            TargetState::Present { uid, value } => {
                 uid.as_ref().map_or(0, String::len)
                     + value.text().map_or(0, str::len)
                     + value
@@ -164,11 +164,11 @@ impl Observation {
                         .map_or(0, |cut| size_of_val(cut) + cut.sha256.len())
             }
         };
-        size_of::<Self>() + state + first.map_or(0, |first| size_of::<Folded>() + first.len())
+        size_of::<Self>() + state + first.map_or(0, |first| size_of::<Merged>() + first.len())
     }
 }
 
-impl State {
+impl TargetState {
     fn value(&self) -> Option<&ObservedValue> {
         match self {
             Self::Present { value, .. } => Some(value),
@@ -176,8 +176,8 @@ impl State {
         }
     }
 
-    /// Nothing changed from this one to `next`.
-    pub(super) fn is_still(&self, next: &Self) -> bool {
+    /// Returns whether `next` is the same state.
+    pub(super) fn is_unchanged(&self, next: &Self) -> bool {
         match (self, next) {
             (Self::Absent, Self::Absent) => true,
             (Self::Present { uid: a, value: old }, Self::Present { uid: b, value: new }) => {
@@ -188,15 +188,15 @@ impl State {
     }
 }
 
-/// Two UIDs of two resources: one that is not known may be any.
+/// Returns whether the UIDs belong to two resources; an unknown UID matches any.
 fn differ(a: Option<&str>, b: Option<&str>) -> bool {
     matches!((a, b), (Some(a), Some(b)) if a != b)
 }
 
-/// Appends what changed, as Pending entries of `subject` with ids from `ids`.
+/// Appends changes as Pending entries of `subject`, with ids from `ids`.
 ///
-/// The last entry is what an observation is compared with, if it is of the same subject; another subject starts a new
-/// series. So the first observation after a restart or a re-list gives one entry for the net change, or none.
+/// Each observation is compared with the last entry, if that has the same subject; another subject starts a new series.
+/// So the first observation after a restart or a relist yields one entry for the net change, or none.
 pub fn record(
     history: &mut History,
     subject: &Subject,
@@ -204,13 +204,13 @@ pub fn record(
     mut ids: impl FnMut() -> String,
 ) -> Recorded {
     let mut observations: Vec<Observation> = observations.into_iter().collect();
-    if let Some(last) = history.last().filter(|last| speaks_of(last, subject))
-        && let Some(told) = observations
+    if let Some(last) = history.last().filter(|last| is_about(last, subject))
+        && let Some(newest_recorded) = observations
             .iter()
-            .rposition(|observation| observation.is_told_by(last))
+            .rposition(|observation| observation.is_recorded_by(last))
     {
-        // Everything observed before that is recorded too, even for a deleted resource of the same name.
-        observations.drain(..=told);
+        // Earlier observations are recorded too, even those of a deleted resource of the same name.
+        observations.drain(..=newest_recorded);
     }
     append(history, subject, observations, &mut ids)
 }
@@ -228,11 +228,11 @@ pub fn record_newest(
         observation,
         outranks,
     } = newest;
-    let last = history.last().filter(|last| speaks_of(last, subject));
-    let told = last
-        .filter(|last| observation.is_told_by(last))
+    let last = history.last().filter(|last| is_about(last, subject));
+    let recorded_version = last
+        .filter(|last| observation.is_recorded_by(last))
         .map(version);
-    if let Some(version) = told
+    if let Some(version) = recorded_version
         && outranks.is_none_or(|outranked| outranked < version)
     {
         return change(last, &observation.state).map(|_| version);
@@ -249,22 +249,22 @@ fn append(
 ) -> Recorded {
     let mut recorded = Recorded::default();
     for observation in observations {
-        let last = history.last_mut().filter(|last| speaks_of(last, subject));
+        let last = history.last_mut().filter(|last| is_about(last, subject));
         let uid = last.as_ref().and_then(|last| last.uid.clone());
-        let single = observation.folded.is_none();
+        let is_single = observation.merged.is_none();
         let action = match (
             change(last.as_deref(), &observation.state),
             &observation.state,
         ) {
             (Some(action), _) => action,
-            (None, State::Absent) if single => continue,
-            (None, State::Absent) => Action::Deleted,
-            (None, State::Present { uid, value }) if single => {
-                recorded.learnt |=
-                    last.is_some_and(|last| learn(last, subject, uid.as_ref(), value));
+            (None, TargetState::Absent) if is_single => continue,
+            (None, TargetState::Absent) => Action::Deleted,
+            (None, TargetState::Present { uid, value }) if is_single => {
+                recorded.completed |=
+                    last.is_some_and(|last| complete(last, subject, uid.as_ref(), value));
                 continue;
             }
-            (None, State::Present { .. }) => Action::Updated,
+            (None, TargetState::Present { .. }) => Action::Updated,
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
@@ -274,7 +274,8 @@ fn append(
     recorded
 }
 
-/// Sets what `kubectl get` prints of the last entry, whose value may be long, or of a target that the spec left.
+/// Sets the display values for `kubectl get`: of the last entry only, whose value may be long, and empty if the spec
+/// left its target.
 pub(super) fn display(history: &mut History, subject: &Subject) {
     let Some((last, others)) = history.split_last_mut() else {
         return;
@@ -282,14 +283,14 @@ pub(super) fn display(history: &mut History, subject: &Subject) {
     for entry in others {
         entry.display_value = None;
     }
-    last.display_value = if speaks_of(last, subject) {
+    last.display_value = if is_about(last, subject) {
         last.value.as_deref().and_then(shortened)
     } else {
         Some(String::new())
     };
 }
 
-/// Returns the two ends of a text of more than 40 characters: an image's tag is at its end.
+/// Returns both ends of a text of more than 40 characters: the tag of an image is at the end.
 fn shortened(text: &str) -> Option<String> {
     const ENDS: usize = 20;
     let (head, _) = text.char_indices().nth(ENDS - 1)?;
@@ -297,24 +298,23 @@ fn shortened(text: &str) -> Option<String> {
     (text.chars().count() > 2 * ENDS).then(|| format!("{}…{}", &text[..head], &text[tail..]))
 }
 
-fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
-    entry
-        .subject
-        .as_ref()
-        .is_none_or(|spoken_of| spoken_of == subject)
+fn is_about(entry: &Entry, subject: &Subject) -> bool {
+    entry.subject.as_ref().is_none_or(|other| other == subject)
 }
 
 /// Returns the change from the last entry of the same subject to `state`, if any.
-fn change(last: Option<&Entry>, state: &State) -> Option<Action> {
+fn change(last: Option<&Entry>, state: &TargetState) -> Option<Action> {
     match (last.filter(|last| last.action != Action::Deleted), state) {
-        (None, State::Absent) => None,
-        (Some(_), State::Absent) => Some(Action::Deleted),
-        (None, State::Present { .. }) => Some(Action::Created),
-        (Some(last), State::Present { uid, .. }) if differ(last.uid.as_deref(), uid.as_deref()) => {
+        (None, TargetState::Absent) => None,
+        (Some(_), TargetState::Absent) => Some(Action::Deleted),
+        (None, TargetState::Present { .. }) => Some(Action::Created),
+        (Some(last), TargetState::Present { uid, .. })
+            if differ(last.uid.as_deref(), uid.as_deref()) =>
+        {
             Some(Action::Created)
         }
-        (Some(last), State::Present { value, .. }) => {
-            (!is_unknown(last) && !shows(last, value)).then_some(Action::Updated)
+        (Some(last), TargetState::Present { value, .. }) => {
+            (!is_unknown(last) && !has_value(last, value)).then_some(Action::Updated)
         }
     }
 }
@@ -328,32 +328,32 @@ fn version(entry: &Entry) -> u64 {
         .unwrap_or_default()
 }
 
-/// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.
+/// Returns whether the value is unknown: the original program wrote an empty value for a targetPort that is a number.
 fn is_unknown(entry: &Entry) -> bool {
     entry.id.is_none() && entry.value.is_none() && !entry.missing
 }
 
-fn shows(entry: &Entry, value: &ObservedValue) -> bool {
+fn has_value(entry: &Entry, value: &ObservedValue) -> bool {
     entry.value.as_deref() == value.text()
         && entry.missing == (*value == ObservedValue::Missing)
         && entry.cut.as_ref() == value.cut()
 }
 
-/// Notes in an entry what the program that wrote it did not; says whether there was anything.
-fn learn(
+/// Completes an entry of the original program; returns whether anything was missing.
+fn complete(
     entry: &mut Entry,
     subject: &Subject,
     uid: Option<&String>,
     value: &ObservedValue,
 ) -> bool {
-    let news =
+    let is_incomplete =
         entry.subject.is_none() || (entry.uid.is_none() && uid.is_some()) || is_unknown(entry);
-    if news {
+    if is_incomplete {
         entry.subject.get_or_insert_with(|| subject.clone());
         entry.uid = entry.uid.take().or_else(|| uid.cloned());
         set_value(entry, value);
     }
-    news
+    is_incomplete
 }
 
 fn set_value(entry: &mut Entry, value: &ObservedValue) {
@@ -362,7 +362,7 @@ fn set_value(entry: &mut Entry, value: &ObservedValue) {
     entry.cut = value.cut().cloned();
 }
 
-/// `uid` is that of the resource as it was: what is gone has none of its own.
+/// Creates an entry. `uid` is the UID of a deleted resource.
 fn entry(
     action: Action,
     subject: &Subject,
@@ -370,8 +370,8 @@ fn entry(
     uid: Option<String>,
     id: String,
 ) -> Entry {
-    let (merged, first_value) = match observation.folded {
-        Some(folded) => (Some(folded.changes), folded.first_value),
+    let (merged, first_value) = match observation.merged {
+        Some(merged) => (Some(merged.changes), merged.first_value),
         None => (None, None),
     };
     let mut entry = Entry {
@@ -392,21 +392,21 @@ fn entry(
         held_since: None,
         held_seconds: None,
     };
-    if let State::Present { uid, value } = observation.state {
+    if let TargetState::Present { uid, value } = observation.state {
         set_value(&mut entry, &value);
         entry.uid = uid;
     }
     entry
 }
 
-/// As the API stores a time: to the second, so that what was read back equals what was written.
+/// Returns a time as the API stores it, in whole seconds, so that a read time equals the written one.
 pub(super) fn whole_seconds(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// One entry in place of two neighbours. It shows what the later one shows, and has a new id: a receiver that saw one
-/// of the two, and passes over ids that it has seen, must not pass over this one.
-pub(super) fn fold_entries(first: Entry, next: Entry, id: String) -> Entry {
+/// Merges two neighbouring entries. The result shows the later state and has a new id, because a receiver that got one
+/// of the two ignores known ids.
+pub(super) fn merge_entries(first: Entry, next: Entry, id: String) -> Entry {
     let merged = first.changes().saturating_add(next.changes());
     let same_subject = first.subject == next.subject;
     let first_value = if first.merged.is_some() {
@@ -417,7 +417,7 @@ pub(super) fn fold_entries(first: Entry, next: Entry, id: String) -> Entry {
     let action = match (first.action, next.action) {
         (_, Action::Deleted) => Action::Deleted,
         (Action::Updated, Action::Updated) => Action::Updated,
-        // It was made, or made again, somewhere in between.
+        // The resource was created or recreated in between.
         _ => Action::Created,
     };
     Entry {

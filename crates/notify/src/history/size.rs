@@ -1,15 +1,16 @@
-//! How large an entry is where it is stored.
+//! Sizes of stored entries.
 
 use qm_api::tracked_field::{Cut, Entry};
 
-/// A time, in its quotes.
+/// Size of a quoted time.
 const TIME: usize = "\"2025-02-11T20:44:21Z\"".len();
 
-/// Bytes that an entry takes in its list, comma and all, as the apiserver stores it: Go's JSON escapes `<`, `>` and `&`.
+/// Returns the size of an entry and its comma as the apiserver stores them, in bytes: Go's JSON escapes `<`, `>` and
+/// `&`.
 ///
-/// It is summed up rather than serialised because every pass asks it of every entry.
+/// Summing is cheaper than serialising, and each reconcile needs the size of every entry.
 pub(super) fn stored(entry: &Entry) -> usize {
-    // By name, each of them: a field that is added does not compile before it is counted here.
+    // All fields by name: the compiler rejects a new field until it is counted here.
     let Entry {
         time,
         action,
@@ -32,7 +33,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
     let number =
         |name: &str, value: Option<u64>| value.map_or(0, |value| field(name, digits(value)));
 
-    // A brace at each end, and the comma after it; each field counts a comma, of which the last has none.
+    // Two braces and the comma after the entry; each field counts a comma, and the last one has none.
     2 + time.as_ref().map_or(0, |_| field("time", TIME))
         + field("action", 2 + action.as_str().len())
         + text("value", value.as_deref())
@@ -62,7 +63,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         + number("heldSeconds", *held_seconds)
 }
 
-/// `"name":value,`
+/// Returns the size of `"name":value,`.
 fn field(name: &str, value: usize) -> usize {
     name.len() + "\"\":,".len() + value
 }
@@ -71,14 +72,14 @@ fn digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// A string in its quotes.
+/// Returns the size of a quoted string.
 fn string(text: &str) -> usize {
     let escaped = text.bytes().map(|byte| match byte {
         b'"' | b'\\' | 0x08 | 0x09 | 0x0a | 0x0c | 0x0d => 2,
         0..0x20 | b'<' | b'>' | b'&' => 6,
         _ => 1,
     });
-    // Go escapes these two line ends as well: six bytes in place of three.
+    // Go also escapes these two line ends: six bytes instead of three.
     let line_ends = if text.is_ascii() {
         0
     } else {

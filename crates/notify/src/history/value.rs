@@ -1,4 +1,4 @@
-//! The value of a field, as far as it is kept.
+//! Values of fields, truncated for storage.
 
 use std::io;
 
@@ -7,29 +7,29 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// How much of a value is kept and sent, in bytes of UTF-8.
+/// Maximum size of a stored and sent value, in bytes of UTF-8.
 pub const KEPT_BYTES: usize = 1024;
 
-/// The value of a field: strings as they stand, anything else (`null` too) as compact JSON with sorted keys.
+/// Value of a field: a string as it is, anything else (`null` too) as compact JSON with sorted keys.
 ///
-/// Two are equal when the whole values are: one that was cut is compared by its length and digest.
+/// Two values are equal if the whole values are equal: truncated values compare by length and digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObservedValue {
-    /// The object has no such field: not the same as an empty, false or null one.
+    /// The object has no such field, which differs from an empty, false or null one.
     Missing,
-    /// The whole value.
+    /// Whole value.
     Text(Box<str>),
-    /// A value of more than [`KEPT_BYTES`].
+    /// Truncated value of more than [`KEPT_BYTES`].
     Cut {
-        /// Its beginning, cut between two characters.
+        /// Beginning of the value, in whole characters.
         head: Box<str>,
-        /// Length and digest of the whole.
+        /// Length and digest of the whole value.
         cut: Box<Cut>,
     },
 }
 
 impl ObservedValue {
-    /// The value of a field that may not be there.
+    /// Creates the value of a field, which may be missing.
     pub fn of(value: Option<&Value>) -> Self {
         match value {
             None => Self::Missing,
@@ -38,7 +38,7 @@ impl ObservedValue {
         }
     }
 
-    /// One value as it is, several as a JSON list.
+    /// Creates a value from matches: one as it is, several as a JSON list.
     pub fn of_matches(matches: &[&Value]) -> Self {
         match matches {
             [] | [_] => Self::of(matches.first().copied()),
@@ -46,14 +46,14 @@ impl ObservedValue {
         }
     }
 
-    /// A string, as it stands.
+    /// Creates the value of a string.
     pub fn of_text(text: &str) -> Self {
         let mut kept = ValuePrefix::default();
-        kept.take(text.as_bytes());
+        kept.append(text.as_bytes());
         kept.finish()
     }
 
-    /// Compact JSON. Nothing beyond the first [`KEPT_BYTES`] is held in memory, however large the value is.
+    /// Creates a value of compact JSON. However large the value is, memory holds only its first [`KEPT_BYTES`].
     pub fn of_json(value: &impl Serialize) -> Self {
         let mut kept = ValuePrefix::default();
         match serde_json::to_writer(&mut kept, value) {
@@ -63,7 +63,7 @@ impl ObservedValue {
         }
     }
 
-    /// What is kept of it; `None` when it is missing.
+    /// Returns the stored text, or `None` if the field is missing.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Missing => None,
@@ -71,7 +71,7 @@ impl ObservedValue {
         }
     }
 
-    /// Length and digest of the whole, when it was cut.
+    /// Returns the length and digest of a truncated value.
     pub fn cut(&self) -> Option<&Cut> {
         match self {
             Self::Cut { cut, .. } => Some(cut),
@@ -80,7 +80,7 @@ impl ObservedValue {
     }
 }
 
-/// Keeps the beginning of what is written to it, and counts and hashes the whole when that is longer.
+/// Writer that keeps the beginning of its input, and counts and hashes a longer one.
 #[derive(Default)]
 struct ValuePrefix {
     head: Vec<u8>,
@@ -89,7 +89,7 @@ struct ValuePrefix {
 }
 
 impl ValuePrefix {
-    fn take(&mut self, bytes: &[u8]) {
+    fn append(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let room = KEPT_BYTES - self.head.len();
         let (fits, rest) = bytes.split_at(room.min(bytes.len()));
@@ -104,7 +104,7 @@ impl ValuePrefix {
     fn finish(self) -> ObservedValue {
         let head = match String::from_utf8(self.head) {
             Ok(head) => head,
-            // The bound fell into the middle of a character.
+            // The limit is inside a character.
             Err(error) => {
                 let whole = error.utf8_error().valid_up_to();
                 String::from_utf8_lossy(&error.as_bytes()[..whole]).into_owned()
@@ -135,7 +135,7 @@ impl ValuePrefix {
 
 impl io::Write for ValuePrefix {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.take(bytes);
+        self.append(bytes);
         Ok(bytes.len())
     }
 

@@ -1,24 +1,24 @@
-//! Several entries in one text.
+//! Texts of one or several entries.
 
-use super::{Limit, MAX_ENTRIES, View, template};
-use crate::Item;
+use super::{MAX_ENTRIES, TextLimit, View, template};
+use crate::OutgoingEntry;
 
-/// A text, and how many entries it carries.
+/// Text of one or several entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// What to send. Never empty, never over the limit.
+    /// Text to send. Never empty, never over the limit.
     pub text: String,
-    /// How many of the entries it carries, from the first. At least one, if there is one.
-    pub taken: usize,
+    /// Number of entries in the text, from the first; at least one, if there is one.
+    pub carried: usize,
 }
 
-/// The text of one entry: its template's, or the default message when it has none, when the template fails or says
-/// nothing, or when the message is to be `plain`.
-pub fn entry_text(item: &Item, view: &View, plain: bool) -> String {
+/// Returns the text of one entry: from its template, or the default message if there is no template, the template fails
+/// or renders nothing, or the message must be `plain`.
+pub fn entry_text(item: &OutgoingEntry, view: &View, plain: bool) -> String {
     templated(item, view, plain).unwrap_or_else(|| view.text())
 }
 
-fn templated(item: &Item, view: &View, plain: bool) -> Option<String> {
+fn templated(item: &OutgoingEntry, view: &View, plain: bool) -> Option<String> {
     let template = item.template.as_deref().filter(|_| !plain)?;
     match template::message(template, view) {
         Ok(text) if !text.trim().is_empty() => Some(text),
@@ -28,28 +28,33 @@ fn templated(item: &Item, view: &View, plain: bool) -> Option<String> {
                 namespace = item.namespace,
                 name = item.name,
                 error,
-                "the template failed: the default message is sent"
+                "template failed; sending default message"
             );
             None
         }
     }
 }
 
-/// As many of `items` as fit into one text of `limit`, in their order. One alone is its full message, cut if it is too
-/// long by itself; several are a digest: a line each (a template's own text where there is one) below a first line that
-/// says how many changes they are.
-pub fn render(items: &[Item], cluster: Option<&str>, plain: bool, limit: Limit) -> Rendered {
+/// Renders as many of `items` as fit into one text of `limit`, in their order. A single entry gets its full message,
+/// truncated if necessary. Several entries get a digest: a header with the number of changes and one line per entry (a
+/// template's text if there is one).
+pub fn render(
+    items: &[OutgoingEntry],
+    cluster: Option<&str>,
+    plain: bool,
+    limit: TextLimit,
+) -> Rendered {
     if items.len() > 1 {
-        let offered = &items[..items.len().min(MAX_ENTRIES)];
-        // The widest header there can be: the count in the end is the same or smaller.
+        let candidates = &items[..items.len().min(MAX_ENTRIES)];
+        // The longest possible header: the final count is the same or smaller.
         let mut room = limit
             .max()
-            .saturating_sub(limit.measure(&header(offered, cluster)));
+            .saturating_sub(limit.measure(&header(candidates, cluster)));
         let mut lines = String::new();
-        let mut taken = 0;
-        for item in offered {
+        let mut carried = 0;
+        for item in candidates {
             let view = View::of(item, cluster);
-            let line = templated(item, &view, plain).unwrap_or_else(|| view.line());
+            let line = templated(item, &view, plain).unwrap_or_else(|| view.digest_line());
             let needed = limit.measure(&line) + 1;
             if needed > room {
                 break;
@@ -57,12 +62,12 @@ pub fn render(items: &[Item], cluster: Option<&str>, plain: bool, limit: Limit) 
             room -= needed;
             lines.push('\n');
             lines.push_str(&line);
-            taken += 1;
+            carried += 1;
         }
-        if taken > 1 {
+        if carried > 1 {
             return Rendered {
-                text: header(&items[..taken], cluster) + &lines,
-                taken,
+                text: header(&items[..carried], cluster) + &lines,
+                carried,
             };
         }
     }
@@ -71,12 +76,12 @@ pub fn render(items: &[Item], cluster: Option<&str>, plain: bool, limit: Limit) 
         .map(|item| entry_text(item, &View::of(item, cluster), plain))
         .unwrap_or_default();
     Rendered {
-        text: limit.cut(&text).into_owned(),
-        taken: items.len().min(1),
+        text: limit.truncate(&text).into_owned(),
+        carried: items.len().min(1),
     }
 }
 
-fn header(items: &[Item], cluster: Option<&str>) -> String {
+fn header(items: &[OutgoingEntry], cluster: Option<&str>) -> String {
     let changes = items.iter().fold(0_u64, |sum, item| {
         sum.saturating_add(item.entry.merged.unwrap_or(1).max(1))
     });

@@ -1,11 +1,11 @@
-//! What a message says: the default text, a user's template, a digest of several entries, and what fits.
+//! Texts of messages: the default text, a user's template, a digest of several entries, and their limits.
 
 use std::borrow::Cow;
 
 use qm_api::tracked_field::{Action, Cut, Entry};
 use serde::Serialize;
 
-use super::Item;
+use super::OutgoingEntry;
 
 pub mod digest;
 pub mod template;
@@ -13,9 +13,9 @@ pub mod template;
 pub use digest::{Rendered, render};
 pub use template::{check_body, check_template};
 
-/// What a test message says.
+/// Text of a test message.
 pub const READY: &str = "Contact point is ready";
-/// The text of a test message, with `--cluster-name` in a line below.
+/// Returns the text of a test message, with `--cluster-name` on a second line.
 pub fn ready(cluster: Option<&str>) -> String {
     match cluster {
         Some(cluster) => format!("{READY}\n{}", cluster_line(cluster)),
@@ -27,40 +27,41 @@ fn cluster_line(cluster: &str) -> String {
     format!("Cluster: {cluster}")
 }
 
-/// What is shown of a field that the resource does not have.
+/// Text for a field that the resource does not have.
 pub const NOT_SET: &str = "(not set)";
-/// What is shown as the value of a resource that is gone.
+/// Text for the value of a deleted resource.
 pub const DELETED: &str = "-1";
 
-/// A webhook's body is at most this long, in bytes.
+/// Maximum length of a webhook's body, in bytes.
 pub const BODY: usize = 256 * 1024;
 
-/// One digest stands for at most this many entries, so that rendering it stays short.
+/// Maximum number of entries in a digest; rendering more would take too long.
 pub const MAX_ENTRIES: usize = 100;
 
-/// How long a text may be, in the unit that its receiver counts in.
+/// Maximum length of a text, in the unit that its receiver counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum TextLimit {
     /// UTF-16 code units, as Telegram counts.
     Utf16(usize),
     /// Bytes of UTF-8.
     Bytes(usize),
 }
 
-impl Limit {
-    /// A Telegram text: 4096 UTF-16 code units (<https://core.telegram.org/bots/api#sendmessage>).
+impl TextLimit {
+    /// Limit of a Telegram text: 4096 UTF-16 code units (<https://core.telegram.org/bots/api#sendmessage>).
     pub const TELEGRAM: Self = Self::Utf16(4096);
-    /// A webhook's text, in bytes. Escaped in JSON (six bytes for one at worst) it stays within a body of 256 KiB.
+    /// Limit of a webhook's text, in bytes. Escaped in JSON (six bytes per byte at worst), the text stays within a body
+    /// of 256 KiB.
     pub const WEBHOOK: Self = Self::Bytes(32 * 1024);
 
-    /// The limit, in its unit.
+    /// Returns the limit in its unit.
     pub const fn max(self) -> usize {
         match self {
             Self::Utf16(max) | Self::Bytes(max) => max,
         }
     }
 
-    /// The length of `text` in this limit's unit.
+    /// Returns the length of `text` in this limit's unit.
     pub fn measure(self, text: &str) -> usize {
         match self {
             Self::Utf16(_) => text.chars().map(char::len_utf16).sum(),
@@ -68,8 +69,8 @@ impl Limit {
         }
     }
 
-    /// `text`, or as much of it as fits with an ellipsis behind it. Characters stay whole.
-    pub fn cut(self, text: &str) -> Cow<'_, str> {
+    /// Truncates `text` to the limit, with a final ellipsis. Characters stay whole.
+    pub fn truncate(self, text: &str) -> Cow<'_, str> {
         const ELLIPSIS: &str = "…";
         if self.measure(text) <= self.max() {
             return text.into();
@@ -84,20 +85,20 @@ impl Limit {
     }
 }
 
-/// One entry as its reader sees it. These are the fields of a `CloudEvent`'s data, and (with `value` always a text) the
-/// variables of a template.
+/// Entry as its reader sees it: the fields of a `CloudEvent`'s data and, with `value` always a text, the variables of a
+/// template.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// The entry's id; a receiver can tell a repeated entry by it.
+    /// Id of the entry, by which a receiver recognises a repetition.
     pub id: String,
-    /// When the operator saw the change, RFC 3339.
+    /// Time at which the operator observed the change, RFC 3339.
     pub time: Option<String>,
     /// `--cluster-name`.
     pub cluster: Option<String>,
     /// Name of the `TrackedField`.
     pub tracked_field: String,
-    /// Its namespace.
+    /// Namespace of the `TrackedField`.
     pub tracked_field_namespace: String,
     /// Kind of the resource.
     pub kind: String,
@@ -105,32 +106,32 @@ pub struct View {
     pub namespace: String,
     /// Name of the resource.
     pub name: String,
-    /// The field, as the `TrackedField` gives it.
+    /// Field, as the `TrackedField` specifies it.
     pub field: String,
     /// `Created`, `Updated` or `Deleted`.
     pub action: String,
-    /// The value; none when the resource is gone or has no such field.
+    /// Value; `None` if the resource is deleted or has no such field.
     pub value: Option<String>,
-    /// The resource has no such field.
+    /// Whether the resource has no such field.
     pub missing: bool,
-    /// Of a value that was cut: its whole length in bytes and its SHA-256.
+    /// Whole length in bytes and SHA-256 of a truncated value.
     pub cut: Option<Cut>,
-    /// The value before; none when there was none.
+    /// Previous value, if any.
     pub previous: Option<String>,
-    /// Of a previous value that was cut: its whole length in bytes and its SHA-256.
+    /// Whole length in bytes and SHA-256 of a truncated previous value.
     pub previous_cut: Option<Cut>,
-    /// How many changes the entry stands for; 1 but for a merged entry.
+    /// Number of changes that the entry stands for; 1 unless the entry is merged.
     pub merged: u64,
-    /// Of a merged entry: the first of its values. `value` is the last.
+    /// First value of a merged entry. `value` is the last one.
     pub first_value: Option<String>,
 }
 
 impl View {
-    /// What is to be said of `item`.
-    pub fn of(item: &Item, cluster: Option<&str>) -> Self {
+    /// Creates the view of `item`.
+    pub fn of(item: &OutgoingEntry, cluster: Option<&str>) -> Self {
         let entry = &item.entry;
         let subject = entry.subject.as_ref();
-        // A resource that was gone had no value.
+        // A deleted resource had no value.
         let previous = item
             .previous
             .as_ref()
@@ -168,7 +169,7 @@ impl View {
         }
     }
 
-    /// The value as a message shows it.
+    /// Returns the value as a message shows it.
     pub fn shown(&self) -> &str {
         match &self.value {
             Some(value) => value,
@@ -177,13 +178,13 @@ impl View {
         }
     }
 
-    /// The default message: the document's four lines, then ours.
+    /// Returns the default message: the four lines of the specification, then further ones.
     pub fn text(&self) -> String {
         let mut lines = vec![
             format!("Resource kind: {}", one_line(&self.kind)),
             format!("Name: {}", one_line(&self.name)),
             format!("Status: {}", self.action),
-            format!("Value: {}", with_cut(self.shown(), self.cut.as_ref())),
+            format!("Value: {}", with_length(self.shown(), self.cut.as_ref())),
         ];
         if !self.namespace.is_empty() {
             lines.push(format!("Namespace: {}", one_line(&self.namespace)));
@@ -191,7 +192,7 @@ impl View {
         if let Some(previous) = &self.previous {
             lines.push(format!(
                 "Previous: {}",
-                with_cut(previous, self.previous_cut.as_ref())
+                with_length(previous, self.previous_cut.as_ref())
             ));
         }
         if self.merged > 1 {
@@ -208,9 +209,9 @@ impl View {
         lines.join("\n")
     }
 
-    /// One line of a digest.
-    pub fn line(&self) -> String {
-        let place = if self.namespace.is_empty() {
+    /// Returns the line of a digest.
+    pub fn digest_line(&self) -> String {
+        let prefix = if self.namespace.is_empty() {
             String::new()
         } else {
             format!("{}/", self.namespace)
@@ -228,13 +229,14 @@ impl View {
         } else {
             String::new()
         };
-        let subject = format!("{} {place}{} {}", self.kind, self.name, self.field);
+        let subject = format!("{} {prefix}{} {}", self.kind, self.name, self.field);
         format!("{}: {change}{merged}", one_line(&subject))
     }
 }
 
-/// The id of an entry. One that the original program wrote has none and is never sent; it still gets a stable one.
-pub fn entry_id(item: &Item) -> String {
+/// Returns the id of an entry. Entries of the original program have no id and are never sent; they still get a stable
+/// id.
+pub fn entry_id(item: &OutgoingEntry) -> String {
     item.entry.id.clone().unwrap_or_else(|| {
         let time = item
             .entry
@@ -253,8 +255,8 @@ fn shown_value(entry: &Entry) -> String {
     }
 }
 
-/// Returns the value in one line, with its whole length if it was cut.
-fn with_cut<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
+/// Returns the value in one line, with its whole length if it was truncated.
+fn with_length<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
     let shown = one_line(value);
     match cut {
         Some(cut) => format!(
@@ -267,28 +269,28 @@ fn with_cut<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
     }
 }
 
-/// Returns `text` with a space for each character that could make it read as another line of the message.
+/// Returns `text` with a space for each character that could start another line of the message.
 fn one_line(text: &str) -> Cow<'_, str> {
-    if text.contains(leaves_line) {
-        text.replace(leaves_line, " ").into()
+    if text.contains(breaks_line) {
+        text.replace(breaks_line, " ").into()
     } else {
         text.into()
     }
 }
 
 /// Returns whether a receiver may show what follows the character on another line, or in another direction.
-pub(super) fn leaves_line(char: char) -> bool {
+pub(super) fn breaks_line(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A value within one line, 100 characters at most.
+/// Returns a value in one line of at most 100 characters.
 fn brief(value: &str) -> String {
     const CHARS: usize = 100;
     let mut brief: String = value
         .chars()
         .take(CHARS)
-        .map(|char| if leaves_line(char) { ' ' } else { char })
+        .map(|char| if breaks_line(char) { ' ' } else { char })
         .collect();
     if value.chars().nth(CHARS).is_some() {
         brief.push('…');

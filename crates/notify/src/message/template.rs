@@ -1,7 +1,6 @@
-//! A user's template, in Jinja's language as minijinja has it, bounded before it runs.
+//! User templates in Jinja's language, as minijinja implements it, with limits that are checked before rendering.
 //!
-//! The only filters are those listed here, there are no functions and no macros, and what a template could produce is
-//! bounded ([`bounds`]).
+//! Templates have only the filters below, no functions and no macros; [`cost`] limits their output.
 
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -12,35 +11,35 @@ use serde::Serialize;
 
 use super::{BODY, View};
 
-mod bounds;
+mod cost;
 
-/// What a template may cost.
+/// Limits of a template.
 #[derive(Clone, Copy)]
-struct Bounds {
-    /// All that it may ever produce on the way to its text, in bytes.
+struct TemplateLimits {
+    /// Maximum size of all intermediate and final values, in bytes.
     budget: usize,
-    /// Instructions that one rendering may take.
+    /// Maximum number of instructions of one rendering.
     fuel: u64,
-    /// Length of its text, in bytes.
+    /// Maximum length of the text, in bytes.
     output: usize,
 }
 
-/// Of a `TrackedField`'s template: a digest renders up to a hundred.
-const MESSAGE: Bounds = Bounds {
+/// Limits of a `TrackedField`'s template; a digest renders up to a hundred.
+const MESSAGE_LIMITS: TemplateLimits = TemplateLimits {
     budget: 1024 * 1024,
     fuel: 10_000,
-    output: super::Limit::WEBHOOK.max(),
+    output: super::TextLimit::WEBHOOK.max(),
 };
-/// Of a webhook's `body`: a request renders one.
-const WHOLE_BODY: Bounds = Bounds {
+/// Limits of a webhook's `body`; a request renders one.
+const BODY_LIMITS: TemplateLimits = TemplateLimits {
     budget: 16 * 1024 * 1024,
     fuel: 100_000,
     output: BODY,
 };
-/// What filter `replace` gives at most.
-const REPLACED: usize = 64 * 1024;
+/// Maximum length of the result of filter `replace`, in bytes.
+const MAX_REPLACED: usize = 64 * 1024;
 
-/// The variables of a `TrackedField`'s template.
+/// Variables of a `TrackedField`'s template.
 const VARIABLES: [&str; 17] = [
     "action",
     "cluster",
@@ -60,10 +59,10 @@ const VARIABLES: [&str; 17] = [
     "trackedFieldNamespace",
     "value",
 ];
-/// The further variables of a webhook's `body`.
+/// Further variables of a webhook's `body`.
 const BODY_VARIABLES: [&str; 2] = ["entries", "text"];
 
-/// The filters, and by how much each can make its input longer.
+/// Filters, with the maximum factor by which each lengthens its input.
 const FILTERS: [(&str, usize); 16] = [
     ("abs", 1),
     ("capitalize", 3),
@@ -84,54 +83,55 @@ const FILTERS: [(&str, usize); 16] = [
 ];
 const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 
-/// What a `TrackedField`'s template is to say is known at first sight.
+/// Checks a `TrackedField`'s template without rendering it.
 ///
 /// # Errors
-/// Why it cannot be rendered, in words.
+/// Returns the error message.
 pub fn check_template(source: &str) -> Result<(), String> {
-    bounds::check(source, &VARIABLES, MESSAGE)
+    cost::check(source, &VARIABLES, MESSAGE_LIMITS)
 }
 
-/// The same for a webhook's `body`.
+/// Checks a webhook's `body` without rendering it.
 ///
 /// # Errors
-/// Why it cannot be rendered, in words.
+/// Returns the error message.
 pub fn check_body(source: &str) -> Result<(), String> {
-    bounds::check(
+    cost::check(
         source,
         &[&VARIABLES[..], &BODY_VARIABLES].concat(),
-        WHOLE_BODY,
+        BODY_LIMITS,
     )
 }
 
 /// Renders a `TrackedField`'s template.
 ///
 /// # Errors
-/// Why it cannot be rendered, in words.
+/// Returns the error message.
 pub fn message(source: &str, view: &View) -> Result<String, String> {
-    static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| environment(MESSAGE));
+    static ENVIRONMENT: LazyLock<Environment<'static>> =
+        LazyLock::new(|| environment(MESSAGE_LIMITS));
     check_template(source)?;
-    render(&ENVIRONMENT, source, &shown(view), MESSAGE.output)
+    render(&ENVIRONMENT, source, &shown(view), MESSAGE_LIMITS.output)
 }
 
-/// A webhook's `body`, checked.
+/// Checked `body` of a webhook.
 #[derive(Clone)]
 pub struct Body(Arc<str>);
 
 impl Body {
-    /// Checks it, once for all that is rendered.
+    /// Checks `source` once for all renderings.
     ///
     /// # Errors
-    /// Why it cannot be rendered, in words.
+    /// Returns the error message.
     pub fn new(source: &str) -> Result<Self, String> {
         check_body(source)?;
         Ok(Self(source.into()))
     }
 
-    /// Renders it. `view` is the first (or only) entry, `entries` are all of them, `text` is the whole message.
+    /// Renders the body. `view` is the first entry, `entries` are all entries, `text` is the whole message.
     ///
     /// # Errors
-    /// What failed or grew too long, in words.
+    /// Returns the error message.
     pub fn render(&self, view: &View, entries: &[View], text: &str) -> Result<String, String> {
         #[derive(Serialize)]
         struct Variables<'a> {
@@ -141,17 +141,17 @@ impl Body {
             text: &'a str,
         }
         static ENVIRONMENT: LazyLock<Environment<'static>> =
-            LazyLock::new(|| environment(WHOLE_BODY));
+            LazyLock::new(|| environment(BODY_LIMITS));
         let variables = Variables {
             view: shown(view),
             entries: entries.iter().map(shown).collect(),
             text,
         };
-        render(&ENVIRONMENT, &self.0, &variables, WHOLE_BODY.output)
+        render(&ENVIRONMENT, &self.0, &variables, BODY_LIMITS.output)
     }
 }
 
-/// In a template `value` is a text: what the default message shows.
+/// Returns the view for a template, where `value` is always a text, as in the default message.
 fn shown(view: &View) -> View {
     View {
         value: Some(view.shown().to_owned()),
@@ -167,27 +167,27 @@ fn render<'a>(
 ) -> Result<String, String> {
     let template = environment
         .template_from_str(source)
-        .map_err(|error| words(&error))?;
-    let mut output = Bounded {
+        .map_err(|error| error_message(&error))?;
+    let mut output = BoundedWriter {
         bytes: Vec::new(),
         limit,
     };
     match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
-        Ok(_) => String::from_utf8(output.bytes).map_err(|_| "it gives no text".into()),
+        Ok(_) => String::from_utf8(output.bytes).map_err(|_| "the result is not UTF-8".into()),
         Err(error) if error.kind() == ErrorKind::WriteFailure => {
-            Err(format!("it gives more than {limit} bytes"))
+            Err(format!("the result has more than {limit} bytes"))
         }
-        Err(error) => Err(words(&error)),
+        Err(error) => Err(error_message(&error)),
     }
 }
 
-/// What a template can use. It has no loader, so it reaches no file.
-fn environment(bounds: Bounds) -> Environment<'static> {
+/// Creates the environment of a template. The environment has no loader, so a template cannot read files.
+fn environment(limits: TemplateLimits) -> Environment<'static> {
     let mut environment = Environment::empty();
-    environment.set_fuel(Some(bounds.fuel));
+    environment.set_fuel(Some(limits.fuel));
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_formatter(|output, state, value| {
-        // What is not there is nothing, not the word "none".
+        // A missing value renders as nothing, not as the word "none".
         if value.is_none() {
             Ok(())
         } else {
@@ -219,8 +219,7 @@ fn environment(bounds: Bounds) -> Environment<'static> {
     environment
 }
 
-/// JSON as it stands: minijinja's own filter escapes for HTML (`<` as `\u003c`), which readers of plain JSON also take,
-/// but which makes a log hard to read.
+/// Renders JSON without minijinja's HTML escapes (`<` as `\u003c`), which make a log hard to read.
 fn to_json(value: &Value) -> Result<Value, Error> {
     let json = serde_json::to_string(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
@@ -233,16 +232,16 @@ fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
         .count()
         .saturating_mul(to.len())
         .saturating_add(text.len());
-    if grown > REPLACED {
+    if grown > MAX_REPLACED {
         return Err(Error::new(
             ErrorKind::InvalidOperation,
-            format!("replace gives more than {REPLACED} bytes"),
+            format!("replace gives more than {MAX_REPLACED} bytes"),
         ));
     }
     Ok(text.replace(from, to))
 }
 
-/// The first `length` characters, the last of them an ellipsis when something is left out.
+/// Truncates `text` to `length` characters; the last one is an ellipsis if `text` is longer.
 fn truncate(text: &str, length: usize) -> String {
     if text.chars().nth(length).is_none() {
         return text.to_owned();
@@ -253,12 +252,12 @@ fn truncate(text: &str, length: usize) -> String {
         .collect()
 }
 
-struct Bounded {
+struct BoundedWriter {
     bytes: Vec<u8>,
     limit: usize,
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.limit {
             return Err(io::Error::other("too long"));
@@ -272,7 +271,7 @@ impl io::Write for Bounded {
     }
 }
 
-fn words(error: &Error) -> String {
+fn error_message(error: &Error) -> String {
     let what = error.detail().map_or_else(
         || error.kind().to_string(),
         |detail| format!("{}: {detail}", error.kind()),

@@ -8,12 +8,18 @@ use rstest::rstest;
 use super::*;
 use crate::fixtures::{item, updated};
 
-fn text(item: &Item, cluster: Option<&str>) -> String {
-    render(std::slice::from_ref(item), cluster, false, Limit::TELEGRAM).text
+fn text(item: &OutgoingEntry, cluster: Option<&str>) -> String {
+    render(
+        std::slice::from_ref(item),
+        cluster,
+        false,
+        TextLimit::TELEGRAM,
+    )
+    .text
 }
 
 #[test]
-fn the_documents_four_lines_come_first() {
+fn default_message_starts_with_the_four_specified_lines() {
     insta::assert_snapshot!(text(&updated("1", "3"), None), @"
     Resource kind: Deployment
     Name: nginx
@@ -25,7 +31,7 @@ fn the_documents_four_lines_come_first() {
 }
 
 #[test]
-fn a_new_one_has_no_previous() {
+fn created_entry_has_no_previous_value() {
     insta::assert_snapshot!(text(&item(Action::Created, Some("1"), None), None), @"
     Resource kind: Deployment
     Name: nginx
@@ -36,7 +42,7 @@ fn a_new_one_has_no_previous() {
 }
 
 #[test]
-fn a_deleted_one_has_minus_one() {
+fn deleted_entry_has_minus_one() {
     let deleted = item(Action::Deleted, None, updated("1", "3").entry.into());
     insta::assert_snapshot!(text(&deleted, Some("prod")), @"
     Resource kind: Deployment
@@ -50,7 +56,7 @@ fn a_deleted_one_has_minus_one() {
 }
 
 #[test]
-fn what_comes_after_a_deletion_has_no_previous() {
+fn entry_after_a_deletion_has_no_previous_value() {
     let deleted = item(Action::Deleted, None, None).entry;
     assert!(!text(&item(Action::Created, Some("1"), Some(deleted)), None).contains("Previous"));
 }
@@ -79,7 +85,7 @@ fn missing_is_not_empty() {
 }
 
 #[test]
-fn a_cut_value_says_so() {
+fn truncated_value_has_its_length() {
     let mut cut = updated("1", &"x".repeat(10));
     cut.entry.cut = Some(Cut {
         length: 900_000,
@@ -89,19 +95,19 @@ fn a_cut_value_says_so() {
 }
 
 #[test]
-fn a_merged_entry_says_how_many_it_stands_for() {
+fn merged_entry_has_its_number_of_changes() {
     let mut merged = updated("1", "9");
     merged.entry.merged = Some(7);
     merged.entry.first_value = Some("2".into());
     assert!(text(&merged, None).ends_with("Merged: 7 changes, the first value 2, the last 9"));
     assert_eq!(
-        View::of(&merged, None).line(),
+        View::of(&merged, None).digest_line(),
         "Deployment default/nginx replicas: 1 -> 9 (7 changes)"
     );
 }
 
 #[test]
-fn a_cluster_scoped_resource_has_no_namespace_line() {
+fn cluster_scoped_resource_has_no_namespace_line() {
     let mut item = updated("1", "2");
     item.entry.subject = Some(crate::fixtures::subject(
         "Node",
@@ -111,13 +117,13 @@ fn a_cluster_scoped_resource_has_no_namespace_line() {
     ));
     assert!(!text(&item, None).contains("Namespace"));
     assert_eq!(
-        View::of(&item, None).line(),
+        View::of(&item, None).digest_line(),
         "Node n1 {.spec.unschedulable}: 1 -> 2"
     );
 }
 
 #[test]
-fn a_digest_has_a_line_for_each() {
+fn digest_has_a_line_per_entry() {
     let mut templated = updated("3", "4");
     templated.template = Some("{{ name }} runs {{ value }}".into());
     let mut merged = updated("4", "9");
@@ -129,7 +135,7 @@ fn a_digest_has_a_line_for_each() {
         merged,
         item(Action::Deleted, None, updated("4", "9").entry.into()),
     ];
-    let digest = render(&items, Some("prod"), false, Limit::TELEGRAM);
+    let digest = render(&items, Some("prod"), false, TextLimit::TELEGRAM);
     insta::assert_snapshot!(digest.text, @"
     9 changes in prod
     Deployment default/nginx replicas: Created 1 2
@@ -138,10 +144,10 @@ fn a_digest_has_a_line_for_each() {
     Deployment default/nginx replicas: 4 -> 9 (5 changes)
     Deployment default/nginx replicas: Deleted
     ");
-    assert_eq!(digest.taken, 5);
-    // Without templates on request.
+    assert_eq!(digest.carried, 5);
+    // A plain message uses no templates.
     assert!(
-        render(&items, None, true, Limit::TELEGRAM)
+        render(&items, None, true, TextLimit::TELEGRAM)
             .text
             .contains("\nDeployment default/nginx replicas: 3 -> 4\n")
     );
@@ -149,42 +155,42 @@ fn a_digest_has_a_line_for_each() {
 
 #[rstest]
 #[case::fails("{{ value.x.y }}")]
-#[case::says_nothing("{% if false %}x{% endif %}  ")]
+#[case::renders_nothing("{% if false %}x{% endif %}  ")]
 #[case::does_not_parse("{{ value")]
 #[case::grows("{% for a in entries %}{% endfor %}")]
 #[case::unknown("{{ vale }}")]
 #[case::divides("{{ 1 // 0 }}")]
-fn a_template_that_fails_gives_way_to_the_default_message(#[case] template: &str) {
+fn failing_template_is_replaced_by_the_default_message(#[case] template: &str) {
     let mut broken = updated("1", "3");
     broken.template = Some(template.into());
     assert_eq!(text(&broken, None), text(&updated("1", "3"), None));
 }
 
 #[test]
-fn one_that_is_too_long_by_itself_is_cut() {
+fn single_long_message_is_truncated() {
     let mut long = updated("1", "3");
     long.template = Some("😀".repeat(3000).into());
     let rendered = render(
         &[long.clone(), updated("1", "3")],
         None,
         false,
-        Limit::TELEGRAM,
+        TextLimit::TELEGRAM,
     );
-    assert_eq!(rendered.taken, 1);
+    assert_eq!(rendered.carried, 1);
     assert_eq!(rendered.text, "😀".repeat(2047) + "…");
-    assert_eq!(Limit::TELEGRAM.measure(&rendered.text), 4095);
+    assert_eq!(TextLimit::TELEGRAM.measure(&rendered.text), 4095);
 }
 
 #[test]
-fn a_digest_is_bounded_in_entries() {
+fn digest_has_a_maximum_number_of_entries() {
     let items = vec![updated("1", "3"); 500];
     assert_eq!(
-        render(&items, None, false, Limit::Bytes(usize::MAX)).taken,
+        render(&items, None, false, TextLimit::Bytes(usize::MAX)).carried,
         MAX_ENTRIES
     );
 }
 
-fn any_item() -> impl Strategy<Value = Item> {
+fn any_item() -> impl Strategy<Value = OutgoingEntry> {
     let value = prop_oneof![
         Just(String::new()),
         "[a-z0-9]{1,20}",
@@ -219,44 +225,44 @@ fn any_item() -> impl Strategy<Value = Item> {
 
 proptest! {
     #[test]
-    fn nothing_is_over_the_limit_and_no_entry_is_lost(
+    fn text_is_within_the_limit_and_no_entry_is_lost(
         items in prop::collection::vec(any_item(), 1..60),
-        limit in prop_oneof![Just(Limit::TELEGRAM), (64_usize..6000).prop_map(Limit::Utf16), (64_usize..6000).prop_map(Limit::Bytes)],
+        limit in prop_oneof![Just(TextLimit::TELEGRAM), (64_usize..6000).prop_map(TextLimit::Utf16), (64_usize..6000).prop_map(TextLimit::Bytes)],
         cluster in prop::option::of("[a-z]{1,20}"),
     ) {
         let cluster = cluster.as_deref();
         let mut rest = &items[..];
         while !rest.is_empty() {
             let rendered = render(rest, cluster, false, limit);
-            prop_assert!((1..=rest.len()).contains(&rendered.taken));
+            prop_assert!((1..=rest.len()).contains(&rendered.carried));
             prop_assert!(!rendered.text.trim().is_empty());
             let length = match limit {
-                Limit::Utf16(_) => rendered.text.encode_utf16().count(),
-                Limit::Bytes(_) => rendered.text.len(),
+                TextLimit::Utf16(_) => rendered.text.encode_utf16().count(),
+                TextLimit::Bytes(_) => rendered.text.len(),
             };
             prop_assert!(length <= limit.max(), "{length} of {limit:?}");
-            if rendered.taken > 1 {
-                // Each entry in its place: taking one less gives the same lines but the last.
-                let fewer = render(&rest[..rendered.taken - 1], cluster, false, limit);
-                prop_assert_eq!(fewer.taken, rendered.taken - 1);
-                if fewer.taken > 1 {
+            if rendered.carried > 1 {
+                // Entries keep their order: one entry less yields the same lines but the last.
+                let fewer = render(&rest[..rendered.carried - 1], cluster, false, limit);
+                prop_assert_eq!(fewer.carried, rendered.carried - 1);
+                if fewer.carried > 1 {
                     let body = |text: &str| text.split_once('\n').map(|(_, body)| body.to_owned()).unwrap();
                     prop_assert!(body(&rendered.text).starts_with(&body(&fewer.text)));
                 }
             }
-            rest = &rest[rendered.taken..];
+            rest = &rest[rendered.carried..];
         }
     }
 
     #[test]
-    fn a_cut_keeps_characters_whole(text in "\\PC{0,200}|(😀|é){0,200}", max in 3_usize..300) {
-        for limit in [Limit::Utf16(max), Limit::Bytes(max)] {
-            let cut = limit.cut(&text);
+    fn truncation_keeps_characters_whole(text in "\\PC{0,200}|(😀|é){0,200}", max in 3_usize..300) {
+        for limit in [TextLimit::Utf16(max), TextLimit::Bytes(max)] {
+            let cut = limit.truncate(&text);
             prop_assert!(limit.measure(&cut) <= max);
             if limit.measure(&text) > max {
                 let kept = cut.strip_suffix('…').unwrap();
                 prop_assert!(text.starts_with(kept));
-                // No more than one character less than would fit.
+                // The text is at most one character shorter than the limit allows.
                 prop_assert!(limit.measure(&cut) + 4 > max);
             } else {
                 prop_assert_eq!(&*cut, &text);
@@ -265,8 +271,8 @@ proptest! {
     }
 }
 
-/// What looks like another line of the message, or turns the text, is a space in it; the event and templates get the value
-/// as it is.
+/// Characters that start another line or change the direction become spaces in messages; events and templates get the
+/// original value.
 #[test]
 fn value_cannot_forge_a_line() {
     let nasty = "1\nNamespace: prod\r\u{2028}Status: Deleted\u{202e}\u{2066}\u{61c}\u{85}x";
@@ -280,23 +286,29 @@ fn value_cannot_forge_a_line() {
         "{text}"
     );
     assert!(
-        !text.chars().any(|char| char != '\n' && leaves_line(char)),
+        !text.chars().any(|char| char != '\n' && breaks_line(char)),
         "{text:?}"
     );
     assert_eq!(text.lines().count(), 6, "{text:?}");
-    let digest = render(&[one.clone(), one.clone()], None, false, Limit::TELEGRAM).text;
+    let digest = render(
+        &[one.clone(), one.clone()],
+        None,
+        false,
+        TextLimit::TELEGRAM,
+    )
+    .text;
     assert_eq!(digest.lines().count(), 3, "{digest:?}");
     assert!(
-        !digest.chars().any(|char| char != '\n' && leaves_line(char)),
+        !digest.chars().any(|char| char != '\n' && breaks_line(char)),
         "{digest:?}"
     );
     assert_eq!(View::of(&one, None).value.as_deref(), Some(nasty));
-    let templated = Item {
+    let templated = OutgoingEntry {
         template: Some("{{ value }}".into()),
         ..one
     };
     assert_eq!(
-        render(&[templated], None, false, Limit::TELEGRAM).text,
+        render(&[templated], None, false, TextLimit::TELEGRAM).text,
         nasty
     );
 }

@@ -1,10 +1,11 @@
-//! The outbox: a queue of waiting messages for each contact point.
+//! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`lines`] chooses the next request, [`answers`] interprets answers; [`worker`] waits and sends, one request at a
-//! time for each contact point. The entries live in the `TrackedField`s, whose reconciles offer Pending entries, take
-//! the outcomes and record them. A queue sends its next request only after every outcome of its last one is in status,
-//! so a kill at any instant repeats at most the entries of one request. If the apiserver keeps refusing an object's
-//! status, the queue goes on without that object, and sends nothing more of it until its outcomes are recorded.
+//! [`queues`] chooses the next request, [`outcome`] interprets responses, [`worker`] waits and sends, one request at a
+//! time for each contact point. The entries are in the status of the `TrackedField`s, whose reconciles enqueue Pending
+//! entries, fetch the outcomes and record them. A queue sends its next request only after every outcome of the last one
+//! is recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting
+//! an object's status, the queue continues without that object, and sends nothing more of it until its outcomes are
+//! recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,38 +14,38 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-pub use self::line::Offer;
+pub use self::contact_point_queue::PendingEntries;
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_runtime::backoff::Policy;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::{Key, short_digest};
 
-use self::lines::Lines;
+use self::queues::Queues;
 use super::{Endpoint, Transport};
-use crate::history::{Now, Outcome};
+use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
 
-mod answers;
-mod flights;
-mod line;
-mod lines;
+mod contact_point_queue;
+mod in_flight;
+mod outcome;
+mod queues;
 #[cfg(test)]
 mod tests;
 mod worker;
 
-/// How long a line waits before it tries again.
+/// Delays between requests of a queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// After an answer that may be different next time.
-    pub retry: Policy,
-    /// After one that will not be until somebody mends something.
+pub struct RetryPolicy {
+    /// Backoff after an error that may pass.
+    pub backoff: Policy,
+    /// Delay while the receiver accepts nothing until somebody fixes it.
     pub stopped: Duration,
     /// Age at the start of an attempt from which an entry expires if the attempt fails.
     pub max_age: Duration,
 }
 
-/// The test message of one configuration of a contact point.
+/// Test message of one configuration of a contact point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestMessage {
     /// Identity of the configuration.
@@ -53,19 +54,19 @@ pub struct TestMessage {
     pub accepted: AcceptedTests,
 }
 
-/// Test messages that the receivers of a contact point accepted, as its status keeps them.
+/// Accepted test messages of a contact point, as its status keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedTests {
-    /// Number over all configurations; each acceptance gives the next test message a new id, also where a configuration
-    /// returns.
+    /// Number over all configurations; each acceptance gives the next test message a new id, even if an earlier
+    /// configuration returns.
     pub count: i64,
-    /// A stopped receiver accepted a test message, and no entry since. People see test messages, so no second one is
-    /// sent, by this process or the next.
+    /// Whether a stopped receiver accepted a test message, and no entry since. People see test messages, so no process
+    /// sends a second one.
     pub while_stopped: bool,
 }
 
 impl TestMessage {
-    /// Returns the message id, by which a receiver recognizes a repetition.
+    /// Returns the message id, by which a receiver recognises a repetition.
     fn id(&self) -> String {
         format!(
             "test-{}",
@@ -74,266 +75,266 @@ impl TestMessage {
     }
 }
 
-/// State on which a refused status write depends: the write is retried as soon as the state changes.
+/// State on which a rejected status write depends: a change of this state triggers the next write at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Generation of the object.
     pub generation: Option<i64>,
-    /// Somebody's request for a reconcile.
+    /// Value of the `requested-at` annotation.
     pub requested_at: Option<String>,
     /// Number of apiserver outages that have ended.
     pub apiserver_returns: u64,
 }
 
-/// How a contact point's receiver took what was last sent to it.
+/// State of a contact point's receiver after the last request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Nothing was sent yet, to this endpoint.
+pub enum ReceiverState {
+    /// No request was sent to this endpoint yet.
     Untried,
-    /// It took it.
-    Taken {
-        /// Where Telegram moved the chat.
+    /// The receiver accepted the request.
+    Accepted {
+        /// Supergroup that Telegram migrated the chat to.
         migrated_to: Option<i64>,
     },
-    /// It may take it later.
+    /// The receiver may accept the request later.
     Retrying(String),
-    /// It takes nothing until somebody mends something.
+    /// The receiver accepts nothing until somebody fixes it.
     Stopped {
-        /// The condition's reason.
+        /// Reason of the condition.
         reason: &'static str,
-        /// What happened.
+        /// Message of the condition.
         message: String,
     },
 }
 
-/// What a contact point's line may send.
+/// Initial state of a contact point's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// The test message, and nothing else until the contact point's status says that it is ready.
+pub enum InitialState {
+    /// The queue sends the test message, and nothing else until the contact point's status says ready.
     Test,
-    /// Whatever waits.
+    /// The queue sends its pending entries.
     Open,
-    /// The status says stopped: the oldest waiting message, or the test message, shows whether the receiver is fixed.
+    /// The status says stopped: the oldest pending entry, or the test message, shows whether the receiver is fixed.
     Probe,
 }
 
-/// The lines of all contact points.
+/// Queues of all contact points.
 pub struct Outbox<T> {
     transport: T,
-    lines: Mutex<Lines>,
-    patience: Patience,
+    queues: Mutex<Queues>,
+    retry_policy: RetryPolicy,
     metrics: DeliveryMetrics,
     fields: Trigger<TrackedField>,
     points: Trigger<ContactPoint>,
     draining: CancellationToken,
-    landing: Notify,
-    /// Cancelled when also what is being sent is given up.
-    ended: CancellationToken,
+    progress: Notify,
+    /// Cancelled when the workers must abort requests in flight.
+    aborted: CancellationToken,
 }
 
 impl<T: Transport> Outbox<T> {
-    /// No line yet. `fields` and `points` wake the passes that a change concerns; nothing new is sent once `draining`
-    /// is cancelled.
+    /// Creates an outbox without queues. `fields` and `points` trigger reconciles of affected objects; once `draining`
+    /// is cancelled, workers start no new request.
     pub fn new(
         transport: T,
-        patience: Patience,
+        retry_policy: RetryPolicy,
         metrics: DeliveryMetrics,
         fields: Trigger<TrackedField>,
         points: Trigger<ContactPoint>,
         draining: CancellationToken,
     ) -> Arc<Self> {
-        let lines = Mutex::new(Lines::new(patience));
-        let (landing, ended) = (Notify::new(), CancellationToken::new());
+        let queues = Mutex::new(Queues::new(retry_policy));
+        let (progress, aborted) = (Notify::new(), CancellationToken::new());
         let outbox = Arc::new(Self {
             transport,
-            lines,
-            patience,
+            queues,
+            retry_policy,
             metrics,
             fields,
             points,
             draining,
-            landing,
-            ended,
+            progress,
+            aborted,
         });
-        let shown = Arc::downgrade(&outbox);
+        let weak = Arc::downgrade(&outbox);
         outbox
             .metrics
-            .show_oldest_pending(move || shown.upgrade()?.lines().oldest_since());
+            .show_oldest_pending(move || weak.upgrade()?.queues().oldest_since());
         outbox
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the line of `point` send to `endpoint`. With another configuration than before, the line begins anew with
-    /// `stage`; with the same one, what is known of the receiver stays.
+    /// Sets the endpoint of the queue of `point`. A new configuration resets the queue to `initial_state`; the same one
+    /// keeps the receiver's state.
     pub fn configure(
         self: &Arc<Self>,
         point: &Key,
         endpoint: Endpoint,
-        stage: Stage,
+        initial_state: InitialState,
         test: TestMessage,
     ) {
-        let mut lines = self.lines();
-        if let Some(changed) = lines.configure(point, endpoint, stage, test) {
+        let mut queues = self.queues();
+        if let Some(changed) = queues.configure(point, endpoint, initial_state, test) {
             tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
         }
     }
 
-    /// The status of `point` says that it is ready: what waits may go.
+    /// Opens the queue of `point`, because its status says ready.
     pub fn open(&self, point: &Key) {
-        self.lines().open(point);
+        self.queues().open(point);
     }
 
-    /// Has the line of `point` send nothing until it is configured again.
+    /// Closes the queue of `point` until its next configuration.
     pub fn close(&self, point: &Key) {
-        self.lines().close(point);
+        self.queues().close(point);
     }
 
-    /// The contact point is gone.
+    /// Removes the queue of `point`, which was deleted.
     pub fn remove(&self, point: &Key) {
-        self.lines().remove(point);
+        self.queues().remove(point);
     }
 
-    /// Has the line of `point` try again now, whatever it waits for.
+    /// Retries the request of `point` now.
     pub fn retry_now(&self, point: &Key) {
-        self.lines().retry_now(point, Instant::now());
+        self.queues().retry_now(point, Instant::now());
     }
 
-    /// How the receiver of `point` took what was last sent.
-    pub fn standing(&self, point: &Key) -> Standing {
-        self.lines().standing(point)
+    /// Returns the state of the receiver of `point`.
+    pub fn receiver_state(&self, point: &Key) -> ReceiverState {
+        self.queues().receiver_state(point)
     }
 
     /// Returns the test messages that receivers of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
-        self.lines().tests_accepted(point)
+        self.queues().tests_accepted(point)
     }
 
     /// Returns why messages to `point` have failed more than once in a row, if any wait.
     pub fn failing(&self, point: &Key) -> Option<String> {
-        self.lines().failing(point)
+        self.queues().failing(point)
     }
 
-    /// What is pending in an object waits in the line of `point`, in place of what was offered for it before.
-    pub fn offer(&self, point: &Key, offer: Offer) {
-        let field = Key::of(offer.object.as_ref());
-        self.change_waiting(&field, Some(point), |lines| lines.offer(point, offer));
+    /// Enqueues the pending entries of an object in the queue of `point`, in place of its earlier ones.
+    pub fn enqueue(&self, point: &Key, pending: PendingEntries) {
+        let field = Key::of(pending.object.as_ref());
+        self.change_pending(&field, Some(point), |queues| queues.enqueue(point, pending));
     }
 
-    /// `object` is cached: what waits of it in this very state needs no copy of its own.
+    /// Replaces the queue's copy of `object` by the cached one if both have the same version.
     pub fn cached(&self, object: &Arc<TrackedField>) {
-        self.lines().cached(object);
+        self.queues().cached(object);
     }
 
-    /// Nothing of `field` waits any more: it is gone, or suspended.
-    pub fn withdraw(&self, field: &Key, gone: bool) {
+    /// Removes the pending entries of `field`, which is suspended or `deleted`.
+    pub fn dequeue(&self, field: &Key, deleted: bool) {
         let mut point = None;
-        self.change_waiting(field, None, |lines| {
-            point = if gone {
-                lines.no_longer_left_out(field)
+        self.change_pending(field, None, |queues| {
+            point = if deleted {
+                queues.no_longer_left_out(field)
             } else {
                 None
             };
-            lines.withdraw(field, gone)
+            queues.dequeue(field, deleted)
         });
         if let Some(point) = point {
             self.points.wake(&point);
         }
     }
 
-    /// Changes by `change` what waits of `field`, in its line or that of `point`. Wakes each contact point whose status says
-    /// that messages wait, and none does any more, or the reverse.
-    fn change_waiting(
+    /// Applies `change` to the pending entries of `field`, which are in its queue or that of `point`. Wakes each
+    /// contact point whose status must now say that messages wait, or no longer.
+    fn change_pending(
         &self,
         field: &Key,
         point: Option<&Key>,
-        change: impl FnOnce(&mut Lines) -> i64,
+        change: impl FnOnce(&mut Queues) -> i64,
     ) {
-        let mut lines = self.lines();
-        let points: BTreeSet<_> = lines
-            .place(field)
+        let mut queues = self.queues();
+        let points: BTreeSet<_> = queues
+            .queue_of(field)
             .into_iter()
             .chain(point)
             .cloned()
             .collect();
         let before: Vec<_> = points
             .into_iter()
-            .map(|point| (lines.failing(&point).is_some(), point))
+            .map(|point| (queues.failing(&point).is_some(), point))
             .collect();
-        let change = change(&mut lines);
+        let change = change(&mut queues);
         let changed = before
             .into_iter()
-            .filter(|(was, point)| lines.failing(point).is_some() != *was);
+            .filter(|(was, point)| queues.failing(point).is_some() != *was);
         let changed: Vec<_> = changed.map(|(_, point)| point).collect();
-        drop(lines);
+        drop(queues);
         self.metrics.pending_changed(change);
         for point in &changed {
             self.points.wake(point);
         }
     }
 
-    /// Whether anything of `field` is offered.
-    pub fn holds(&self, field: &Key) -> bool {
-        self.lines().holds(field)
+    /// Returns whether entries of `field` are enqueued.
+    pub fn has_pending(&self, field: &Key) -> bool {
+        self.queues().has_pending(field)
     }
 
-    /// Outcomes of entries of `field` that do not stand in its status yet, by entry id.
-    pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
-        self.lines().outcomes(field)
+    /// Returns the outcomes of entries of `field` that its status does not have yet, by entry id.
+    pub fn outcomes(&self, field: &Key) -> Vec<(String, DeliveryOutcome)> {
+        self.queues().outcomes(field)
     }
 
-    /// These outcomes stand in the status of `field`.
-    pub fn recorded(&self, field: &Key, ids: &[(String, Outcome)]) {
-        let point = self.lines().recorded(field, ids);
-        self.landing.notify_waiters();
+    /// Removes these outcomes, which the status of `field` now has.
+    pub fn recorded(&self, field: &Key, ids: &[(String, DeliveryOutcome)]) {
+        let point = self.queues().recorded(field, ids);
+        self.progress.notify_waiters();
         if let Some(point) = point {
             self.points.wake(&point);
         }
     }
 
-    /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
-    /// message. After five refusals the others go on without `field`.
+    /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message.
+    /// After five rejections the queues continue without `field`.
     pub fn write_rejected(
         &self,
         field: &Key,
         point: &Key,
-        said: (u16, &str),
+        response: (u16, &str),
         circumstances: Circumstances,
     ) {
-        let newly_left_out =
-            self.lines()
-                .write_rejected(field, point, said, circumstances, Instant::now());
-        if newly_left_out {
-            self.landing.notify_waiters();
+        let is_newly_left_out =
+            self.queues()
+                .write_rejected(field, point, response, circumstances, Instant::now());
+        if is_newly_left_out {
+            self.progress.notify_waiters();
             self.points.wake(point);
         }
     }
 
-    /// Returns how long to wait before the status of `field` is written again, if the apiserver refused the last write
-    /// and the next one is not due.
+    /// Returns the time until the next status write of `field`, if the apiserver rejected the last one and the next one
+    /// is not due.
     pub fn rejected_write_due(
         &self,
         field: &Key,
         circumstances: &Circumstances,
     ) -> Option<Duration> {
-        self.lines()
+        self.queues()
             .rejected_write_due(field, circumstances, Instant::now())
     }
 
-    /// Returns why the contact points go on without `field`, if they do.
+    /// Returns the cause if the queues continue without `field`.
     pub fn left_out(&self, field: &Key) -> Option<String> {
-        self.lines().left_out(field)
+        self.queues().left_out(field)
     }
 
-    /// Returns the `TrackedField`s that `point` goes on without, with the causes.
+    /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.
     pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
-        self.lines().left_out_of(point)
+        self.queues().left_out_of(point)
     }
 
-    /// Updates the ages of the entries of `field` from its status; `held`: they are suspended from now on. Returns how
-    /// long entries have been suspended, by id.
+    /// Updates the ages of the entries of `field` from its status. `held`: the entries are suspended from now on.
+    /// Returns the suspended time of each entry, by id.
     pub fn observe(
         &self,
         field: &Key,
@@ -341,24 +342,24 @@ impl<T: Transport> Outbox<T> {
         held: bool,
         now: Now,
     ) -> BTreeMap<String, Duration> {
-        self.lines().observe(field, history, held, now)
+        self.queues().observe(field, history, held, now)
     }
 
-    /// Ids of entries of `field` that are being sent, or whose outcome is not recorded.
+    /// Returns the ids of entries of `field` that are in flight or have an unrecorded outcome.
     pub fn in_flight(&self, field: &Key) -> HashSet<String> {
-        self.lines().in_flight(field)
+        self.queues().in_flight(field)
     }
 
-    /// Waits until nothing is in the air: no answer is awaited, and every outcome stands in status. What still is when
-    /// this is dropped is given up.
-    pub async fn land(&self) {
-        let _ended = self.ended.clone().drop_guard();
+    /// Waits until no request is in flight and every outcome is recorded. Dropping the future aborts the requests in
+    /// flight.
+    pub async fn drain(&self) {
+        let _abort = self.aborted.clone().drop_guard();
         loop {
-            let landing = self.landing.notified();
-            if self.lines().nothing_flies() {
+            let progress = self.progress.notified();
+            if self.queues().is_idle() {
                 return;
             }
-            landing.await;
+            progress.await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a line decides, without a clock, a network or an apiserver.
+//! Decisions of the queues, without clock, network and apiserver.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use qm_runtime::Key;
 use qm_runtime::backoff::Policy;
 use serde_json::json;
 
-use super::lines::{Lines, Next, Request};
-use super::{AcceptedTests, Offer, Patience, Stage, Standing, TestMessage};
-use crate::history::Outcome;
-use crate::telegram::Chat;
-use crate::webhook::{Hook, Parts};
-use crate::{Endpoint, Failure, Refusal, SendError, Sent};
+use super::queues::{DeliveryRequest, QueueStep, Queues};
+use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};
+use crate::history::DeliveryOutcome;
+use crate::telegram::TelegramChat;
+use crate::webhook::{Parts, WebhookEndpoint};
+use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
-mod answers;
 mod expiry;
 mod model;
+mod outcome;
 mod refused;
 
-const PATIENCE: Patience = Patience {
-    retry: Policy {
+const RETRY_POLICY: RetryPolicy = RetryPolicy {
+    backoff: Policy {
         min: Duration::from_secs(1),
         max: Duration::from_mins(5),
     },
@@ -34,7 +34,7 @@ const PATIENCE: Patience = Patience {
 
 fn chat() -> Endpoint {
     let chat = qm_api::contact_point::ChatId::Id(1);
-    Endpoint::Telegram(Chat::new(b"1:a", chat, None, false).unwrap())
+    Endpoint::Telegram(TelegramChat::new(b"1:a", chat, None, false).unwrap())
 }
 
 fn templated() -> Endpoint {
@@ -43,10 +43,10 @@ fn templated() -> Endpoint {
         body: Some("{{ text }}".into()),
         ..Parts::default()
     };
-    Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
+    Endpoint::Webhook(Box::new(WebhookEndpoint::new(parts).unwrap()))
 }
 
-/// A `TrackedField` with these entries, each `ID` pending or `ID!` delivered.
+/// Returns a `TrackedField` with these entries, each `ID` pending or `ID!` delivered.
 fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
     let entries: Vec<_> = entries
         .iter()
@@ -65,8 +65,8 @@ fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
     Arc::new(serde_json::from_value(object).unwrap())
 }
 
-fn offer(name: &str, entries: &[&str]) -> Offer {
-    Offer::of(&field(name, entries)).unwrap()
+fn pending(name: &str, entries: &[&str]) -> PendingEntries {
+    PendingEntries::of(&field(name, entries)).unwrap()
 }
 
 fn another() -> TestMessage {
@@ -80,301 +80,344 @@ fn key(name: &str) -> Key {
     Key::new("n", name)
 }
 
-/// One line, `p`, and its clock.
-struct Line {
-    lines: Lines,
+/// Queue `p` with a clock.
+struct TestQueue {
+    queues: Queues,
     now: Instant,
 }
 
-impl Line {
+impl TestQueue {
     fn open() -> Self {
-        let mut lines = Lines::new(PATIENCE);
+        let mut queues = Queues::new(RETRY_POLICY);
         assert!(
-            lines
-                .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+            queues
+                .configure(
+                    &key("p"),
+                    chat(),
+                    InitialState::Open,
+                    TestMessage::default()
+                )
                 .is_some(),
-            "a new line needs a worker"
+            "a new queue needs a worker"
         );
         Self {
-            lines,
+            queues,
             now: Instant::now(),
         }
     }
 
-    fn offer(&mut self, name: &str, entries: &[&str]) -> i64 {
-        self.lines.offer(&key("p"), offer(name, entries))
+    fn enqueue(&mut self, name: &str, entries: &[&str]) -> i64 {
+        self.queues.enqueue(&key("p"), pending(name, entries))
     }
 
-    fn take(&mut self) -> Option<Request> {
-        self.take_of("p")
+    fn start(&mut self) -> Option<DeliveryRequest> {
+        self.start_of("p")
     }
 
-    fn take_of(&mut self, point: &str) -> Option<Request> {
-        let (_, edition) = self.lines.endpoint(&key(point))?;
-        self.lines.take(&key(point), edition, self.now)
+    fn start_of(&mut self, point: &str) -> Option<DeliveryRequest> {
+        let (_, revision) = self.queues.endpoint(&key(point))?;
+        self.queues.start_request(&key(point), revision, self.now)
     }
 
-    /// Answers all entries of the request.
-    fn answer(
+    /// Responds to a request with all its entries.
+    fn respond(
         &mut self,
-        request: &Request,
-        answer: Result<Sent, Failure>,
-    ) -> super::answers::Concerned {
-        let answer = answer.map_err(|failure| SendError::new(failure, request.picks.len()));
-        self.lines.answered(&key("p"), request, answer, self.now)
+        request: &DeliveryRequest,
+        response: Result<SendReceipt, SendError>,
+    ) -> super::outcome::AffectedObjects {
+        let response = response.map_err(|error| SendFailure::new(error, request.entries.len()));
+        self.queues
+            .on_response(&key("p"), request, response, self.now)
     }
 
-    fn refuse(&mut self, request: &Request, reason: Refusal) -> super::answers::Concerned {
-        self.answer(request, Err(refusal(reason)))
+    fn refuse(
+        &mut self,
+        request: &DeliveryRequest,
+        reason: Refusal,
+    ) -> super::outcome::AffectedObjects {
+        self.respond(request, Err(refusal(reason)))
     }
 
-    fn taken(&mut self, request: &Request, taken: usize) -> super::answers::Concerned {
-        self.answer(
+    fn accept(
+        &mut self,
+        request: &DeliveryRequest,
+        accepted: usize,
+    ) -> super::outcome::AffectedObjects {
+        self.respond(
             request,
-            Ok(Sent {
-                taken,
+            Ok(SendReceipt {
+                accepted,
                 migrated_to: None,
             }),
         )
     }
 
-    fn waits(&mut self) -> bool {
-        !matches!(self.lines.next(&key("p"), self.now), Next::Send)
+    fn is_waiting(&mut self) -> bool {
+        !matches!(self.queues.next(&key("p"), self.now), QueueStep::Send)
     }
 
-    /// What the pass of a `TrackedField` does with its outcomes.
-    fn record(&mut self, name: &str, entries: &[&str]) -> Vec<(String, Outcome)> {
-        let outcomes = self.lines.outcomes(&key(name));
-        self.offer(name, entries);
-        self.lines.recorded(&key(name), &outcomes);
+    /// Records the outcomes, as the reconcile of a `TrackedField` does.
+    fn record(&mut self, name: &str, entries: &[&str]) -> Vec<(String, DeliveryOutcome)> {
+        let outcomes = self.queues.outcomes(&key(name));
+        self.enqueue(name, entries);
+        self.queues.recorded(&key(name), &outcomes);
         outcomes
     }
 }
 
-fn ids(request: &Request) -> Vec<&str> {
+fn ids(request: &DeliveryRequest) -> Vec<&str> {
     request.ids().collect()
 }
 
-fn refusal(reason: Refusal) -> Failure {
-    Failure::Refused {
+fn refusal(reason: Refusal) -> SendError {
+    SendError::Refused {
         reason,
         message: reason.as_str().into(),
     }
 }
 
-fn retry(message: &str) -> Failure {
-    Failure::Retry {
+fn retry(message: &str) -> SendError {
+    SendError::Retry {
         message: message.into(),
         after: None,
     }
 }
 
 #[test]
-fn the_oldest_go_first_and_each_object_keeps_its_order() {
-    let mut line = Line::open();
-    line.offer("a", &["1!", "3", "4"]);
-    // A clock that was set back gave this one ids that do not grow.
-    line.offer("b", &["5", "2"]);
-    assert_eq!(ids(&line.take().unwrap()), ["3", "4", "5", "2"]);
+fn oldest_entries_go_first_and_each_object_keeps_its_order() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1!", "3", "4"]);
+    // A clock that was set back makes ids that do not grow.
+    queue.enqueue("b", &["5", "2"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3", "4", "5", "2"]);
 }
 
 #[test]
-fn nothing_more_is_sent_until_every_outcome_is_recorded() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    line.offer("b", &["2"]);
-    let request = line.take().unwrap();
-    assert_eq!(line.taken(&request, 2).fields, [key("a"), key("b")]);
-    line.offer("c", &["3"]);
-    assert!(line.waits());
+fn queue_waits_until_every_outcome_is_recorded() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    queue.enqueue("b", &["2"]);
+    let request = queue.start().unwrap();
+    assert_eq!(queue.accept(&request, 2).fields, [key("a"), key("b")]);
+    queue.enqueue("c", &["3"]);
+    assert!(queue.is_waiting());
     assert_eq!(
-        line.record("a", &["1!"]),
-        [("1".to_owned(), Outcome::Delivered)]
+        queue.record("a", &["1!"]),
+        [("1".to_owned(), DeliveryOutcome::Delivered)]
     );
-    assert!(line.waits(), "b's outcome does not stand in status yet");
-    line.record("b", &["2!"]);
-    assert_eq!(ids(&line.take().unwrap()), ["3"]);
+    assert!(queue.is_waiting(), "b's outcome is not recorded yet");
+    queue.record("b", &["2!"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3"]);
 }
 
 #[test]
-fn what_did_not_fit_goes_next() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2", "3"]);
-    let request = line.take().unwrap();
-    line.taken(&request, 2);
-    line.record("a", &["1!", "2!", "3"]);
-    assert_eq!(ids(&line.take().unwrap()), ["3"]);
+fn entry_that_did_not_fit_goes_next() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1", "2", "3"]);
+    let request = queue.start().unwrap();
+    queue.accept(&request, 2);
+    queue.record("a", &["1!", "2!", "3"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["3"]);
 }
 
 #[test]
-fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_landed() {
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("q"), chat(), Stage::Open, TestMessage::default());
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.lines.offer(&key("q"), offer("a", &["1"]));
-    assert!(line.take_of("q").is_none(), "it would be sent twice");
-    line.taken(&request, 1);
-    let outcomes = line.lines.outcomes(&key("a"));
-    line.lines.offer(&key("q"), offer("a", &["1!", "2"]));
-    line.lines.recorded(&key("a"), &outcomes);
-    assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
-}
-
-#[test]
-fn an_answer_to_a_former_endpoint_marks_what_it_took_and_says_nothing_of_the_new_one() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.lines
-        .configure(&key("p"), chat(), Stage::Test, another());
-    line.answer(&request, Err(refusal(Refusal::NotFound)));
-    assert_eq!(line.lines.standing(&key("p")), Standing::Untried);
-}
-
-#[test]
-fn what_a_former_endpoint_took_is_not_sent_to_the_new_one() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.lines
-        .configure(&key("p"), chat(), Stage::Open, another());
-    line.taken(&request, 1);
-    assert_eq!(
-        line.record("a", &["1!"]),
-        [("1".to_owned(), Outcome::Delivered)]
+fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
+    let mut queue = TestQueue::open();
+    queue.queues.configure(
+        &key("q"),
+        chat(),
+        InitialState::Open,
+        TestMessage::default(),
     );
-    assert!(line.waits());
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.queues.enqueue(&key("q"), pending("a", &["1"]));
+    assert!(
+        queue.start_of("q").is_none(),
+        "the entry would be sent twice"
+    );
+    queue.accept(&request, 1);
+    let outcomes = queue.queues.outcomes(&key("a"));
+    queue.queues.enqueue(&key("q"), pending("a", &["1!", "2"]));
+    queue.queues.recorded(&key("a"), &outcomes);
+    assert_eq!(ids(&queue.start_of("q").unwrap()), ["2"]);
 }
 
 #[test]
-fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.lines.remove(&key("p"));
-    line.taken(&request, 1);
+fn response_of_a_former_endpoint_does_not_change_the_new_state() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.respond(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(
-        line.record("a", &["1!"]),
-        [("1".to_owned(), Outcome::Delivered)]
+        queue.queues.receiver_state(&key("p")),
+        ReceiverState::Untried
+    );
+}
+
+#[test]
+fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Open, another());
+    queue.accept(&request, 1);
+    assert_eq!(
+        queue.record("a", &["1!"]),
+        [("1".to_owned(), DeliveryOutcome::Delivered)]
+    );
+    assert!(queue.is_waiting());
+}
+
+#[test]
+fn response_is_recorded_after_its_contact_point_is_deleted() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.queues.remove(&key("p"));
+    queue.accept(&request, 1);
+    assert_eq!(
+        queue.record("a", &["1!"]),
+        [("1".to_owned(), DeliveryOutcome::Delivered)]
     );
     assert!(
-        line.lines
-            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+        queue
+            .queues
+            .configure(
+                &key("p"),
+                chat(),
+                InitialState::Open,
+                TestMessage::default()
+            )
             .is_some(),
-        "it was a line of its own"
+        "a recreated contact point has a new queue"
     );
 }
 
-/// It was suspended, or its Secret could not be read.
+/// The contact point was suspended, or its Secret could not be read.
 #[test]
-fn what_is_known_of_a_receiver_outlasts_a_pause() {
+fn receiver_state_outlasts_a_pause() {
     let hour = Duration::from_hours(1);
-    let later = || Failure::Retry {
+    let later = || SendError::Retry {
         message: "429".into(),
         after: Some(hour),
     };
-    let pause = |line: &mut Line| {
-        line.lines.close(&key("p"));
-        line.now += PATIENCE.stopped;
-        assert!(line.take().is_none());
+    let pause = |queue: &mut TestQueue| {
+        queue.queues.close(&key("p"));
+        queue.now += RETRY_POLICY.stopped;
+        assert!(queue.start().is_none());
     };
-    // The stage of the status counts for another configuration only.
-    let resume = |line: &mut Line, test| line.lines.configure(&key("p"), chat(), Stage::Open, test);
+    // The initial state counts for another configuration only.
+    let resume = |queue: &mut TestQueue, test| {
+        queue
+            .queues
+            .configure(&key("p"), chat(), InitialState::Open, test)
+    };
     for answered_while_paused in [false, true] {
-        let mut line = Line::open();
-        line.offer("a", &["1"]);
-        let request = line.take().unwrap();
+        let mut queue = TestQueue::open();
+        queue.enqueue("a", &["1"]);
+        let request = queue.start().unwrap();
         if answered_while_paused {
-            line.lines.close(&key("p"));
+            queue.queues.close(&key("p"));
         }
-        line.answer(&request, Err(later()));
-        pause(&mut line);
+        queue.respond(&request, Err(later()));
+        pause(&mut queue);
         assert!(
-            line.lines.in_flight(&key("a")).is_empty(),
-            "it may be merged"
+            queue.queues.in_flight(&key("a")).is_empty(),
+            "the entry may be merged"
         );
-        resume(&mut line, TestMessage::default());
-        assert!(line.waits());
-        line.now += hour;
-        assert_eq!(ids(&line.take().unwrap()), ["1"]);
+        resume(&mut queue, TestMessage::default());
+        assert!(queue.is_waiting());
+        queue.now += hour;
+        assert_eq!(ids(&queue.start().unwrap()), ["1"]);
     }
 
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.refuse(&request, Refusal::Forbidden);
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.refuse(&request, Refusal::Forbidden);
+    queue.now += RETRY_POLICY.stopped;
+    let request = queue.start().unwrap();
     assert!(request.is_test());
-    line.taken(&request, 0);
-    line.offer("a", &["1"]);
-    let stopped = line.lines.standing(&key("p"));
-    pause(&mut line);
-    resume(&mut line, TestMessage::default());
-    assert_eq!(line.lines.standing(&key("p")), stopped);
-    let request = line.take().unwrap();
-    line.refuse(&request, Refusal::Forbidden);
+    queue.accept(&request, 0);
+    queue.enqueue("a", &["1"]);
+    let stopped = queue.queues.receiver_state(&key("p"));
+    pause(&mut queue);
+    resume(&mut queue, TestMessage::default());
+    assert_eq!(queue.queues.receiver_state(&key("p")), stopped);
+    let request = queue.start().unwrap();
+    queue.refuse(&request, Refusal::Forbidden);
     assert!(
-        matches!(&*line.record("a", &[]), [(_, Outcome::Failed { .. })]),
-        "it was its second refusal"
+        matches!(
+            &*queue.record("a", &[]),
+            [(_, DeliveryOutcome::Failed { .. })]
+        ),
+        "this was the second refusal"
     );
-    pause(&mut line);
-    resume(&mut line, another());
+    pause(&mut queue);
+    resume(&mut queue, another());
     assert_eq!(
-        line.lines.standing(&key("p")),
-        Standing::Untried,
+        queue.queues.receiver_state(&key("p")),
+        ReceiverState::Untried,
         "another receiver"
     );
-    assert_eq!(line.lines.tests_accepted(&key("p")).count, 1);
+    assert_eq!(queue.queues.tests_accepted(&key("p")).count, 1);
 }
 
-/// A line that nothing waits in.
 #[test]
-fn a_contact_point_without_entries_keeps_its_pause_too_until_it_is_deleted() {
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("p"), chat(), Stage::Test, another());
-    let request = line.take().unwrap();
-    line.answer(
+fn queue_without_entries_keeps_its_delay_until_deleted() {
+    let mut queue = TestQueue::open();
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Test, another());
+    let request = queue.start().unwrap();
+    queue.respond(
         &request,
-        Err(Failure::Retry {
+        Err(SendError::Retry {
             message: "429".into(),
             after: Some(Duration::from_hours(1)),
         }),
     );
-    line.lines.close(&key("p"));
-    line.offer("a", &["1"]);
-    line.lines.withdraw(&key("a"), true);
-    line.lines
-        .configure(&key("p"), chat(), Stage::Test, another());
-    assert!(line.waits());
-    line.lines.remove(&key("p"));
-    line.lines
-        .configure(&key("p"), chat(), Stage::Test, another());
-    assert!(line.take().unwrap().is_test());
+    queue.queues.close(&key("p"));
+    queue.enqueue("a", &["1"]);
+    queue.queues.dequeue(&key("a"), true);
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Test, another());
+    assert!(queue.is_waiting());
+    queue.queues.remove(&key("p"));
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Test, another());
+    assert!(queue.start().unwrap().is_test());
 }
 
-/// Deleted, or moved to another contact point.
+/// The object is deleted, or moves to another contact point.
 #[test]
-fn nothing_is_kept_of_an_object_that_went_while_its_request_was_in_flight() {
-    let went: [fn(&mut Line); 2] = [
-        |line| assert_eq!(line.lines.withdraw(&key("a"), true), -1),
-        |line| assert_eq!(line.lines.offer(&key("q"), offer("a", &["1"])), 0),
+fn responses_are_forgotten_when_the_object_leaves_in_flight() {
+    let removals: [fn(&mut TestQueue); 2] = [
+        |queue| assert_eq!(queue.queues.dequeue(&key("a"), true), -1),
+        |queue| assert_eq!(queue.queues.enqueue(&key("q"), pending("a", &["1"])), 0),
     ];
-    for went in went {
+    for remove in removals {
         for digest in [false, true] {
-            let mut line = Line::open();
-            line.offer("a", &["1"]);
+            let mut queue = TestQueue::open();
+            queue.enqueue("a", &["1"]);
             if digest {
-                line.offer("b", &["2"]);
+                queue.enqueue("b", &["2"]);
             }
-            let request = line.take().unwrap();
-            went(&mut line);
-            line.refuse(&request, Refusal::Rejected);
+            let request = queue.start().unwrap();
+            remove(&mut queue);
+            queue.refuse(&request, Refusal::Rejected);
             assert!(
-                !line.lines.by_point[&key("p")].answers.knows(&key("a")),
+                !queue.queues.by_contact_point[&key("p")]
+                    .responses
+                    .knows(&key("a")),
                 "{digest}"
             );
         }
@@ -382,118 +425,134 @@ fn nothing_is_kept_of_an_object_that_went_while_its_request_was_in_flight() {
 }
 
 #[test]
-fn a_deleted_object_holds_up_nobody() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.taken(&request, 1);
-    line.lines.withdraw(&key("a"), true);
-    line.offer("b", &["2"]);
-    assert_eq!(ids(&line.take().unwrap()), ["2"]);
+fn deleted_object_does_not_block_the_queue() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.accept(&request, 1);
+    queue.queues.dequeue(&key("a"), true);
+    queue.enqueue("b", &["2"]);
+    assert_eq!(ids(&queue.start().unwrap()), ["2"]);
 }
 
 #[test]
-fn what_waits_is_counted() {
-    let mut line = Line::open();
-    assert_eq!(line.offer("a", &["1", "2"]), 2);
-    assert_eq!(line.offer("a", &["1!", "2", "3", "4"]), 1);
-    assert_eq!(line.lines.withdraw(&key("a"), false), -3);
-    assert_eq!(line.lines.withdraw(&key("a"), true), 0);
+fn pending_entries_are_counted() {
+    let mut queue = TestQueue::open();
+    assert_eq!(queue.enqueue("a", &["1", "2"]), 2);
+    assert_eq!(queue.enqueue("a", &["1!", "2", "3", "4"]), 1);
+    assert_eq!(queue.queues.dequeue(&key("a"), false), -3);
+    assert_eq!(queue.queues.dequeue(&key("a"), true), 0);
 }
 
 #[test]
-fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
-    let gone: [fn(&mut Line); 3] = [
-        |line| assert_eq!(line.lines.withdraw(&key("a"), true), -1),
-        |line| assert_eq!(line.lines.withdraw(&key("a"), false), -1),
-        |line| assert_eq!(line.offer("a", &["1!"]), -1),
+fn queue_is_idle_when_the_retried_entry_is_removed() {
+    let removals: [fn(&mut TestQueue); 3] = [
+        |queue| assert_eq!(queue.queues.dequeue(&key("a"), true), -1),
+        |queue| assert_eq!(queue.queues.dequeue(&key("a"), false), -1),
+        |queue| assert_eq!(queue.enqueue("a", &["1!"]), -1),
     ];
-    for gone in gone {
-        let mut line = Line::open();
-        line.offer("a", &["1"]);
-        let request = line.take().unwrap();
-        line.answer(&request, Err(retry("refused")));
-        gone(&mut line);
-        line.now += PATIENCE.stopped;
+    for remove in removals {
+        let mut queue = TestQueue::open();
+        queue.enqueue("a", &["1"]);
+        let request = queue.start().unwrap();
+        queue.respond(&request, Err(retry("refused")));
+        remove(&mut queue);
+        queue.now += RETRY_POLICY.stopped;
         assert!(
-            matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)),
+            matches!(
+                queue.queues.next(&key("p"), queue.now),
+                QueueStep::Wait(None)
+            ),
             "the worker would spin"
         );
-        assert!(line.lines.nothing_flies());
+        assert!(queue.queues.is_idle());
     }
-    // While it is in the air, too.
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.lines.withdraw(&key("a"), false);
-    line.answer(&request, Err(retry("refused")));
-    line.now += PATIENCE.stopped;
+    // The same while the request is in flight.
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.queues.dequeue(&key("a"), false);
+    queue.respond(&request, Err(retry("refused")));
+    queue.now += RETRY_POLICY.stopped;
     assert!(matches!(
-        line.lines.next(&key("p"), line.now),
-        Next::Wait(None)
+        queue.queues.next(&key("p"), queue.now),
+        QueueStep::Wait(None)
     ));
 }
 
 #[test]
-fn an_object_that_moved_away_in_mid_request_is_sent_as_soon_as_that_failed() {
-    for answer in [
+fn object_that_moved_in_flight_is_sent_after_the_response() {
+    for response in [
         Err(retry("503")),
         Err(refusal(Refusal::Unauthorized)),
         Err(refusal(Refusal::Rejected)),
-        Ok(Sent {
-            taken: 1,
+        Ok(SendReceipt {
+            accepted: 1,
             migrated_to: None,
         }),
     ] {
-        let mut line = Line::open();
-        let changed = line
-            .lines
-            .configure(&key("q"), chat(), Stage::Open, TestMessage::default())
+        let mut queue = TestQueue::open();
+        let changed = queue
+            .queues
+            .configure(
+                &key("q"),
+                chat(),
+                InitialState::Open,
+                TestMessage::default(),
+            )
             .unwrap();
-        line.offer("a", &["1"]);
-        line.offer("b", &["2"]);
-        let request = line.take().unwrap();
-        line.lines.offer(&key("q"), offer("b", &["2"]));
+        queue.enqueue("a", &["1"]);
+        queue.enqueue("b", &["2"]);
+        let request = queue.start().unwrap();
+        queue.queues.enqueue(&key("q"), pending("b", &["2"]));
         changed.notified().now_or_never().unwrap();
-        assert!(line.take_of("q").is_none(), "it would be sent twice");
-        line.answer(&request, answer);
+        assert!(
+            queue.start_of("q").is_none(),
+            "the entry would be sent twice"
+        );
+        queue.respond(&request, response);
         assert!(
             changed.notified().now_or_never().is_some(),
-            "nobody else wakes that line"
+            "no other event wakes that queue"
         );
-        assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
+        assert_eq!(ids(&queue.start_of("q").unwrap()), ["2"]);
     }
 }
 
 #[test]
-fn what_is_cached_is_held_once() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
+fn queue_shares_the_cached_object() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
     let cached = field("a", &["1"]);
-    line.lines.cached(&cached);
-    let request = line.take().unwrap();
-    assert!(Arc::ptr_eq(&request.picks[0].object, &cached));
-    line.answer(&request, Err(retry("refused")));
+    queue.queues.cached(&cached);
+    let request = queue.start().unwrap();
+    assert!(Arc::ptr_eq(&request.entries[0].object, &cached));
+    queue.respond(&request, Err(retry("refused")));
 
-    // What is tried again keeps no older state, either.
+    // A retry also keeps no older version.
     let mut newer = cached.as_ref().clone();
     newer.metadata.resource_version = Some("2".into());
     let newer = Arc::new(newer);
-    line.lines.cached(&newer);
-    line.now += Duration::from_hours(1);
+    queue.queues.cached(&newer);
+    queue.now += Duration::from_hours(1);
     assert!(
-        Arc::ptr_eq(&line.take().unwrap().picks[0].object, &cached),
-        "it may wait for something else"
+        Arc::ptr_eq(&queue.start().unwrap().entries[0].object, &cached),
+        "the batch may wait for another change"
     );
-    line.answer(&request, Err(retry("refused")));
-    line.lines.offer(&key("p"), Offer::of(&newer).unwrap());
-    line.now += Duration::from_hours(1);
-    assert!(Arc::ptr_eq(&line.take().unwrap().picks[0].object, &newer));
+    queue.respond(&request, Err(retry("refused")));
+    queue
+        .queues
+        .enqueue(&key("p"), PendingEntries::of(&newer).unwrap());
+    queue.now += Duration::from_hours(1);
+    assert!(Arc::ptr_eq(
+        &queue.start().unwrap().entries[0].object,
+        &newer
+    ));
 }
 
 #[test]
-fn what_cannot_be_sent_is_not_counted() {
-    let mut line = Line::open();
+fn entry_without_id_is_not_counted() {
+    let mut queue = TestQueue::open();
     let mut nameless = field("a", &["1"]).as_ref().clone();
     let entries = nameless
         .history()
@@ -502,75 +561,97 @@ fn what_cannot_be_sent_is_not_counted() {
         .map(|entry| Entry { id: None, ..entry });
     nameless.status = Some(StoredHistory::try_from(&*entries.collect::<Vec<_>>()).unwrap());
     assert_eq!(
-        line.lines
-            .offer(&key("p"), Offer::of(&Arc::new(nameless)).unwrap()),
+        queue
+            .queues
+            .enqueue(&key("p"), PendingEntries::of(&Arc::new(nameless)).unwrap()),
         0
     );
-    assert!(line.waits());
+    assert!(queue.is_waiting());
 }
 
 #[test]
-fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it() {
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("q"), chat(), Stage::Open, TestMessage::default());
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(retry("refused")));
-    line.lines.offer(&key("q"), offer("a", &["1"]));
-    assert_eq!(ids(&line.take_of("q").unwrap()), ["1"]);
+fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
+    let mut queue = TestQueue::open();
+    queue.queues.configure(
+        &key("q"),
+        chat(),
+        InitialState::Open,
+        TestMessage::default(),
+    );
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.respond(&request, Err(retry("refused")));
+    queue.queues.enqueue(&key("q"), pending("a", &["1"]));
+    assert_eq!(ids(&queue.start_of("q").unwrap()), ["1"]);
 }
 
 #[test]
 fn two_workers_do_not_send_one_request_twice() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let (_, former) = line.lines.endpoint(&key("p")).unwrap();
-    // The contact point is deleted and made again while the first worker waits for its turn.
-    line.lines.remove(&key("p"));
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let (_, former) = queue.queues.endpoint(&key("p")).unwrap();
+    // The contact point is recreated while the first worker waits for the rate limit.
+    queue.queues.remove(&key("p"));
     assert!(
-        line.lines
-            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+        queue
+            .queues
+            .configure(
+                &key("p"),
+                chat(),
+                InitialState::Open,
+                TestMessage::default()
+            )
             .is_none(),
-        "its line stays while something waits in it"
+        "a queue with pending entries stays"
     );
-    line.lines.withdraw(&key("a"), true);
-    line.lines.remove(&key("p"));
+    queue.queues.dequeue(&key("a"), true);
+    queue.queues.remove(&key("p"));
     assert!(
-        line.lines
-            .configure(&key("p"), chat(), Stage::Open, TestMessage::default())
+        queue
+            .queues
+            .configure(
+                &key("p"),
+                chat(),
+                InitialState::Open,
+                TestMessage::default()
+            )
             .is_some()
     );
-    line.offer("a", &["1"]);
-    assert!(line.lines.take(&key("p"), former, line.now).is_none());
-    assert!(line.take().is_some());
-    assert!(line.take().is_none(), "it is in the air");
-    assert!(line.waits());
+    queue.enqueue("a", &["1"]);
+    assert!(
+        queue
+            .queues
+            .start_request(&key("p"), former, queue.now)
+            .is_none()
+    );
+    assert!(queue.start().is_some());
+    assert!(queue.start().is_none(), "the request is in flight");
+    assert!(queue.is_waiting());
 }
 
 #[test]
-fn the_oldest_that_waits_is_known_time_in_which_it_was_suspended_left_out() {
+fn oldest_pending_time_leaves_out_suspended_time() {
     let waits = |name: &str, entry: serde_json::Value| {
         let object = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField", "spec": {},
             "metadata": { "namespace": "n", "name": name }, "status": [entry] });
-        Offer::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
+        PendingEntries::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
     };
     let pending = |second: u8, held_since: Option<&str>, held_seconds: Option<u64>| {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
             "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
     };
-    let mut lines = Lines::new(PATIENCE);
-    let oldest = |lines: &Lines| lines.oldest_since().map(|since| since.to_string());
-    assert_eq!(oldest(&lines), None);
-    lines.offer(&key("a"), waits("x", pending(30, None, None)));
-    lines.offer(&key("b"), waits("y", pending(20, None, Some(25))));
-    lines.offer(
+    let mut queues = Queues::new(RETRY_POLICY);
+    let oldest = |queues: &Queues| queues.oldest_since().map(|since| since.to_string());
+    assert_eq!(oldest(&queues), None);
+    queues.enqueue(&key("a"), waits("x", pending(30, None, None)));
+    queues.enqueue(&key("b"), waits("y", pending(20, None, Some(25))));
+    queues.enqueue(
         &key("b"),
         waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)),
     );
-    assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:30Z"));
-    lines.withdraw(&Key::new("n", "x"), false);
-    assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:45Z"));
-    lines.withdraw(&Key::new("n", "y"), true);
-    assert_eq!(oldest(&lines), None, "what is left is suspended");
+    assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:30Z"));
+    queues.dequeue(&Key::new("n", "x"), false);
+    assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:45Z"));
+    queues.dequeue(&Key::new("n", "y"), true);
+    assert_eq!(oldest(&queues), None, "the remaining entry is suspended");
 }

@@ -1,4 +1,4 @@
-//! The task of one line: waits, sends, tells whom it concerns.
+//! Worker of one queue: waits for the next request, sends it and wakes the affected objects.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
 use super::Outbox;
-use super::answers::Concerned;
-use super::lines::{Next, Request};
+use super::outcome::AffectedObjects;
+use super::queues::{DeliveryRequest, QueueStep};
 use crate::metrics::{DeliveryResult, Receiver};
-use crate::{Content, Failure, SendError, Sent, Transport};
+use crate::{MessageContent, SendError, SendFailure, SendReceipt, Transport};
 
-/// Works off the line of `point` for as long as it is the one that `changed` tells of.
+/// Runs the worker of the queue of `point`, as long as `changed` belongs to that queue.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
     while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed))
         .catch_unwind()
@@ -31,21 +31,21 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<
             namespace,
             name,
             panic = tasks::words(&*panic),
-            "sending panicked; it is tried again"
+            "worker panicked; will retry"
         );
-        outbox.lines().broke_off(&point);
-        tokio::time::sleep(outbox.patience.stopped).await;
+        outbox.queues().abort_request(&point);
+        tokio::time::sleep(outbox.retry_policy.stopped).await;
     }
 }
 
 async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<Notify>) {
-    while outbox.lines().is_that_of(point, changed) {
-        let next = outbox.lines().next(point, Instant::now());
+    while outbox.queues().is_current_worker(point, changed) {
+        let next = outbox.queues().next(point, Instant::now());
         match next {
-            Next::Send => send(outbox, point, changed).await,
-            Next::Stopped => outbox.points.wake(point),
-            Next::Wait(None) => changed.notified().await,
-            Next::Wait(Some(until)) => {
+            QueueStep::Send => send(outbox, point, changed).await,
+            QueueStep::Stopped => outbox.points.wake(point),
+            QueueStep::Wait(None) => changed.notified().await,
+            QueueStep::Wait(Some(until)) => {
                 tokio::select! {
                     () = changed.notified() => {}
                     () = tokio::time::sleep_until(until.into()) => {}
@@ -56,28 +56,30 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<
 }
 
 async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
-    let endpoint = outbox.lines().endpoint(point);
-    let Some((endpoint, edition)) = endpoint else {
+    let endpoint = outbox.queues().endpoint(point);
+    let Some((endpoint, revision)) = endpoint else {
         return;
     };
-    let mut slot = std::pin::pin!(outbox.transport.slot(&endpoint));
+    let mut permit = std::pin::pin!(outbox.transport.acquire(&endpoint));
     loop {
         tokio::select! {
             biased;
-            () = &mut slot => break,
+            () = &mut permit => break,
             () = changed.notified() => {}
         }
-        // The pace is that of the endpoint: another one does not wait for it.
-        if !outbox.lines().is_configured(point, edition) {
+        // The rate limit belongs to the endpoint: a new endpoint need not wait for it.
+        if !outbox.queues().is_configured(point, revision) {
             return;
         }
     }
     if outbox.draining.is_cancelled() {
-        // The process is about to end this task: nothing new is begun.
+        // The process is shutting down and will abort this task.
         return std::future::pending().await;
     }
-    // Only now: what came while the pace made us wait goes along.
-    let request = outbox.lines().take(point, edition, Instant::now());
+    // Chosen after the wait, so that entries of the meantime are included.
+    let request = outbox
+        .queues()
+        .start_request(point, revision, Instant::now());
     let Some(request) = request else { return };
     let span = info_span!(
         "send",
@@ -87,51 +89,51 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
         "otel.status_code" = Empty,
     );
     traces::set_origins(&span, request.origins());
-    let answer = tokio::select! {
-        answer = ask(outbox, point, &request).instrument(span.clone()) => answer,
-        () = outbox.ended.cancelled() => return std::future::pending().await,
+    let response = tokio::select! {
+        response = send_request(outbox, point, &request).instrument(span.clone()) => response,
+        () = outbox.aborted.cancelled() => return std::future::pending().await,
     };
-    report(outbox, point, &request, &answer);
+    log_response(outbox, point, &request, &response);
     let messages = i64::try_from(request.ids().count().max(1)).unwrap_or(i64::MAX);
     span.record("messaging.batch.message_count", messages);
-    if answer.is_err() {
+    if response.is_err() {
         span.record("otel.status_code", "ERROR");
     }
     drop(span);
-    let Concerned {
+    let AffectedObjects {
         fields,
-        point: concerned,
+        point: wakes_point,
     } = outbox
-        .lines()
-        .answered(point, &request, answer, Instant::now());
-    outbox.landing.notify_waiters();
+        .queues()
+        .on_response(point, &request, response, Instant::now());
+    outbox.progress.notify_waiters();
     for field in &fields {
         outbox.fields.wake(field);
     }
-    if concerned {
+    if wakes_point {
         outbox.points.wake(point);
     }
 }
 
-async fn ask<T: Transport>(
+async fn send_request<T: Transport>(
     outbox: &Outbox<T>,
     point: &Key,
-    request: &Request,
-) -> Result<Sent, SendError> {
-    let unread = |error| Failure::Unsent {
-        message: format!("what waits cannot be read: {error}"),
+    request: &DeliveryRequest,
+) -> Result<SendReceipt, SendFailure> {
+    let read_error = |error| SendError::Unsent {
+        message: format!("cannot read pending entries: {error}"),
     };
     let items = request
-        .items()
-        .map_err(|error| SendError::new(unread(error), 0))?;
+        .outgoing_entries()
+        .map_err(|error| SendFailure::new(read_error(error), 0))?;
     let content = if request.is_test() {
-        Content::Test {
+        MessageContent::Test {
             namespace: &point.namespace,
             name: &point.name,
             id: &request.test_id,
         }
     } else {
-        Content::Entries(&items)
+        MessageContent::Entries(&items)
     };
     outbox
         .transport
@@ -139,58 +141,58 @@ async fn ask<T: Transport>(
         .await
 }
 
-fn report<T: Transport>(
+fn log_response<T: Transport>(
     outbox: &Outbox<T>,
     point: &Key,
-    request: &Request,
-    answer: &Result<Sent, SendError>,
+    request: &DeliveryRequest,
+    response: &Result<SendReceipt, SendFailure>,
 ) {
     let receiver = Receiver::of(&request.endpoint);
     let (namespace, name) = (&*point.namespace, &*point.name);
-    match answer {
-        Ok(sent) => {
-            debug!(namespace, name, entries = sent.taken, "sent");
+    match response {
+        Ok(receipt) => {
+            debug!(namespace, name, entries = receipt.accepted, "sent");
             outbox
                 .metrics
                 .attempted(receiver, DeliveryResult::Delivered);
             let now = Timestamp::now();
-            for age in request.ids().take(sent.taken).filter_map(|id| age(id, now)) {
+            for age in request
+                .ids()
+                .take(receipt.accepted)
+                .filter_map(|id| age(id, now))
+            {
                 outbox.metrics.delivered_after(age);
             }
         }
-        Err(SendError {
-            failure: Failure::Retry { message, after },
+        Err(SendFailure {
+            error: SendError::Retry { message, after },
             ..
         }) => {
             let after = after.map(|after| after.as_secs_f64());
             info!(
                 namespace,
-                name, message, after, "the request failed; will retry"
+                name, message, after, "request failed; will retry"
             );
             outbox.metrics.attempted(receiver, DeliveryResult::Retried);
         }
-        Err(SendError {
-            failure: Failure::Unsent { message },
+        Err(SendFailure {
+            error: SendError::Unsent { message },
             ..
         }) => {
-            info!(
-                namespace,
-                name, message, "the request was not sent; will retry"
-            );
+            info!(namespace, name, message, "request not sent; will retry");
             outbox.metrics.attempted(receiver, DeliveryResult::Retried);
         }
-        Err(SendError {
-            failure: Failure::Refused { reason, message },
+        Err(SendFailure {
+            error: SendError::Refused { reason, message },
             carried,
         }) => {
-            let reason_ = reason.as_str();
             warn!(
                 namespace,
                 name,
                 message,
-                reason = reason_,
+                reason = reason.as_str(),
                 entries = carried,
-                "the receiver refused the request"
+                "receiver refused the request"
             );
             let rejected = reason.suggests_message();
             outbox.metrics.attempted(
@@ -205,15 +207,15 @@ fn report<T: Transport>(
     }
 }
 
-/// How long ago an entry was made: its id says to the millisecond.
+/// Returns the age of an entry by the time in its id, in milliseconds.
 fn age(id: &str, now: Timestamp) -> Option<Duration> {
     let (seconds, nanoseconds) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
-    let made = Timestamp::new(
+    let created = Timestamp::new(
         i64::try_from(seconds).ok()?,
         i32::try_from(nanoseconds).ok()?,
     )
     .ok()?;
-    Duration::try_from(now.duration_since(made)).ok()
+    Duration::try_from(now.duration_since(created)).ok()
 }
 
 #[cfg(test)]
@@ -229,41 +231,46 @@ mod tests {
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 
-    use super::super::{Outbox, Patience, Stage, TestMessage};
+    use super::super::{InitialState, Outbox, RetryPolicy, TestMessage};
     use crate::metrics::DeliveryMetrics;
-    use crate::telegram::Chat;
-    use crate::{Content, Endpoint, SendError, Sent, Transport};
+    use crate::telegram::TelegramChat;
+    use crate::{Endpoint, MessageContent, SendFailure, SendReceipt, Transport};
 
-    /// Its receiver never answers; it tells when a request begins and when it is given up.
-    struct Hanging(mpsc::UnboundedSender<&'static str>);
+    /// Transport without responses, which reports when a request starts and when it is aborted.
+    struct FakeHangingTransport(mpsc::UnboundedSender<&'static str>);
 
-    struct Told<'a>(&'a Hanging);
+    struct AbortReporter<'a>(&'a FakeHangingTransport);
 
-    impl Drop for Told<'_> {
+    impl Drop for AbortReporter<'_> {
         fn drop(&mut self) {
-            self.0.0.send("given up").unwrap();
+            self.0.0.send("aborted").unwrap();
         }
     }
 
-    impl Transport for Hanging {
-        async fn slot(&self, _: &Endpoint) {}
+    impl Transport for FakeHangingTransport {
+        async fn acquire(&self, _: &Endpoint) {}
 
-        async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, SendError> {
-            self.0.send("begun").unwrap();
-            let _told = Told(self);
+        async fn send(
+            &self,
+            _: &Endpoint,
+            _: MessageContent<'_>,
+            _: bool,
+        ) -> Result<SendReceipt, SendFailure> {
+            self.0.send("started").unwrap();
+            let _reporter = AbortReporter(self);
             future::pending().await
         }
     }
 
     #[tokio::test]
-    async fn what_has_not_landed_in_time_is_given_up() {
-        let (tell, mut told) = mpsc::unbounded_channel();
+    async fn drain_aborts_requests_when_dropped() {
+        let (sender, mut events) = mpsc::unbounded_channel();
         let policy = Policy {
             min: std::time::Duration::ZERO,
             max: std::time::Duration::ZERO,
         };
-        let patience = Patience {
-            retry: policy,
+        let retry_policy = RetryPolicy {
+            backoff: policy,
             stopped: policy.max,
             max_age: policy.max,
         };
@@ -273,26 +280,26 @@ mod tests {
             CancellationToken::new(),
         );
         let outbox = Outbox::new(
-            Hanging(tell),
-            patience,
+            FakeHangingTransport(sender),
+            retry_policy,
             DeliveryMetrics::new(),
             fields,
             points,
             draining,
         );
-        let chat = Chat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
+        let chat = TelegramChat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
         outbox.configure(
             &Key::new("n", "p"),
             Endpoint::Telegram(chat),
-            Stage::Test,
+            InitialState::Test,
             TestMessage::default(),
         );
-        assert_eq!(told.recv().await, Some("begun"));
+        assert_eq!(events.recv().await, Some("started"));
         tokio::select! {
             biased;
-            () = outbox.land() => panic!("it is still in the air"),
+            () = outbox.drain() => panic!("the request is still in flight"),
             () = tokio::task::yield_now() => {}
         }
-        assert_eq!(told.recv().await, Some("given up"));
+        assert_eq!(events.recv().await, Some("aborted"));
     }
 }

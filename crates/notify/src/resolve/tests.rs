@@ -7,30 +7,30 @@ use tokio::time::sleep;
 
 use super::*;
 
-/// A lookup that answers after a delay, with counts of begun and running lookups.
+/// Fake DNS servers, which respond after a delay and count started and running lookups.
 #[derive(Clone, Default)]
-struct Servers {
-    begun: Arc<AtomicUsize>,
+struct FakeServers {
+    started: Arc<AtomicUsize>,
     running: Arc<AtomicUsize>,
 }
 
-impl Servers {
+impl FakeServers {
     fn names(&self, answer_after: Duration) -> Names {
         let servers = self.clone();
         Names::new(Arc::new(move |_| {
             let servers = servers.clone();
             Box::pin(async move {
-                servers.begun.fetch_add(1, Ordering::Relaxed);
+                servers.started.fetch_add(1, Ordering::Relaxed);
                 servers.running.fetch_add(1, Ordering::Relaxed);
-                let _ends = Ends(servers.running);
+                let _ends = RunningGuard(servers.running);
                 sleep(answer_after).await;
                 Ok(vec![SocketAddr::from(([10, 0, 0, 1], 0))])
             })
         }))
     }
 
-    fn begun(&self) -> usize {
-        self.begun.load(Ordering::Relaxed)
+    fn started(&self) -> usize {
+        self.started.load(Ordering::Relaxed)
     }
 
     fn running(&self) -> usize {
@@ -38,9 +38,9 @@ impl Servers {
     }
 }
 
-struct Ends(Arc<AtomicUsize>);
+struct RunningGuard(Arc<AtomicUsize>);
 
-impl Drop for Ends {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -55,8 +55,8 @@ async fn resolve(names: &Names, namespace: &str, name: &str) -> io::Result<Arc<[
 const HANGS: Duration = Duration::from_hours(1);
 
 #[tokio::test(start_paused = true)]
-async fn lookup_is_shared_by_all_who_want_the_name() {
-    let servers = Servers::default();
+async fn lookup_is_shared_by_all_requests_for_the_name() {
+    let servers = FakeServers::default();
     let names = servers.names(Duration::from_secs(1));
     let all = (0..20).map(|number| {
         let names = names.clone();
@@ -68,29 +68,33 @@ async fn lookup_is_shared_by_all_who_want_the_name() {
         }
     });
     assert_eq!(futures::future::join_all(all).await, [1; 20]);
-    assert_eq!(servers.begun(), 1);
+    assert_eq!(servers.started(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn addresses_are_kept_for_five_seconds_unless_forgotten() {
-    let servers = Servers::default();
+    let servers = FakeServers::default();
     let names = servers.names(Duration::ZERO);
-    for (wait, begun) in [(0, 1), (4, 1), (2, 2), (4, 2)] {
+    for (wait, started) in [(0, 1), (4, 1), (2, 2), (4, 2)] {
         sleep(Duration::from_secs(wait)).await;
         resolve(&names, "n", "a.test").await.unwrap();
-        assert_eq!(servers.begun(), begun);
+        assert_eq!(servers.started(), started);
     }
     names.forget("a.test");
     resolve(&names, "n", "a.test").await.unwrap();
-    assert_eq!(servers.begun(), 3);
-    sleep(KEPT).await;
+    assert_eq!(servers.started(), 3);
+    sleep(CACHE_TTL).await;
     resolve(&names, "n", "b.test").await.unwrap();
-    assert_eq!(names.state().known.len(), 1, "what is too old goes");
+    assert_eq!(
+        names.state().known.len(),
+        1,
+        "expired addresses are removed"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
-    let servers = Servers::default();
+async fn namespace_has_two_lookups_at_a_time_even_if_abandoned() {
+    let servers = FakeServers::default();
     let names = servers.names(HANGS);
     let ask = |namespace: &'static str, name: String| {
         let names = names.clone();
@@ -103,7 +107,7 @@ async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
         .map(|number| ask("tenant", format!("{number}.test")))
         .collect();
     sleep(Duration::from_millis(10)).await;
-    assert_eq!((servers.begun(), servers.running()), (2, 2));
+    assert_eq!((servers.started(), servers.running()), (2, 2));
     drop(ask("other", "other.test".into()));
     sleep(Duration::from_millis(10)).await;
     assert_eq!(
@@ -116,11 +120,11 @@ async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
     drop(ask("tenant", "late.test".into()));
     sleep(Duration::from_millis(10)).await;
     assert_eq!(
-        servers.begun(),
+        servers.started(),
         3,
         "the places are free when the lookups have ended"
     );
-    sleep(LIMIT * 2).await;
+    sleep(LOOKUP_TIMEOUT * 2).await;
     assert_eq!(servers.running(), 0);
     assert!(names.state().running.is_empty());
     drop(ask("tenant", "later.test".into()));
@@ -134,22 +138,22 @@ async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
 
 #[tokio::test(start_paused = true)]
 async fn lookup_ends_after_three_seconds() {
-    let names = Servers::default().names(HANGS);
+    let names = FakeServers::default().names(HANGS);
     let began = Instant::now();
     let error = resolve(&names, "n", "a.test")
         .await
         .unwrap_err()
         .to_string();
     assert_eq!(error, "no answer from DNS within 3 s");
-    assert_eq!(began.elapsed(), LIMIT);
+    assert_eq!(began.elapsed(), LOOKUP_TIMEOUT);
 }
 
 #[tokio::test(start_paused = true)]
-async fn lookup_that_panics_is_begun_anew() {
+async fn lookup_restarts_after_a_panic() {
     let count = Arc::new(AtomicUsize::new(0));
-    let begun = count.clone();
+    let started = count.clone();
     let names = Names::new(Arc::new(move |_| {
-        let first = begun.fetch_add(1, Ordering::Relaxed) == 0;
+        let first = started.fetch_add(1, Ordering::Relaxed) == 0;
         Box::pin(async move {
             if first {
                 panic!("at first")
@@ -201,12 +205,15 @@ fn resolv_conf_is_honoured(
 }
 
 #[test]
-fn resolv_conf_that_cannot_be_used_is_an_error() {
-    let said = Dns::default()
+fn invalid_resolv_conf_is_an_error() {
+    let message = Dns::default()
         .settings(b"nameserver 10.0.0.1\nsearch a..b")
         .unwrap_err()
         .to_string();
-    assert!(said.starts_with("cannot use /etc/resolv.conf: "), "{said}");
+    assert!(
+        message.starts_with("cannot use /etc/resolv.conf: "),
+        "{message}"
+    );
     for bytes in [
         &b"\xff\xfe\nnameserver \xff"[..],
         b"nameserver",
@@ -230,7 +237,7 @@ async fn missing_file_is_empty() {
 }
 
 #[test]
-fn hosts_file_wins() {
+fn hosts_file_takes_precedence() {
     let file = b"127.0.0.1 localhost\n::1 localhost ip6-localhost\n# 10.0.0.9 no\n10.0.0.1\tWeb.Shop web\n\xff";
     let found = |name| {
         in_hosts(&file[..file.len() - 1], name)

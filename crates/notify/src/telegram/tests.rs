@@ -9,37 +9,37 @@ use super::*;
 #[case(b"1234567890:AAAAAAAAAAAAAAAAAAAAAAAAAAAA")]
 #[case(b"1:a")]
 #[case(b"1:a_B-9")]
-fn a_token_of_any_length_is_one(#[case] token: &[u8]) {
-    assert!(Chat::new(token, ChatId::Id(1), None, false).is_ok());
+fn token_may_have_any_length(#[case] token: &[u8]) {
+    assert!(TelegramChat::new(token, ChatId::Id(1), None, false).is_ok());
 }
 
 #[rstest]
-#[case(b"", BadToken::Shape)]
-#[case(b"s3cr3t", BadToken::Shape)]
-#[case(b"x1:s3cr3t", BadToken::Shape)]
-#[case(b":s3cr3t", BadToken::Shape)]
-#[case(b"12:", BadToken::Shape)]
-#[case(b"12:s3cr3t/../x", BadToken::Shape)]
-#[case(b"12:s3cr3t x", BadToken::Shape)]
-#[case(b"12:s3\ncr3t", BadToken::Shape)]
-#[case(b"12:s3:cr3t", BadToken::Shape)]
-#[case(b"12:s3cr3t=", BadToken::Shape)]
-#[case(b"12:s3.cr3t", BadToken::Shape)]
-#[case(b"12:s3+cr3t", BadToken::Shape)]
-#[case("12:s3cr3t\u{e9}".as_bytes(), BadToken::Shape)]
-#[case(b"12:s3cr3t\0", BadToken::Shape)]
-#[case(b"12:s3cr3t\n", BadToken::Padded)]
-#[case(b" 12:s3cr3t", BadToken::Padded)]
-#[case(b"12:s3cr3t\xff", BadToken::NotText)]
-fn a_bad_token_is_refused_without_being_shown(#[case] token: &[u8], #[case] why: BadToken) {
-    let error = Chat::new(token, ChatId::Id(1), None, false).unwrap_err();
+#[case(b"", InvalidToken::Shape)]
+#[case(b"s3cr3t", InvalidToken::Shape)]
+#[case(b"x1:s3cr3t", InvalidToken::Shape)]
+#[case(b":s3cr3t", InvalidToken::Shape)]
+#[case(b"12:", InvalidToken::Shape)]
+#[case(b"12:s3cr3t/../x", InvalidToken::Shape)]
+#[case(b"12:s3cr3t x", InvalidToken::Shape)]
+#[case(b"12:s3\ncr3t", InvalidToken::Shape)]
+#[case(b"12:s3:cr3t", InvalidToken::Shape)]
+#[case(b"12:s3cr3t=", InvalidToken::Shape)]
+#[case(b"12:s3.cr3t", InvalidToken::Shape)]
+#[case(b"12:s3+cr3t", InvalidToken::Shape)]
+#[case("12:s3cr3t\u{e9}".as_bytes(), InvalidToken::Shape)]
+#[case(b"12:s3cr3t\0", InvalidToken::Shape)]
+#[case(b"12:s3cr3t\n", InvalidToken::Padded)]
+#[case(b" 12:s3cr3t", InvalidToken::Padded)]
+#[case(b"12:s3cr3t\xff", InvalidToken::NotText)]
+fn invalid_token_is_rejected_without_being_quoted(#[case] token: &[u8], #[case] why: InvalidToken) {
+    let error = TelegramChat::new(token, ChatId::Id(1), None, false).unwrap_err();
     assert_eq!(error, why);
     assert!(!format!("{error} {error:?}").contains("s3"), "{error}");
 }
 
 #[test]
-fn debug_shows_no_token() {
-    let chat = Chat::new(
+fn debug_output_contains_no_token() {
+    let chat = TelegramChat::new(
         b"12:s3cr3t",
         ChatId::Id(-100_123_456_789_012),
         Some(5),
@@ -63,7 +63,7 @@ fn debug_shows_no_token() {
     "http://proxy/telegram/",
     "http://proxy/telegram/bot12:s3cr3t/sendMessage"
 )]
-fn the_method_is_below_the_base(#[case] base: &str, #[case] expected: &str) {
+fn method_url_extends_the_base_url(#[case] base: &str, #[case] expected: &str) {
     assert_eq!(
         method_url(&base.parse().unwrap(), &"12:s3cr3t".into()).as_str(),
         expected
@@ -71,26 +71,28 @@ fn the_method_is_below_the_base(#[case] base: &str, #[case] expected: &str) {
 }
 
 #[test]
-fn a_token_cannot_leave_its_segment() {
+fn token_cannot_leave_its_path_segment() {
     let url = method_url(&"https://x".parse().unwrap(), &"12:a?b#c%2f".into());
     assert_eq!(url.path(), "/bot12:a%3Fb%23c%252f/sendMessage");
 }
 
 #[test]
-fn the_payload() {
-    let chat = Chat::new(b"12:s3cr3t", ChatId::Name("@news".into()), Some(5), true).unwrap();
+fn payload_has_the_chats_settings() {
+    let chat =
+        TelegramChat::new(b"12:s3cr3t", ChatId::Name("@news".into()), Some(5), true).unwrap();
     assert_eq!(
         payload(&chat, "x"),
         json!({ "chat_id": "@news", "text": "x", "message_thread_id": 5, "disable_notification": true })
     );
-    let chat = Chat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), None, false).unwrap();
+    let chat =
+        TelegramChat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), None, false).unwrap();
     assert_eq!(
         payload(&chat, "x"),
         json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" })
     );
 }
 
-/// Descriptions as the Bot API words them.
+/// Descriptions of the Bot API.
 #[rstest]
 #[case(400, "Bad Request: chat not found", "ChatNotFound")]
 #[case(
@@ -114,18 +116,23 @@ fn the_payload() {
 #[case(403, "Forbidden: bot was blocked by the user", "Forbidden")]
 #[case(429, "Too Many Requests: retry after 7", "Retry")]
 #[case(502, "Bad Gateway", "Retry")]
-fn refusals_are_told_apart(#[case] code: u16, #[case] description: &str, #[case] expected: &str) {
+fn refusals_are_distinguished(
+    #[case] code: u16,
+    #[case] description: &str,
+    #[case] expected: &str,
+) {
     let body = json!({ "ok": false, "error_code": code, "description": description }).to_string();
-    // A proxy on the way may answer 200 for each.
+    // A proxy may respond 200 for each.
     for status in [code, 200] {
-        let Reply::Failed(failure) = understand(status, None, body.as_bytes(), &Secrets::new([]))
+        let SendMessageReply::Failed(failure) =
+            interpret(status, None, body.as_bytes(), &Redactor::new([]))
         else {
             panic!("{description}");
         };
         let kind = match &failure {
-            Failure::Retry { .. } => "Retry",
-            Failure::Unsent { .. } => "Unsent",
-            Failure::Refused { reason, .. } => reason.as_str(),
+            SendError::Retry { .. } => "Retry",
+            SendError::Unsent { .. } => "Unsent",
+            SendError::Refused { reason, .. } => reason.as_str(),
         };
         assert_eq!(kind, expected, "{description}");
         assert!(failure.to_string().contains(description), "{failure}");

@@ -1,4 +1,4 @@
-//! What is posted: a `CloudEvent` in binary mode, or a body of the user's own.
+//! Requests to webhooks: a `CloudEvent` in binary mode, or the user's own body.
 
 use std::fmt::Write;
 
@@ -7,85 +7,96 @@ use jiff::Timestamp;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::Hook;
+use super::WebhookEndpoint;
 use crate::message::template::Body;
-use crate::message::{self, BODY, Limit, MAX_ENTRIES, View, digest};
-use crate::{Content, Item};
+use crate::message::{self, BODY, MAX_ENTRIES, TextLimit, View, digest};
+use crate::{MessageContent, OutgoingEntry};
 
-/// One change.
-const CHANGED: &str = "dev.quartermaster.trackedfield.changed";
-/// Several changes.
-const DIGEST: &str = "dev.quartermaster.trackedfield.digest";
-/// A test message.
-const READY: &str = "dev.quartermaster.contactpoint.ready";
+/// Type of an event with one change.
+const CHANGED_TYPE: &str = "dev.quartermaster.trackedfield.changed";
+/// Type of an event with several changes.
+const DIGEST_TYPE: &str = "dev.quartermaster.trackedfield.digest";
+/// Type of a test message.
+const READY_TYPE: &str = "dev.quartermaster.contactpoint.ready";
 
-/// A request's headers and body.
+/// Headers and body of a request.
 #[derive(Debug)]
-pub struct Event {
-    /// `ce-id` and `Idempotency-Key`: the id of the entry or of the test message; a digest's follows from its entries' ids.
+pub struct CloudEvent {
+    /// `ce-id` and `Idempotency-Key`: the id of the entry or test message. The id of a digest is derived from the ids
+    /// of its entries.
     pub id: String,
     /// `ce-type`.
     pub kind: &'static str,
-    /// `ce-source`: the path of the object that speaks.
+    /// `ce-source`: path of the object that the event is about.
     pub source: String,
-    /// `ce-subject`: what it speaks of.
+    /// `ce-subject`: subject of the entry.
     pub subject: Option<String>,
     /// `ce-time`.
     pub time: String,
     /// `Content-Type`.
     pub content_type: HeaderValue,
-    /// The body.
     pub body: Vec<u8>,
-    /// How many entries it carries.
-    pub taken: usize,
+    /// Number of entries in the event.
+    pub carried: usize,
 }
 
-/// Data of a [`CHANGED`] event, and each entry of a [`DIGEST`]'s.
+/// Data of a [`CHANGED_TYPE`] event, and of each entry in a [`DIGEST_TYPE`].
 #[derive(Serialize)]
-struct Change<'a> {
+struct ChangeData<'a> {
     #[serde(flatten)]
     view: &'a View,
-    /// The message, as a chat would show it.
+    /// Message text, as in a chat.
     text: &'a str,
 }
 
-/// Data of a [`READY`] event.
+/// Data of a [`READY_TYPE`] event.
 #[derive(Serialize)]
-struct Ready<'a> {
+struct TestData<'a> {
     cluster: Option<&'a str>,
     namespace: &'a str,
     name: &'a str,
     text: &'a str,
 }
 
-impl Event {
-    /// Renders `content` for `hook`. A body template that fails is left out: the event's own data is sent instead.
-    pub fn render(hook: &Hook, content: Content<'_>, cluster: Option<&str>, plain: bool) -> Self {
+impl CloudEvent {
+    /// Renders `content` for `webhook`. If the body template fails, the event has its default data instead.
+    pub fn render(
+        webhook: &WebhookEndpoint,
+        content: MessageContent<'_>,
+        cluster: Option<&str>,
+        plain: bool,
+    ) -> Self {
         match content {
-            Content::Test {
+            MessageContent::Test {
                 namespace,
                 name,
                 id,
-            } => Self::test(hook, namespace, name, id, cluster),
-            Content::Entries(items) => {
-                let own = hook
+            } => Self::test(webhook, namespace, name, id, cluster),
+            MessageContent::Entries(items) => {
+                let own = webhook
                     .body
                     .as_ref()
-                    .and_then(|body| Self::with_body(hook, body, items, cluster, plain));
+                    .and_then(|body| Self::with_body(webhook, body, items, cluster, plain));
                 own.unwrap_or_else(|| Self::with_data(items, cluster, plain))
             }
         }
     }
 
-    fn test(hook: &Hook, namespace: &str, name: &str, id: &str, cluster: Option<&str>) -> Self {
+    fn test(
+        webhook: &WebhookEndpoint,
+        namespace: &str,
+        name: &str,
+        id: &str,
+        cluster: Option<&str>,
+    ) -> Self {
         let text = message::ready(cluster);
-        let data = Ready {
+        let data = TestData {
             cluster,
             namespace,
             name,
             text: &text,
         };
-        let own = hook.body.as_ref().and_then(|body| {
+        let own = webhook.body.as_ref().and_then(|body| {
             let view = View {
                 kind: "ContactPoint".into(),
                 namespace: namespace.into(),
@@ -94,64 +105,65 @@ impl Event {
                 cluster: cluster.map(Into::into),
                 ..View::default()
             };
-            logged(body.render(&view, &[], &text))
+            log_error(body.render(&view, &[], &text))
         });
         let (body, content_type) = match own {
-            Some(body) => (body.into_bytes(), hook.content_type.clone()),
+            Some(body) => (body.into_bytes(), webhook.content_type.clone()),
             None => (json(&data), JSON),
         };
         Self {
             id: id.to_owned(),
-            kind: READY,
+            kind: READY_TYPE,
             source: format!("/apis/tg.azamaton.ru/v1/namespaces/{namespace}/contactpoints/{name}"),
             subject: None,
             time: Timestamp::now().to_string(),
             content_type,
             body,
-            taken: 0,
+            carried: 0,
         }
     }
 
-    /// The user's own body. Fewer entries are tried while it is too long or fails; none is left when it always does.
+    /// Renders the user's own body. Tries fewer entries while the body is too long or the template fails; returns
+    /// `None` if every attempt fails.
     fn with_body(
-        hook: &Hook,
+        webhook: &WebhookEndpoint,
         body: &Body,
-        items: &[Item],
+        items: &[OutgoingEntry],
         cluster: Option<&str>,
         plain: bool,
     ) -> Option<Self> {
-        let mut offered = items;
+        let mut candidates = items;
         loop {
-            let text = message::render(offered, cluster, plain, Limit::WEBHOOK);
-            let views: Vec<_> = offered[..text.taken]
+            let text = message::render(candidates, cluster, plain, TextLimit::WEBHOOK);
+            let views: Vec<_> = candidates[..text.carried]
                 .iter()
                 .map(|item| View::of(item, cluster))
                 .collect();
-            if let Some(body) = logged(body.render(views.first()?, &views, &text.text)) {
-                let mut event = Self::about(&offered[..text.taken], body.into_bytes());
-                event.content_type = hook.content_type.clone();
+            if let Some(body) = log_error(body.render(views.first()?, &views, &text.text)) {
+                let mut event = Self::about(&candidates[..text.carried], body.into_bytes());
+                event.content_type = webhook.content_type.clone();
                 return Some(event);
             }
-            if text.taken == 1 {
+            if text.carried == 1 {
                 return None;
             }
-            offered = &offered[..text.taken / 2];
+            candidates = &candidates[..text.carried / 2];
         }
     }
 
-    /// The event's own data: as many entries as fit.
-    fn with_data(items: &[Item], cluster: Option<&str>, plain: bool) -> Self {
-        let change = |item: &Item| {
+    /// Renders the default data with as many entries as fit.
+    fn with_data(items: &[OutgoingEntry], cluster: Option<&str>, plain: bool) -> Self {
+        let change = |item: &OutgoingEntry| {
             let view = View::of(item, cluster);
             let text = digest::entry_text(item, &view, plain);
-            json(&Change {
+            json(&ChangeData {
                 view: &view,
-                text: &Limit::WEBHOOK.cut(&text),
+                text: &TextLimit::WEBHOOK.truncate(&text),
             })
         };
         if items.len() > 1 {
             let cluster = json(&cluster);
-            // What surrounds the entries: names and braces, the cluster's name, and each id with its quotes and comma.
+            // Reserved bytes: names and braces, the cluster's name, and each id with its quotes and comma.
             let mut room = BODY.saturating_sub(64 + cluster.len());
             let mut ids = Vec::new();
             let mut entries = Vec::new();
@@ -166,7 +178,10 @@ impl Event {
                 entries.push(entry);
             }
             if entries.len() > 1 {
-                return Self::about(&items[..entries.len()], changes(&cluster, &ids, &entries));
+                return Self::about(
+                    &items[..entries.len()],
+                    digest_data(&cluster, &ids, &entries),
+                );
             }
         }
         match items.first() {
@@ -175,13 +190,13 @@ impl Event {
         }
     }
 
-    /// An event that carries exactly `items`.
-    fn about(items: &[Item], body: Vec<u8>) -> Self {
-        let time = |item: &Item| item.entry.time.as_ref().map(|time| time.0.to_string());
+    /// Creates an event with exactly these entries.
+    fn about(items: &[OutgoingEntry], body: Vec<u8>) -> Self {
+        let time = |item: &OutgoingEntry| item.entry.time.as_ref().map(|time| time.0.to_string());
         let (id, kind, source, subject) = match items {
             [item] => (
                 message::entry_id(item),
-                CHANGED,
+                CHANGED_TYPE,
                 format!(
                     "/apis/tg.azamaton.ru/v1/namespaces/{}/trackedfields/{}",
                     item.namespace, item.name
@@ -190,7 +205,7 @@ impl Event {
             ),
             _ => (
                 digest_id(items),
-                DIGEST,
+                DIGEST_TYPE,
                 "/apis/tg.azamaton.ru/v1/trackedfields".into(),
                 None,
             ),
@@ -206,14 +221,14 @@ impl Event {
                 .unwrap_or_else(|| Timestamp::now().to_string()),
             content_type: JSON,
             body,
-            taken: items.len(),
+            carried: items.len(),
         }
     }
 
-    /// Sets what the binding's binary mode asks for (`datacontenttype` is `Content-Type` there), and `Idempotency-Key`.
+    /// Sets the headers of the binding's binary mode (`Content-Type` is `datacontenttype` there) and `Idempotency-Key`.
     pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         let mut set = |name: &'static str, value: &str| {
-            // What is percent-encoded is ASCII.
+            // Percent-encoding yields ASCII.
             if let Ok(value) = HeaderValue::from_str(&header_text(value)) {
                 headers.insert(HeaderName::from_static(name), value);
             }
@@ -233,8 +248,9 @@ impl Event {
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Data of a [`DIGEST`] event: the cluster, the ids of all its entries in order, and the entries as [`CHANGED`] has them.
-fn changes(cluster: &[u8], ids: &[String], entries: &[Vec<u8>]) -> Vec<u8> {
+/// Returns the data of a [`DIGEST_TYPE`] event: the cluster, the ids of all its entries in order, and the entries as in
+/// [`CHANGED_TYPE`].
+fn digest_data(cluster: &[u8], ids: &[String], entries: &[Vec<u8>]) -> Vec<u8> {
     let parts: [&[u8]; 7] = [
         b"{\"cluster\":",
         cluster,
@@ -247,30 +263,27 @@ fn changes(cluster: &[u8], ids: &[String], entries: &[Vec<u8>]) -> Vec<u8> {
     parts.concat()
 }
 
-/// None of the types above can fail to serialise.
+/// Serialises event data; the types above cannot fail.
 fn json<T: Serialize + ?Sized>(data: &T) -> Vec<u8> {
     serde_json::to_vec(data).unwrap_or_default()
 }
 
-fn logged(rendered: Result<String, String>) -> Option<String> {
+fn log_error(rendered: Result<String, String>) -> Option<String> {
     rendered
         .inspect_err(|error| {
-            tracing::warn!(
-                error,
-                "the body template failed: the event's own data is sent"
-            );
+            tracing::warn!(error, "body template failed; sending default data");
         })
         .ok()
 }
 
-/// The same entries have the same id, so that a receiver can tell a repeated digest.
-fn digest_id(items: &[Item]) -> String {
+/// Returns the id of a digest, which depends only on its entries, so that a receiver can recognise a repetition.
+fn digest_id(items: &[OutgoingEntry]) -> String {
     let mut digest = Sha256::new();
     for item in items {
         digest.update(message::entry_id(item));
         digest.update(b"\n");
     }
-    // Half of it is unique enough, and leaves the header short.
+    // Half of the digest is unique enough and keeps the header short.
     digest
         .finalize()
         .iter()
@@ -282,8 +295,8 @@ fn digest_id(items: &[Item]) -> String {
         })
 }
 
-/// A header's value as the binding (section 3.1.3.2) writes it: space, quote, percent and all that is not printable ASCII
-/// are percent-encoded. At most 1 KiB of it, because servers bound their headers.
+/// Encodes a header's value as the binding requires (section 3.1.3.2): percent-encodes space, quote, percent and
+/// everything that is not printable ASCII. Keeps at most 1 KiB, because servers limit headers.
 fn header_text(value: &str) -> String {
     const BYTES: usize = 1024;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! An HTTP endpoint: a POST of a `CloudEvents` 1.0 event for each message
+//! Webhooks: an HTTP POST of a `CloudEvents` 1.0 event for each message
 //! (<https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md>).
 
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use qm_api::contact_point::is_reserved;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::is_private;
-use super::answer::{self, Secrets};
 use super::message::template::Body;
 use super::resolve::{Names, RequestContext};
-use super::{Failure, Refusal, Sent};
+use super::response::{self, Redactor};
+use super::{Refusal, SendError, SendReceipt};
 
 pub mod event;
 pub mod sign;
@@ -24,10 +24,10 @@ pub mod tls;
 pub use sign::SigningKey;
 pub use tls::Tls;
 
-/// What a contact point's spec and Secrets say of an endpoint.
+/// Unchecked fields of an endpoint, from a contact point's spec and Secrets.
 #[derive(Default)]
 pub struct Parts {
-    /// `url`, or what `urlFrom` names.
+    /// `url`, or the value that `urlFrom` references.
     pub url: SecretString,
     /// Whether the URL came from a Secret.
     pub url_is_secret: bool,
@@ -47,17 +47,17 @@ pub struct Parts {
     pub tls: Option<Tls>,
 }
 
-/// What is wrong with an endpoint, without any secret in it.
+/// Error of an endpoint, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
-pub struct Invalid {
-    /// The field of `webhookSpec` (or `apiToken`) to mend.
+pub struct InvalidWebhook {
+    /// Field of `webhookSpec` to fix, or `apiToken`.
     pub field: &'static str,
-    /// What is wrong and what to write instead.
+    /// Error message, with what to write instead.
     pub message: String,
 }
 
-impl Invalid {
+impl InvalidWebhook {
     fn new(field: &'static str, message: impl Into<String>) -> Self {
         Self {
             field,
@@ -66,9 +66,9 @@ impl Invalid {
     }
 }
 
-/// An HTTP endpoint, ready to be sent to.
+/// Endpoint of a webhook, with checked fields.
 #[derive(Clone)]
-pub struct Hook {
+pub struct WebhookEndpoint {
     pub(super) url: reqwest::Url,
     headers: http::HeaderMap,
     secrets: Vec<SecretString>,
@@ -79,24 +79,25 @@ pub struct Hook {
     pub(super) tls: Option<Arc<Tls>>,
 }
 
-impl Hook {
-    /// Checks the parts.
+impl WebhookEndpoint {
+    /// Checks `parts`.
     ///
     /// # Errors
-    /// The first thing that is wrong with them.
-    pub fn new(parts: Parts) -> Result<Self, Invalid> {
+    /// Returns the first error.
+    pub fn new(parts: Parts) -> Result<Self, InvalidWebhook> {
         let url_field = if parts.url_is_secret {
             "urlFrom"
         } else {
             "url"
         };
         let url = parse_url(parts.url.expose_secret())
-            .map_err(|message| Invalid::new(url_field, message))?;
+            .map_err(|message| InvalidWebhook::new(url_field, message))?;
         let mut headers = http::HeaderMap::new();
         for (name, value) in &parts.headers {
-            let name = header_name(name).map_err(|message| Invalid::new("headers", message))?;
+            let name =
+                header_name(name).map_err(|message| InvalidWebhook::new("headers", message))?;
             let value = HeaderValue::from_str(value).map_err(|_| {
-                Invalid::new(
+                InvalidWebhook::new(
                     "headers",
                     format!("the value of {name} holds a control character"),
                 )
@@ -105,9 +106,10 @@ impl Hook {
         }
         let mut secrets = vec![parts.url];
         if let Some((name, token)) = parts.token {
-            let name = header_name(&name).map_err(|message| Invalid::new("headerName", message))?;
+            let name =
+                header_name(&name).map_err(|message| InvalidWebhook::new("headerName", message))?;
             let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
-                Invalid::new(
+                InvalidWebhook::new(
                     "apiToken",
                     "the token holds a newline or another control character; make the Secret with `printf` or `echo -n`",
                 )
@@ -124,14 +126,14 @@ impl Hook {
             .as_deref()
             .map(Body::new)
             .transpose()
-            .map_err(|message| Invalid::new("body", message))?;
+            .map_err(|message| InvalidWebhook::new("body", message))?;
         let content_type = parts
             .content_type
             .as_deref()
             .filter(|_| body.is_some())
             .unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type).map_err(|_| {
-            Invalid::new(
+            InvalidWebhook::new(
                 "contentType",
                 "holds a control character; write for example text/plain",
             )
@@ -149,9 +151,9 @@ impl Hook {
     }
 }
 
-impl fmt::Debug for Hook {
+impl fmt::Debug for WebhookEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hook")
+        f.debug_struct("WebhookEndpoint")
             .field(
                 "headers",
                 &self
@@ -167,14 +169,14 @@ impl fmt::Debug for Hook {
     }
 }
 
-/// http or https, with a host, without credentials, spaces and fragment.
+/// Parses an http or https URL with a host, without credentials, spaces and fragment.
 fn parse_url(text: &str) -> Result<reqwest::Url, String> {
     if text.trim().len() != text.len() {
         return Err(
             "the URL begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`".into()
         );
     }
-    // They would be taken out, or be sent as %20: to another path than was meant.
+    // The URL parser would remove them or encode them as %20, which changes the path.
     if text.contains(|char: char| char.is_whitespace() || char.is_control()) {
         return Err("the URL holds a space or a control character; write %20 for a space".into());
     }
@@ -188,7 +190,7 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
         return Err("credentials in a URL are not sent; use apiToken and headerName".into());
     }
     if url.fragment().is_some() {
-        return Err("what stands after # in a URL is not sent; remove it, or write %23".into());
+        return Err("a URL's fragment is not sent; remove the fragment, or write %23".into());
     }
     Ok(url)
 }
@@ -223,33 +225,37 @@ impl Quote {
     }
 }
 
-/// Message of every request without an answer from an address that is not quoted: the cause would tell whether something
-/// listens there.
-const NO_ANSWER: &str = "no answer from the endpoint; the operator tells no more of a private address. Check URL, TLS and \
+/// Message of every request without a response from an address that is not quoted: the cause would reveal whether a
+/// server listens there.
+const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address. Check URL, TLS and \
     NetworkPolicies";
 
-/// In place of the answer of an address that is not quoted.
+/// Replacement for the response of an address that is not quoted.
 const NOT_QUOTED: &str = "(not shown: a private address)";
 
-/// What a request needs besides the hook.
-pub(super) struct Call<'a> {
+/// Context of a request to an endpoint.
+pub(super) struct WebhookRequest<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) timeout: Duration,
     pub(super) retry_after_cap: Duration,
-    pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
+    pub(super) check_lease: &'a (dyn Fn() -> Result<(), SendError> + Sync),
     pub(super) names: &'a Names,
     pub(super) context: &'a RequestContext,
     pub(super) quote: Quote,
 }
 
-impl Call<'_> {
+impl WebhookRequest<'_> {
     /// Sends one event.
-    pub(super) async fn send(&self, hook: &Hook, event: event::Event) -> Result<Sent, Failure> {
-        let secrets = Secrets::new(&hook.secrets);
-        let taken = event.taken;
-        let mut headers = hook.headers.clone();
+    pub(super) async fn send(
+        &self,
+        webhook: &WebhookEndpoint,
+        event: event::CloudEvent,
+    ) -> Result<SendReceipt, SendError> {
+        let redactor = Redactor::new(&webhook.secrets);
+        let carried = event.carried;
+        let mut headers = webhook.headers.clone();
         event.write_headers(&mut headers);
-        if let Some(key) = &hook.signing_key {
+        if let Some(key) = &webhook.signing_key {
             key.write_headers(
                 &event.id,
                 Timestamp::now().as_second(),
@@ -259,15 +265,16 @@ impl Call<'_> {
         }
         let request = self
             .client
-            .post(hook.url.clone())
+            .post(webhook.url.clone())
             .headers(headers)
             .timeout(self.timeout)
             .body(event.body);
-        (self.held)()?;
+        (self.check_lease)()?;
         let mut response = request.send().await.map_err(|error| {
-            // The endpoint may have moved.
-            self.names.forget(hook.url.host_str().unwrap_or_default());
-            self.without_answer(secrets.failure(error, self.timeout))
+            // The endpoint may have a new address.
+            self.names
+                .forget(webhook.url.host_str().unwrap_or_default());
+            self.hide_cause(redactor.error(error, self.timeout))
         })?;
         let status = response.status().as_u16();
         let quotable = self.quote.allows(
@@ -275,100 +282,100 @@ impl Call<'_> {
                 .remote_addr()
                 .is_some_and(|address| !is_private(address.ip())),
         );
-        let after = answer::retry_after(&response, Timestamp::now())
+        let after = response::retry_after(&response, Timestamp::now())
             .map(|after| after.min(self.retry_after_cap));
         let body = if (200..300).contains(&status) {
-            // It is taken, whatever is still said; the connection is kept when that is short.
-            let _ = tokio::time::timeout(DRAIN, answer::body(&mut response)).await;
+            // The receiver accepted the request. Reading a short rest lets the client reuse the connection.
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, response::body(&mut response)).await;
             Vec::new()
         } else {
-            answer::body(&mut response).await
+            response::body(&mut response).await
         };
-        let said = if quotable {
-            secrets.quote(&body)
+        let quote = if quotable {
+            redactor.quote(&body)
         } else {
             NOT_QUOTED.into()
         };
-        understand(status, after, &said, taken)
+        interpret(status, after, &quote, carried)
     }
 
-    /// Returns `failure` with the cause only if the address may be quoted.
-    fn without_answer(&self, failure: Failure) -> Failure {
+    /// Returns the error with its cause only if the address may be quoted.
+    fn hide_cause(&self, error: SendError) -> SendError {
         let quotable = self.quote.allows(self.context.is_public());
-        match failure {
-            Failure::Retry { message, after } if !quotable => {
+        match error {
+            SendError::Retry { message, after } if !quotable => {
                 tracing::debug!(
                     error = message,
                     "request to a private address failed; will retry"
                 );
-                Failure::Retry {
+                SendError::Retry {
                     message: NO_ANSWER.into(),
                     after,
                 }
             }
-            failure => failure,
+            error => error,
         }
     }
 }
 
-/// How long the rest of a good answer is listened to.
-const DRAIN: Duration = Duration::from_millis(500);
+/// Maximum time to read the rest of a successful response.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-fn understand(
+fn interpret(
     status: u16,
     after: Option<Duration>,
-    said: &str,
-    taken: usize,
-) -> Result<Sent, Failure> {
-    let said = if said.is_empty() {
+    quote: &str,
+    carried: usize,
+) -> Result<SendReceipt, SendError> {
+    let answer = if quote.is_empty() {
         status.to_string()
     } else {
-        format!("{status} {said}")
+        format!("{status} {quote}")
     };
-    let refused = |reason, message| Err(Failure::Refused { reason, message });
+    let refused = |reason, message| Err(SendError::Refused { reason, message });
     match status {
-        200..=299 => Ok(Sent {
-            taken,
+        200..=299 => Ok(SendReceipt {
+            accepted: carried,
             migrated_to: None,
         }),
         300..=399 => refused(
             Refusal::Redirected,
             format!(
-                "the endpoint answered with a redirect ({status}), which is not followed; give the final URL"
+                "the endpoint answered with a redirect ({status}), which the operator does not follow; set the final URL"
             ),
         ),
         400 | 413 | 415 | 422 => refused(
             Refusal::Rejected,
-            format!("the endpoint rejected the message ({said})"),
+            format!("the endpoint rejected the message ({answer})"),
         ),
         401 => refused(
             Refusal::Unauthorized,
-            format!("the endpoint accepts no message without a valid token ({said})"),
+            format!("the endpoint requires a valid token ({answer})"),
         ),
         403 => refused(
             Refusal::Forbidden,
-            format!("the endpoint refuses us ({said})"),
+            format!("the endpoint forbids the request ({answer})"),
         ),
         404 => refused(
             Refusal::NotFound,
-            format!("there is nothing at this URL ({said})"),
+            format!("the URL was not found ({answer})"),
         ),
-        408 | 429 | 500.. => Err(Failure::Retry {
-            message: format!("the endpoint is in trouble ({said})"),
+        408 | 429 | 500.. => Err(SendError::Retry {
+            message: format!("the endpoint failed ({answer})"),
             after,
         }),
         410 => refused(
             Refusal::Gone,
-            format!("the endpoint is gone ({said}); restore it, or give another URL"),
+            format!("the endpoint was removed ({answer}); restore it, or set another URL"),
         ),
         400..=499 => refused(
             Refusal::UnexpectedStatus,
             format!(
-                "the endpoint answered with an unexpected status ({said}); check the URL and what stands before it"
+                "the endpoint answered with an unexpected status ({answer}); check the URL and the proxies in front of the endpoint"
             ),
         ),
-        ..200 => Err(Failure::Retry {
-            message: format!("an answer that makes no sense ({said})"),
+        ..200 => Err(SendError::Retry {
+            message: format!("unexpected answer ({answer})"),
             after,
         }),
     }

@@ -1,4 +1,4 @@
-//! Signatures as Standard Webhooks has them
+//! Signatures by Standard Webhooks
 //! (<https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md>).
 
 use std::fmt;
@@ -10,10 +10,10 @@ use http::{HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 
-/// What a key in the standard's own notation begins with.
+/// Prefix of a key in the standard's notation.
 const PREFIX: &str = "whsec_";
 
-/// A key that signs requests.
+/// Signing key of requests.
 #[derive(Clone)]
 pub struct SigningKey {
     written: SecretString,
@@ -21,17 +21,17 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself.
+    /// Creates a key from the bytes of a Secret: `whsec_` and base64, or the key itself.
     ///
     /// # Errors
-    /// Why they are no key, never what they are.
+    /// Returns the error of the key, without the key.
     pub fn new(bytes: &[u8]) -> Result<Self, &'static str> {
         let written = String::from_utf8_lossy(bytes);
         let key = match written.strip_prefix(PREFIX) {
             Some(encoded) => STANDARD.decode(encoded).map_err(
                 |_| "the signing key begins with whsec_ but what follows is not base64; is there a newline at the end?",
             )?,
-            // Random bytes may end in anything; a text that does was made with `echo`.
+            // Random bytes may end in whitespace; text with a final newline comes from `echo`.
             None if std::str::from_utf8(bytes).is_ok_and(|text| text.trim().len() != text.len()) => {
                 return Err(
                     "the signing key begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`",
@@ -48,7 +48,7 @@ impl SigningKey {
         })
     }
 
-    /// As it is written in its Secret, and without the prefix.
+    /// Returns the key as its Secret has it, and without the prefix.
     pub(super) fn secrets(&self) -> impl Iterator<Item = SecretString> {
         let bare = self
             .written
@@ -58,9 +58,9 @@ impl SigningKey {
         [self.written.clone()].into_iter().chain(bare)
     }
 
-    /// `v1,BASE64(HMAC-SHA256(key, "id.timestamp.body"))`.
+    /// Returns `v1,BASE64(HMAC-SHA256(key, "id.timestamp.body"))`.
     fn signature(&self, id: &str, timestamp: i64, body: &[u8]) -> Option<String> {
-        // HMAC takes a key of any length.
+        // HMAC accepts a key of any length.
         let mut mac = Hmac::<Sha256>::new_from_slice(self.key.expose_secret()).ok()?;
         mac.update(format!("{id}.{timestamp}.").as_bytes());
         mac.update(body);
@@ -100,9 +100,9 @@ mod tests {
 
     use super::*;
 
-    /// The example of the standard's own libraries, which all check it.
+    /// Example that the standard's own libraries check.
     #[test]
-    fn the_standards_example() {
+    fn signature_matches_the_standards_example() {
         let key = SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
         assert_eq!(
             key.signature(
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raw_key_is_the_same_key() {
+    fn raw_key_signs_like_its_encoded_form() {
         let raw = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
         let (raw, encoded) = (
             SigningKey::new(&raw).unwrap(),
@@ -126,21 +126,24 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_key_is_not_shown() {
-        for bad in [
+    fn error_of_an_invalid_key_hides_the_key() {
+        for invalid in [
             &b"whsec_not base64 s3cr3t"[..],
             b"",
             b"whsec_",
             b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n",
             b"s3cr3t\n",
         ] {
-            let error = SigningKey::new(bad).unwrap_err();
+            let error = SigningKey::new(invalid).unwrap_err();
             assert!(
                 !error.contains("s3cr3t") && !error.contains("MfKQ"),
                 "{error}"
             );
         }
-        assert!(SigningKey::new(b"\xff\xfe\n").is_ok(), "bytes are no text");
+        assert!(
+            SigningKey::new(b"\xff\xfe\n").is_ok(),
+            "bytes need not be text"
+        );
         assert_eq!(
             format!("{:?}", SigningKey::new(b"s3cr3t").unwrap()),
             "SigningKey"

@@ -21,20 +21,20 @@ fn parts(url: &str) -> Parts {
 #[case(Parts { url_is_secret: true, ..parts("s3cr3t") }, "urlFrom: not a URL")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL holds a space")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL holds a space or a control")]
-#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: what stands after #")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: a URL's fragment")]
 #[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
 #[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
 #[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
 #[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
 #[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
 #[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
-fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: &str) {
-    let error = Hook::new(parts).unwrap_err().to_string();
-    assert!(error.starts_with(said), "{error}");
+fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] expected: &str) {
+    let error = WebhookEndpoint::new(parts).unwrap_err().to_string();
+    assert!(error.starts_with(expected), "{error}");
     assert!(!error.contains("s3cr3t"), "{error}");
 }
 
-/// The apiserver refuses what we would not send, and nothing else.
+/// The apiserver rejects exactly the headers that the operator would not send.
 #[rstest]
 #[case("Host", true)]
 #[case("Connection", true)]
@@ -63,12 +63,12 @@ fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: 
 #[case("Team", false)]
 #[case("Proxy", false)]
 #[case("Accept", false)]
-fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved: bool) {
-    let of_token = Hook::new(Parts {
+fn reserved_headers_are_the_same_in_api_and_sender(#[case] name: &str, #[case] reserved: bool) {
+    let of_token = WebhookEndpoint::new(Parts {
         token: Some((name.into(), "x".into())),
         ..parts("http://x/")
     });
-    let of_headers = Hook::new(Parts {
+    let of_headers = WebhookEndpoint::new(Parts {
         headers: [(name.into(), "x".into())].into(),
         ..parts("http://x/")
     });
@@ -101,15 +101,15 @@ fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved
 }
 
 #[test]
-fn debug_shows_no_secret() {
-    let hook = Hook::new(Parts {
+fn debug_output_contains_no_secret() {
+    let webhook = WebhookEndpoint::new(Parts {
         token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
         headers: [("X-Team".into(), "s3cr3t".into())].into(),
         signing_key: Some(SigningKey::new(b"s3cr3t").unwrap()),
         ..parts("https://x/s3cr3t")
     })
     .unwrap();
-    let shown = format!("{hook:?}");
+    let shown = format!("{webhook:?}");
     assert!(
         shown.contains("authorization") && !shown.contains("s3cr3t"),
         "{shown}"
@@ -125,13 +125,16 @@ fn debug_shows_no_secret() {
     Tls::new(None, Some(b"x"), Some(b"s3cr3t")),
     "no PEM certificate and key"
 )]
-fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] said: &str) {
+fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] expected: &str) {
     let error = tls.unwrap_err();
-    assert!(error.contains(said) && !error.contains("s3cr3t"), "{error}");
+    assert!(
+        error.contains(expected) && !error.contains("s3cr3t"),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_key_of_another_certificate_is_noticed() {
+fn key_of_another_certificate_is_rejected() {
     let make = || rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap();
     let (one, other) = (make(), make());
     let pem = one.cert.pem();

@@ -1,4 +1,4 @@
-//! TLS material of a webhook's own.
+//! TLS material of a webhook.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,21 +7,21 @@ use sha2::{Digest, Sha256};
 
 /// `ca.crt`, `tls.crt` and `tls.key` of a Secret.
 pub struct Tls {
-    /// Trusted in place of the system's authorities.
+    /// Certificates to trust instead of the system's authorities.
     roots: Vec<reqwest::Certificate>,
-    /// Shown to the endpoint.
+    /// Client certificate.
     identity: Option<reqwest::Identity>,
-    /// Digest of all: contact points with the same material share a client.
+    /// Digest of the three keys: contact points with the same material share a client.
     pub(crate) digest: [u8; 32],
-    /// Keeps the shared client alive as long as this is used.
+    /// Shared client, which lives as long as this material.
     pub(crate) client: OnceLock<Arc<reqwest::Client>>,
 }
 
 impl Tls {
-    /// Checks the three keys of the Secret, each of which may be absent.
+    /// Checks the three keys of the Secret; each may be missing.
     ///
     /// # Errors
-    /// What is wrong with them, without the private key.
+    /// Returns the error, without the private key.
     pub fn new(
         ca: Option<&[u8]>,
         certificate: Option<&[u8]>,
@@ -61,8 +61,8 @@ impl Tls {
             digest: digest.finalize().into(),
             client: OnceLock::new(),
         };
-        // A key that does not belong to its certificate is noticed only here; for that the system's authorities, which cost
-        // most, need not be read.
+        // Only building a client detects a key that does not match its certificate. This build skips the system's
+        // authorities, which cost the most.
         tls.apply(reqwest::Client::builder().tls_certs_only([]))
             .build()
             .map_err(|_| "tls.key does not belong to tls.crt, or ca.crt is broken")?;

@@ -77,8 +77,8 @@ impl Follower {
     /// What was buffered since the last time; `None` is that it is gone.
     fn told(&mut self) -> Vec<Option<String>> {
         let value = |observation: Observation| match observation.state {
-            State::Present { value, .. } => value.text().map(str::to_owned),
-            State::Absent => None,
+            TargetState::Present { value, .. } => value.text().map(str::to_owned),
+            TargetState::Absent => None,
         };
         self.buffer.drain().into_iter().map(value).collect()
     }

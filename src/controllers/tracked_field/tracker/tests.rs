@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use qm_api::tracked_field::{Subject, Target};
-use qm_notify::history::{Bounds, State};
+use qm_notify::history::{HistoryLimits, TargetState};
 use rstest::rstest;
 use serde_json::json;
 
@@ -63,8 +63,8 @@ fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<
         .observations
         .iter()
         .map(|observation| match &observation.state {
-            State::Present { value, .. } => value.text().map(str::to_owned),
-            State::Absent => None,
+            TargetState::Present { value, .. } => value.text().map(str::to_owned),
+            TargetState::Absent => None,
         });
     let values = values.collect();
     seen.recorded();
@@ -105,7 +105,7 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
             made += 1;
             tracker.present(&resource(), object("web", made, &made.to_string()));
         }
-        assert!(tracker.seen(&key, &identity).observations.len() <= Bounds::PENDING.items);
+        assert!(tracker.seen(&key, &identity).observations.len() <= HistoryLimits::PENDING.items);
     }
     let seen = tracker.seen(&key, &identity);
     assert_eq!(

@@ -1,9 +1,9 @@
-//! How the Bot API is spoken to.
+//! Requests to the Bot API.
 
 use super::*;
 
 #[tokio::test]
-async fn a_telegram_message_is_one_post() {
+async fn telegram_message_is_one_post() {
     let server = MockServer::start().await;
     Mock::given(method("POST"))
         .and(path(format!("/bot{TOKEN}/sendMessage")))
@@ -16,14 +16,16 @@ async fn a_telegram_message_is_one_post() {
     let sender = telegram(&server.uri());
     assert_eq!(
         sender.send(&chat(7), TEST, false).await,
-        Ok(Sent::default())
+        Ok(SendReceipt::default())
     );
     let items = [updated("1", "3"), updated("3", "4")];
-    let sent = sender.send(&chat(7), Content::Entries(&items), false).await;
+    let sent = sender
+        .send(&chat(7), MessageContent::Entries(&items), false)
+        .await;
     assert_eq!(
         sent,
-        Ok(Sent {
-            taken: 2,
+        Ok(SendReceipt {
+            accepted: 2,
             migrated_to: None
         })
     );
@@ -45,12 +47,12 @@ async fn a_telegram_message_is_one_post() {
     assert_eq!(requests[0].headers["content-type"], "application/json");
 }
 
-/// The rules for what is permanent and what is retried; each also with an answer that is no JSON.
+/// Permanent and temporary errors, with a JSON response and without.
 #[rstest]
 #[case("{\"ok\":false,\"description\":\"x\"}")]
 #[case("<html>")]
 #[tokio::test]
-async fn every_status_of_the_bot_api(#[case] body: &'static str) {
+async fn every_status_of_the_bot_api_has_its_error(#[case] body: &'static str) {
     let (server, status) = by_status(body).await;
     let sender = telegram(&server.uri());
     for code in 300..=599 {
@@ -87,14 +89,18 @@ async fn every_status_of_the_bot_api(#[case] body: &'static str) {
     "ChatNotFound"
 )]
 #[tokio::test]
-async fn success_is_200_and_ok(#[case] status: u16, #[case] body: &str, #[case] expected: &str) {
+async fn success_needs_status_200_and_ok(
+    #[case] status: u16,
+    #[case] body: &str,
+    #[case] expected: &str,
+) {
     let server = answering(ResponseTemplate::new(status).set_body_string(body)).await;
     let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
     assert_eq!(kind(&result), expected, "{result:?}");
 }
 
 #[tokio::test]
-async fn retry_after_is_honoured_to_the_second_and_without_bound() {
+async fn retry_after_of_telegram_has_no_cap() {
     let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 90000",
         "parameters": { "retry_after": 90_000 } });
     let server = answering(
@@ -109,19 +115,19 @@ async fn retry_after_is_honoured_to_the_second_and_without_bound() {
         after(&result) == Some(Duration::from_hours(25)),
         "{result:?}"
     );
-    // It holds that chat for all, and no other.
-    sender.slot(&chat(8)).await;
-    let waited = tokio::time::timeout(Duration::from_millis(200), sender.slot(&chat(7))).await;
+    // The pause applies to that chat for all contact points, and to no other.
+    sender.acquire(&chat(8)).await;
+    let waited = tokio::time::timeout(Duration::from_millis(200), sender.acquire(&chat(7))).await;
     assert!(waited.is_err());
 }
 
-/// An answer that asks for more than a clock can tell panics nobody: the line adds it to the present.
+/// A pause that is longer than the clock's range must not panic in the queue.
 #[rstest]
 #[case(json!({ "ok": false, "parameters": { "retry_after": u64::MAX } }), "1")]
 #[case(json!({ "ok": false }), "18446744073709551615")]
 #[case(json!({ "ok": false }), "99999999999999999999999")]
 #[tokio::test]
-async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] header: &str) {
+async fn longest_pause_does_not_overflow_the_clock(#[case] body: Value, #[case] header: &str) {
     let server = answering(
         ResponseTemplate::new(429)
             .set_body_json(body)
@@ -135,14 +141,14 @@ async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] hea
 }
 
 #[tokio::test]
-async fn without_parameters_the_header_counts() {
+async fn header_applies_without_parameters() {
     let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", "7200")).await;
     let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
     assert_eq!(after(&result), Some(Duration::from_hours(2)));
 }
 
 #[tokio::test]
-async fn a_chat_that_moved_is_followed_once() {
+async fn migrated_chat_is_followed_once() {
     let server = MockServer::start().await;
     let moved = |to: i64| {
         ResponseTemplate::new(400).set_body_json(json!({ "ok": false, "error_code": 400,
@@ -164,12 +170,16 @@ async fn a_chat_that_moved_is_followed_once() {
         .await;
     let sender = telegram(&server.uri());
     let sent = sender
-        .send(&chat(-7), Content::Entries(&[updated("1", "3")]), false)
+        .send(
+            &chat(-7),
+            MessageContent::Entries(&[updated("1", "3")]),
+            false,
+        )
         .await;
     assert_eq!(
         sent,
-        Ok(Sent {
-            taken: 1,
+        Ok(SendReceipt {
+            accepted: 1,
             migrated_to: Some(to)
         })
     );
@@ -177,9 +187,9 @@ async fn a_chat_that_moved_is_followed_once() {
     assert_eq!(server.received_requests().await.unwrap().len(), 4);
 }
 
-/// The chat that a message was moved to has its own pace, and its own silence.
+/// The supergroup has its own rate limit and its own pause.
 #[tokio::test]
-async fn the_pace_is_that_of_the_chat_it_moved_to() {
+async fn rate_limit_of_the_supergroup_applies_after_a_migration() {
     const TO: i64 = -1_001_234_567_890;
     let server = MockServer::start().await;
     let answer = |code: u16, parameters: Value| {
@@ -202,16 +212,16 @@ async fn the_pace_is_that_of_the_chat_it_moved_to() {
         .await;
     new().respond_with(answer(429, busy)).mount(&server).await;
     let window = Duration::from_millis(300);
-    let pace = Limits {
-        chat: Pacing {
+    let telegram_limits = TelegramLimits {
+        chat: WindowLimit {
             requests: 1,
             window,
         },
-        ..Limits::default()
+        ..TelegramLimits::default()
     };
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
-        pace,
+        telegram_limits,
         ..config()
     });
 
@@ -219,31 +229,34 @@ async fn the_pace_is_that_of_the_chat_it_moved_to() {
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
     assert!(start.elapsed() >= window, "one request in each window");
-    sender.slot(&chat(-7)).await;
-    let waited = tokio::time::timeout(2 * window, sender.slot(&chat(TO))).await;
-    assert!(waited.is_err(), "it asked to be left alone");
+    sender.acquire(&chat(-7)).await;
+    let waited = tokio::time::timeout(2 * window, sender.acquire(&chat(TO))).await;
+    assert!(waited.is_err(), "the chat asked for a pause");
 }
 
 #[tokio::test]
-async fn telegrams_pace_is_shared_and_a_webhook_has_none() {
+async fn rate_limit_is_shared_by_chats_and_not_used_by_webhooks() {
     let window = Duration::from_millis(300);
-    let pace = Limits {
-        chat: Pacing {
+    let telegram_limits = TelegramLimits {
+        chat: WindowLimit {
             requests: 1,
             window,
         },
-        ..Limits::default()
+        ..TelegramLimits::default()
     };
-    let sender = sender(Config { pace, ..config() });
+    let sender = sender(SenderConfig {
+        telegram_limits,
+        ..config()
+    });
     let start = Instant::now();
     for _ in 0..3 {
-        sender.slot(&chat(7)).await;
+        sender.acquire(&chat(7)).await;
     }
     assert!(start.elapsed() >= 2 * window);
-    let hook = hook(parts("http://x/"));
+    let webhook = webhook(parts("http://x/"));
     let start = Instant::now();
     for _ in 0..100 {
-        sender.slot(&hook).await;
+        sender.acquire(&webhook).await;
     }
     assert!(start.elapsed() < window);
 }

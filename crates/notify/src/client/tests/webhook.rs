@@ -1,15 +1,19 @@
-//! How webhooks are spoken to.
+//! Requests to webhooks.
 
 use super::*;
 
 #[tokio::test]
-async fn every_status_of_a_webhook() {
+async fn every_status_of_a_webhook_has_its_error() {
     let (server, status) = by_status("no").await;
-    let (sender, hook) = (sender(config()), hook(parts(&server.uri())));
+    let (sender, webhook) = (sender(config()), webhook(parts(&server.uri())));
     for code in 200..=599 {
         status.store(code, Ordering::SeqCst);
         let result = sender
-            .send(&hook, Content::Entries(&[updated("1", "3")]), false)
+            .send(
+                &webhook,
+                MessageContent::Entries(&[updated("1", "3")]),
+                false,
+            )
             .await;
         let expected = match code {
             200..=299 => "Sent",
@@ -24,7 +28,7 @@ async fn every_status_of_a_webhook() {
         };
         assert_eq!(kind(&result), expected, "{code}: {result:?}");
         match result {
-            Ok(sent) => assert_eq!(sent.taken, 1),
+            Ok(receipt) => assert_eq!(receipt.accepted, 1),
             Err(error) => assert_eq!(error.carried, 1),
         }
     }
@@ -36,10 +40,10 @@ async fn every_status_of_a_webhook() {
 #[case("86400", 3600)]
 #[case("99999999999999999999999", 3600)]
 #[tokio::test]
-async fn a_webhooks_retry_after_is_capped(#[case] value: &str, #[case] seconds: u64) {
+async fn retry_after_of_a_webhook_is_capped(#[case] value: &str, #[case] seconds: u64) {
     let server = answering(ResponseTemplate::new(503).insert_header("Retry-After", value)).await;
     let result = sender(config())
-        .send(&hook(parts(&server.uri())), TEST, false)
+        .send(&webhook(parts(&server.uri())), TEST, false)
         .await;
     assert_eq!(after(&result), Some(Duration::from_secs(seconds)));
 }
@@ -58,27 +62,31 @@ async fn retry_after_may_be_a_date(
     let server =
         answering(ResponseTemplate::new(429).insert_header("Retry-After", date.as_str())).await;
     let result = sender(config())
-        .send(&hook(parts(&server.uri())), TEST, false)
+        .send(&webhook(parts(&server.uri())), TEST, false)
         .await;
     let after = after(&result).unwrap();
     assert!(expected.contains(&after.as_secs()), "{after:?}");
 }
 
 #[tokio::test]
-async fn a_webhook_gets_token_headers_and_signature() {
+async fn webhook_gets_token_headers_and_signature() {
     let server = answering(ResponseTemplate::new(202)).await;
-    let hook = hook(Parts {
+    let webhook = webhook(Parts {
         token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
         headers: [("X-Team".to_owned(), "blue".to_owned())].into(),
         signing_key: Some(SigningKey::new(b"key").unwrap()),
         ..parts(&format!("{}/in?x=1", server.uri()))
     });
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         cluster_name: Some("prod".into()),
         ..config()
     });
     sender
-        .send(&hook, Content::Entries(&[updated("1", "3")]), false)
+        .send(
+            &webhook,
+            MessageContent::Entries(&[updated("1", "3")]),
+            false,
+        )
         .await
         .unwrap();
     let request = &server.received_requests().await.unwrap()[0];
@@ -104,7 +112,7 @@ async fn a_webhook_gets_token_headers_and_signature() {
         ("e1", "e1", "e1")
     );
     assert_eq!(request.body_json::<Value>().unwrap()["cluster"], "prod");
-    sender.send(&hook, TEST, false).await.unwrap();
+    sender.send(&webhook, TEST, false).await.unwrap();
     let test: Value = server.received_requests().await.unwrap()[1]
         .body_json()
         .unwrap();
@@ -115,7 +123,7 @@ async fn a_webhook_gets_token_headers_and_signature() {
             &json!("Contact point is ready\nCluster: prod")
         )
     );
-    // As a receiver checks it.
+    // The receiver's check of the signature.
     let signed = format!(
         "e1.{}.{}",
         header("webhook-timestamp"),
@@ -136,9 +144,9 @@ async fn a_webhook_gets_token_headers_and_signature() {
 #[case::loopback(&["127.0.0.1", "::1"], "--webhook-allow-loopback")]
 #[case::denied(&["10.1.2.3"], "--webhook-deny-cidr=10.0.0.0/8")]
 #[tokio::test]
-async fn a_name_is_refused_for_what_it_resolves_to(
+async fn name_is_refused_if_it_resolves_to_a_denied_address(
     #[case] addresses: &'static [&str],
-    #[case] said: &str,
+    #[case] expected: &str,
 ) {
     let lookup: Lookup = Arc::new(move |_| {
         let found = addresses
@@ -147,22 +155,22 @@ async fn a_name_is_refused_for_what_it_resolves_to(
             .collect();
         Box::pin(async move { Ok(found) })
     });
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         allow_loopback: false,
         deny_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
         lookup,
         ..config()
     });
     let result = sender
-        .send(&hook(parts("http://receiver.test/")), TEST, false)
+        .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await;
     assert_eq!(kind(&result), "AddressRefused");
     let message = result.unwrap_err().to_string();
-    assert!(message.contains(said), "{message}");
+    assert!(message.contains(expected), "{message}");
 }
 
 #[tokio::test]
-async fn a_name_that_resolves_to_an_allowed_address_is_reached_there() {
+async fn name_is_reached_at_an_allowed_address() {
     let server = answering(ResponseTemplate::new(204)).await;
     let lookup: Lookup = Arc::new(move |name| {
         assert_eq!(name, "receiver.test");
@@ -173,8 +181,8 @@ async fn a_name_that_resolves_to_an_allowed_address_is_reached_there() {
     let url = format!("http://receiver.test:{}/", server.address().port());
     assert_eq!(
         kind(
-            &sender(Config { lookup, ..config() })
-                .send(&hook(parts(&url)), TEST, false)
+            &sender(SenderConfig { lookup, ..config() })
+                .send(&webhook(parts(&url)), TEST, false)
                 .await
         ),
         "Sent"
@@ -182,14 +190,18 @@ async fn a_name_that_resolves_to_an_allowed_address_is_reached_there() {
 }
 
 #[tokio::test]
-async fn an_address_in_the_url_is_refused_too() {
+async fn denied_address_in_the_url_is_refused() {
     let server = answering(ResponseTemplate::new(204)).await;
-    let closed = sender(Config {
+    let closed = sender(SenderConfig {
         allow_loopback: false,
         ..config()
     });
     assert_eq!(
-        kind(&closed.send(&hook(parts(&server.uri())), TEST, false).await),
+        kind(
+            &closed
+                .send(&webhook(parts(&server.uri())), TEST, false)
+                .await
+        ),
         "AddressRefused"
     );
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
@@ -199,7 +211,11 @@ async fn an_address_in_the_url_is_refused_too() {
         "http://2852039166/",
     ] {
         assert_eq!(
-            kind(&sender(config()).send(&hook(parts(url)), TEST, false).await),
+            kind(
+                &sender(config())
+                    .send(&webhook(parts(url)), TEST, false)
+                    .await
+            ),
             "AddressRefused",
             "{url}"
         );
@@ -207,19 +223,19 @@ async fn an_address_in_the_url_is_refused_too() {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_resolve_is_retried() {
+async fn unresolved_name_is_retried() {
     let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
-    let result = sender(Config { lookup, ..config() })
-        .send(&hook(parts("http://receiver.test/")), TEST, false)
+    let result = sender(SenderConfig { lookup, ..config() })
+        .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await;
     assert_eq!(kind(&result), "Retry");
     assert!(result.unwrap_err().to_string().contains("no such name"));
 }
 
 #[tokio::test]
-async fn a_proxy_takes_webhooks_when_it_is_given() {
+async fn webhooks_use_the_configured_proxy() {
     let proxy = answering(ResponseTemplate::new(204)).await;
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         webhook_proxy: Some(proxy.uri().into()),
         allow_loopback: false,
         ..config()
@@ -227,7 +243,7 @@ async fn a_proxy_takes_webhooks_when_it_is_given() {
     assert_eq!(
         kind(
             &sender
-                .send(&hook(parts("http://receiver.test/in")), TEST, false)
+                .send(&webhook(parts("http://receiver.test/in")), TEST, false)
                 .await
         ),
         "Sent"
@@ -237,7 +253,7 @@ async fn a_proxy_takes_webhooks_when_it_is_given() {
     assert_eq!(
         kind(
             &sender
-                .send(&hook(parts("http://169.254.169.254/")), TEST, false)
+                .send(&webhook(parts("http://169.254.169.254/")), TEST, false)
                 .await
         ),
         "AddressRefused"
@@ -252,7 +268,7 @@ fn resolving_to(address: SocketAddr) -> Lookup {
 async fn answer_of_a_private_address_is_not_quoted() {
     let (server, status) = by_status("internal words").await;
     let name = format!("http://receiver.test:{}/", server.address().port());
-    let config = |quote_private| Config {
+    let config = |quote_private| SenderConfig {
         quote_private,
         lookup: resolving_to(*server.address()),
         ..config()
@@ -260,17 +276,17 @@ async fn answer_of_a_private_address_is_not_quoted() {
     for url in [&server.uri(), &name] {
         for code in [400, 401, 403, 404, 410, 418, 500] {
             status.store(code, Ordering::SeqCst);
-            let said = |quote| {
+            let message = |quote| {
                 let sender = sender(config(quote));
                 async move {
                     sender
-                        .send(&hook(parts(url)), TEST, false)
+                        .send(&webhook(parts(url)), TEST, false)
                         .await
                         .unwrap_err()
                         .to_string()
                 }
             };
-            let (hidden, quoted) = (said(false).await, said(true).await);
+            let (hidden, quoted) = (message(false).await, message(true).await);
             assert!(
                 !hidden.contains("words") && hidden.contains(&code.to_string()),
                 "{hidden}"
@@ -280,24 +296,28 @@ async fn answer_of_a_private_address_is_not_quoted() {
     }
 }
 
-/// The proxy resolves the name, so the operator does not know whose answer it is.
+/// The proxy resolves the name, so the operator does not know the address of the response.
 #[tokio::test]
 async fn answer_through_a_proxy_is_not_quoted() {
     let proxy = answering(ResponseTemplate::new(404).set_body_string("internal words")).await;
     for quote_private in [false, true] {
         let webhook_proxy = Some(proxy.uri().into());
-        let sender = sender(Config {
+        let sender = sender(SenderConfig {
             webhook_proxy,
             quote_private,
             ..config()
         });
         for url in ["http://receiver.test/in", "http://8.8.8.8/in"] {
-            let said = sender
-                .send(&hook(parts(url)), TEST, false)
+            let message = sender
+                .send(&webhook(parts(url)), TEST, false)
                 .await
                 .unwrap_err()
                 .to_string();
-            assert_eq!(said.contains("internal words"), quote_private, "{said}");
+            assert_eq!(
+                message.contains("internal words"),
+                quote_private,
+                "{message}"
+            );
         }
     }
 }
@@ -306,22 +326,22 @@ async fn answer_through_a_proxy_is_not_quoted() {
 async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() {
     let server = raw(|mut stream| {
         let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
-        let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+        let _ = stream.write_all(b"HTTP/1.1 204 No MessageContent\r\n\r\n");
         std::mem::forget(stream);
     });
     let attempt_timeout = Duration::from_millis(500);
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         quote_private: false,
         lookup: resolving_to(server),
         attempt_timeout,
         ..config()
     });
-    let hook = hook(parts(&format!("http://receiver.test:{}/", server.port())));
-    assert_eq!(kind(&sender.send(&hook, TEST, false).await), "Sent");
-    // No address of this machine is public.
+    let webhook = webhook(parts(&format!("http://receiver.test:{}/", server.port())));
+    assert_eq!(kind(&sender.send(&webhook, TEST, false).await), "Sent");
+    // This machine has no public address.
     sender.names.set_public("receiver.test", true);
     let message = sender
-        .send(&hook, TEST, false)
+        .send(&webhook, TEST, false)
         .await
         .unwrap_err()
         .to_string();
@@ -331,21 +351,21 @@ async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() 
     );
 }
 
-/// A closed port, a server that says nothing, one that hangs up and one that speaks no HTTP are one message.
+/// A closed port, a server without a response, one that hangs up and one that speaks no HTTP yield the same message.
 #[tokio::test]
 async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
     let silent = raw(std::mem::forget);
     let hangs_up = raw(drop);
     let other = raw(|mut stream| drop(stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n")));
-    // Bound and not listening: it refuses connections, and nobody else gets its port.
+    // The port is bound but does not listen: connections are refused, and no other process gets the port.
     let bound = tokio::net::TcpSocket::new_v4().unwrap();
     bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let closed = bound.local_addr().unwrap();
     let mut hidden = std::collections::BTreeSet::new();
     let mut shown = std::collections::BTreeSet::new();
     for address in [silent, hangs_up, other, closed] {
-        for (quote_private, said) in [(false, &mut hidden), (true, &mut shown)] {
-            let config = Config {
+        for (quote_private, messages) in [(false, &mut hidden), (true, &mut shown)] {
+            let config = SenderConfig {
                 quote_private,
                 attempt_timeout: Duration::from_millis(500),
                 lookup: resolving_to(address),
@@ -355,9 +375,9 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
             for scheme in ["http", "https"] {
                 for host in ["127.0.0.1", "receiver.test"] {
                     let url = format!("{scheme}://{host}:{}/", address.port());
-                    let result = sender.send(&hook(parts(&url)), TEST, false).await;
+                    let result = sender.send(&webhook(parts(&url)), TEST, false).await;
                     assert_eq!(kind(&result), "Retry");
-                    said.insert(result.unwrap_err().to_string());
+                    messages.insert(result.unwrap_err().to_string());
                 }
             }
         }
@@ -366,31 +386,33 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
     assert!(shown.len() >= 3, "{shown:?}");
 }
 
-/// A name without an address is a slip of the pen, and tells nothing of any address.
+/// A name without an address is usually a typing error, and reveals no address.
 #[tokio::test]
-async fn failed_lookup_is_told_without_the_flag() {
+async fn failed_lookup_is_reported_without_the_flag() {
     let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         lookup,
         quote_private: false,
         ..config()
     });
-    let said = sender
-        .send(&hook(parts("http://receiver.test/")), TEST, false)
+    let message = sender
+        .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await
         .unwrap_err()
         .to_string();
-    assert!(said.contains("no such name"), "{said}");
+    assert!(message.contains("no such name"), "{message}");
 }
 
 #[tokio::test]
 async fn port_that_is_not_allowed_gets_no_request() {
     let server = answering(ResponseTemplate::new(204)).await;
-    let sender = sender(Config {
+    let sender = sender(SenderConfig {
         allow_ports: vec![443],
         ..config()
     });
-    let result = sender.send(&hook(parts(&server.uri())), TEST, false).await;
+    let result = sender
+        .send(&webhook(parts(&server.uri())), TEST, false)
+        .await;
     assert_eq!(kind(&result), "AddressRefused");
     assert!(
         result
@@ -402,7 +424,7 @@ async fn port_that_is_not_allowed_gets_no_request() {
 }
 
 #[tokio::test]
-async fn one_client_for_the_same_tls_material() {
+async fn endpoints_with_the_same_tls_material_share_a_client() {
     let certificate = rcgen::generate_simple_self_signed(["receiver.test".to_owned()])
         .unwrap()
         .cert
@@ -410,8 +432,8 @@ async fn one_client_for_the_same_tls_material() {
     let tls = || Tls::new(Some(certificate.as_bytes()), None, None).unwrap();
     let sender = sender(config());
     let (one, two) = (tls(), tls());
-    let client = sender.client_with(&one).unwrap();
-    assert!(Arc::ptr_eq(&client, &sender.client_with(&two).unwrap()));
+    let client = sender.client_with_tls(&one).unwrap();
+    assert!(Arc::ptr_eq(&client, &sender.client_with_tls(&two).unwrap()));
     drop((client, one));
     assert_eq!(
         sender
@@ -436,9 +458,9 @@ async fn one_client_for_the_same_tls_material() {
     );
 }
 
-/// An endpoint that asks for a client's certificate and answers 204 to whoever shows the right one.
+/// The endpoint requires a client certificate and responds 204 to the right one.
 #[tokio::test]
-async fn tls_material_is_trusted_and_shown() {
+async fn tls_material_is_trusted_and_presented() {
     let authority = rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::Pkcs8(authority.signing_key.serialize_der().into());
     let mut roots = rustls::RootCertStore::empty();
@@ -461,14 +483,14 @@ async fn tls_material_is_trusted_and_shown() {
         let mut connection = rustls::ServerConnection::new(Arc::clone(&server)).unwrap();
         let mut tls = rustls::Stream::new(&mut connection, &mut stream);
         if tls.read(&mut [0; 4096]).is_ok() {
-            let _ = tls.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+            let _ = tls.write_all(b"HTTP/1.1 204 No MessageContent\r\n\r\n");
         }
     });
     let lookup: Lookup = Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }));
-    let sender = sender(Config { lookup, ..config() });
+    let sender = sender(SenderConfig { lookup, ..config() });
     let (pem, key) = (authority.cert.pem(), authority.signing_key.serialize_pem());
     let to = |tls: Option<Tls>| {
-        hook(Parts {
+        webhook(Parts {
             tls,
             ..parts(&format!("https://receiver.test:{}/", address.port()))
         })
@@ -486,7 +508,7 @@ async fn tls_material_is_trusted_and_shown() {
         sender
             .send(
                 &to(tls),
-                Content::Entries(&[updated("1", "3")] as &[Item]),
+                MessageContent::Entries(&[updated("1", "3")] as &[OutgoingEntry]),
                 false,
             )
             .await
@@ -498,9 +520,10 @@ async fn tls_material_is_trusted_and_shown() {
     assert!(untrusted.unwrap_err().to_string().contains("certificate"));
 }
 
-/// The shared client hands the namespace to the lookup: in one queue the prompt name would come after the four others.
+/// The shared client passes the namespace to the lookup: with one queue for all, the prompt name would come after the
+/// four others.
 #[tokio::test]
-async fn names_that_hang_delay_no_other_namespace() {
+async fn hanging_names_delay_no_other_namespace() {
     let server = answering(ResponseTemplate::new(204)).await;
     let begun = Arc::new(AtomicU16::new(0));
     let count = Arc::clone(&begun);
@@ -514,7 +537,7 @@ async fn names_that_hang_delay_no_other_namespace() {
             Ok(vec![SocketAddr::from(([127, 0, 0, 1], 0))])
         })
     });
-    let sender = Arc::new(sender(Config {
+    let sender = Arc::new(sender(SenderConfig {
         lookup,
         attempt_timeout: Duration::from_mins(1),
         ..config()
@@ -522,26 +545,26 @@ async fn names_that_hang_delay_no_other_namespace() {
     for number in 0..4 {
         let sender = Arc::clone(&sender);
         tokio::spawn(async move {
-            let endpoint = hook(parts(&format!("http://hangs-{number}.test/")));
+            let endpoint = webhook(parts(&format!("http://hangs-{number}.test/")));
             sender.send(&endpoint, TEST, false).await
         });
     }
     while begun.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
-    let other = Content::Test {
+    let other = MessageContent::Test {
         namespace: "other",
         name: "point",
         id: "test-2",
     };
     let url = format!("http://prompt.test:{}/", server.address().port());
     assert_eq!(
-        kind(&sender.send(&hook(parts(&url)), other, false).await),
+        kind(&sender.send(&webhook(parts(&url)), other, false).await),
         "Sent"
     );
     assert_eq!(
         begun.load(Ordering::SeqCst),
         2,
-        "two of the namespace at a time, and it waits for none of them"
+        "each namespace has two lookups at a time, and others do not wait for them"
     );
 }

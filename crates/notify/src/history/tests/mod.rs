@@ -11,9 +11,9 @@ use serde_json::json;
 use super::*;
 use crate::history::ObservedValue;
 
-mod bounds;
+mod limits;
 mod properties;
-mod series;
+mod record;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
@@ -29,15 +29,15 @@ fn subject(field: &str) -> Subject {
     Subject::new(&target, field)
 }
 
-fn present(uid: &str, value: &str) -> State {
-    State::Present {
+fn present(uid: &str, value: &str) -> TargetState {
+    TargetState::Present {
         uid: Some(uid.into()),
         value: ObservedValue::of_text(value),
     }
 }
 
-fn missing(uid: &str) -> State {
-    State::Present {
+fn missing(uid: &str) -> TargetState {
+    TargetState::Present {
         uid: Some(uid.into()),
         value: ObservedValue::Missing,
     }
@@ -52,8 +52,8 @@ fn ids() -> impl FnMut() -> String {
     }
 }
 
-/// Records these states, a second apart, each in a pass of its own.
-fn recorded(states: impl IntoIterator<Item = State>) -> History {
+/// Records these states, one second apart, in a reconcile each.
+fn recorded(states: impl IntoIterator<Item = TargetState>) -> History {
     let (mut history, mut ids) = (History::new(), ids());
     for (second, state) in (0..).zip(states) {
         record(
@@ -66,8 +66,8 @@ fn recorded(states: impl IntoIterator<Item = State>) -> History {
     history
 }
 
-/// Action and value of each entry.
-fn told(history: &[Entry]) -> Vec<(Action, Option<&str>)> {
+/// Returns the action and value of each entry.
+fn actions(history: &[Entry]) -> Vec<(Action, Option<&str>)> {
     history
         .iter()
         .map(|entry| (entry.action, entry.value.as_deref()))
@@ -78,22 +78,22 @@ fn changes(history: &[Entry]) -> u64 {
     history.iter().map(Entry::changes).sum()
 }
 
-/// As document 000's program left it.
+/// Returns a history of the original program of document 000.
 fn original(entries: serde_json::Value) -> History {
     serde_json::from_value(entries).unwrap()
 }
 
 #[test]
-fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
+fn outcomes_are_marked_once_and_unknown_ids_are_ignored() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     hold(&mut history, true, &BTreeMap::new(), at(9));
-    let failed = Outcome::Failed {
+    let failed = DeliveryOutcome::Failed {
         reason: "Bad Request".into(),
     };
     let outcomes = [
-        ("id-1".to_owned(), Outcome::Delivered),
+        ("id-1".to_owned(), DeliveryOutcome::Delivered),
         ("id-2".into(), failed.clone()),
-        ("gone".into(), failed),
+        ("deleted".into(), failed),
     ];
     assert_eq!(mark(&mut history, outcomes.clone()), 2);
     let marks: Vec<_> = history
@@ -113,14 +113,14 @@ fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
 }
 
 #[test]
-fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
+fn failed_entry_may_become_delivered_but_not_vice_versa() {
     let mut history = recorded([present("a", "1")]);
     assert_eq!(
         mark(
             &mut history,
             [(
                 "id-1".into(),
-                Outcome::Expired {
+                DeliveryOutcome::Expired {
                     reason: "too old".into()
                 }
             )]
@@ -131,7 +131,10 @@ fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
         (history[0].delivery, history[0].reason.as_deref()),
         (Some(Delivery::Failed), Some("too old"))
     );
-    assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Delivered)]), 1);
+    assert_eq!(
+        mark(&mut history, [("id-1".into(), DeliveryOutcome::Delivered)]),
+        1
+    );
     assert_eq!(
         (history[0].delivery, history[0].reason.as_ref()),
         (Some(Delivery::Delivered), None)
@@ -141,7 +144,7 @@ fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
             &mut history,
             [(
                 "id-1".into(),
-                Outcome::Failed {
+                DeliveryOutcome::Failed {
                     reason: "late".into()
                 }
             )]
@@ -152,9 +155,9 @@ fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
 }
 
 #[test]
-fn the_queue_gets_what_is_pending_with_its_previous_value() {
+fn pending_returns_entries_with_their_previous_value() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
-    mark(&mut history, [("id-1".into(), Outcome::Delivered)]);
+    mark(&mut history, [("id-1".into(), DeliveryOutcome::Delivered)]);
     record(
         &mut history,
         &subject("image"),
@@ -176,7 +179,7 @@ fn the_queue_gets_what_is_pending_with_its_previous_value() {
 }
 
 #[test]
-fn an_entry_of_the_original_program_is_a_previous_one() {
+fn entry_of_the_original_program_has_a_previous_value() {
     let mut history =
         original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"}]));
     record(
@@ -193,18 +196,18 @@ fn an_entry_of_the_original_program_is_a_previous_one() {
 }
 
 #[test]
-fn only_what_expired_is_counted_so() {
+fn only_expired_entries_are_counted_as_expired() {
     let history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     let outcomes = [
         (
             "id-1".to_owned(),
-            Outcome::Expired {
+            DeliveryOutcome::Expired {
                 reason: "too old".into(),
             },
         ),
         (
             "id-2".to_owned(),
-            Outcome::Failed {
+            DeliveryOutcome::Failed {
                 reason: "400".into(),
             },
         ),
@@ -227,15 +230,15 @@ fn only_what_expired_is_counted_so() {
 }
 
 #[test]
-fn time_in_which_an_entry_was_held_is_kept_in_it() {
+fn suspended_time_is_kept_in_the_entry() {
     let none = BTreeMap::new();
     let mut history = recorded([present("a", "1")]);
     assert!(hold(&mut history, true, &none, at(100)));
     assert!(
         !hold(&mut history, true, &none, at(200)),
-        "to say it again changes nothing"
+        "a repeated call changes nothing"
     );
-    assert_eq!(waiting_since(&history), None, "it is held");
+    assert_eq!(waiting_since(&history), None, "the entry is suspended");
     assert!(hold(&mut history, false, &none, at(1100)));
     assert!(!hold(&mut history, false, &none, at(1200)));
     assert_eq!(waiting_since(&history), Some(at(1000)));
@@ -266,7 +269,7 @@ fn clocks(wall: i64, monotonic: u64) -> Now {
 const DAY: i64 = 86_400;
 
 #[test]
-fn a_clock_that_is_set_makes_no_entry_older() {
+fn clock_change_does_not_change_the_age() {
     let history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
@@ -274,7 +277,7 @@ fn a_clock_that_is_set_makes_no_entry_older() {
     assert_eq!(
         waited(&ages, 0),
         10,
-        "up to the first look the wall clock counts"
+        "the wall clock counts until the first observation"
     );
     ages.observe(&history, false, clocks(2 * DAY, 5));
     assert_eq!(waited(&ages, 5), 15);
@@ -284,7 +287,7 @@ fn a_clock_that_is_set_makes_no_entry_older() {
 }
 
 #[test]
-fn an_entry_of_the_future_has_waited_no_time_at_all() {
+fn entry_of_the_future_has_age_zero() {
     let history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     ages.observe(&history, false, clocks(-DAY, 0));
@@ -292,7 +295,7 @@ fn an_entry_of_the_future_has_waited_no_time_at_all() {
 }
 
 #[test]
-fn time_in_which_an_entry_was_held_makes_it_no_older() {
+fn suspended_time_does_not_count_as_age() {
     let mut history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
@@ -314,17 +317,20 @@ fn time_in_which_an_entry_was_held_makes_it_no_older() {
     history[0].held_since = Some(Time(at(90)));
     let mut ages = Ages::default();
     ages.observe(&history, true, clocks(100, 0));
-    assert_eq!(waited(&ages, 10), 40, "time in which it is held");
+    assert_eq!(waited(&ages, 10), 40, "suspended time");
     assert_eq!(ages.held()["id-1"].as_secs(), 10);
 }
 
 #[test]
-fn what_no_longer_waits_is_forgotten() {
+fn ages_of_finished_entries_are_forgotten() {
     let mut history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     ages.observe(&history, false, clocks(0, 0));
     assert!(!ages.is_empty());
-    mark(&mut history, [("id-1".to_owned(), Outcome::Delivered)]);
+    mark(
+        &mut history,
+        [("id-1".to_owned(), DeliveryOutcome::Delivered)],
+    );
     ages.observe(&history, false, clocks(0, 0));
     assert!(ages.is_empty());
 }

@@ -1,35 +1,35 @@
-//! What holds whatever happens.
+//! Invariants of histories under any changes.
 
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use qm_api::tracked_field::Cut;
 
+use super::super::coalesce::{Slot, coalesce};
 use super::super::size;
-use super::super::squeeze::{Slot, squeeze};
 use super::*;
 
-fn any_state() -> impl Strategy<Value = State> {
+fn any_state() -> impl Strategy<Value = TargetState> {
     let value = prop_oneof![
         Just(ObservedValue::Missing),
         "[ab]".prop_map(|text| ObservedValue::of_text(&text)),
         "[ab]".prop_map(|text| ObservedValue::of_text(&text.repeat(1500))),
     ];
     prop_oneof![
-        1 => Just(State::Absent),
-        5 => ("[uv]", value).prop_map(|(uid, value)| State::Present { uid: Some(uid), value }),
+        1 => Just(TargetState::Absent),
+        5 => ("[uv]", value).prop_map(|(uid, value)| TargetState::Present { uid: Some(uid), value }),
     ]
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Observe(State),
-    /// A pass, while so many entries are in flight.
-    Pass(usize),
-    /// A pass whose write fails.
-    LostPass,
-    /// So many entries are told; the last one fails.
-    Tell(usize, bool),
+    Observe(TargetState),
+    /// A reconcile, while this number of entries is in flight.
+    Reconcile(usize),
+    /// A reconcile whose write fails.
+    LostReconcile,
+    /// Deliveries of this number of entries, of which the last may fail.
+    Deliver(usize, bool),
     Hold(bool),
     NewSubject,
 }
@@ -37,43 +37,43 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => any_state().prop_map(Step::Observe),
-        4 => (0usize..4).prop_map(Step::Pass),
-        1 => Just(Step::LostPass),
-        2 => (0usize..4, any::<bool>()).prop_map(|(count, fails)| Step::Tell(count, fails)),
+        4 => (0usize..4).prop_map(Step::Reconcile),
+        1 => Just(Step::LostReconcile),
+        2 => (0usize..4, any::<bool>()).prop_map(|(count, fails)| Step::Deliver(count, fails)),
         1 => any::<bool>().prop_map(Step::Hold),
         1 => Just(Step::NewSubject),
     ]
 }
 
-/// What has happened so far, told by the simplest rules.
+/// Model of the history.
 #[derive(Default)]
 struct Model {
     second: i64,
-    /// How often it was gone: no UID comes back after that.
+    /// Number of deletions of the target: no UID returns after a deletion.
     lives: usize,
     series: usize,
-    newest: Option<State>,
-    /// Changes that were observed, and those of them that are no longer Pending.
+    newest: Option<TargetState>,
+    /// Number of observed changes, and the number of those that are no longer Pending.
     changes: u64,
-    told: u64,
-    seen: HashMap<(i64, usize), State>,
+    delivered: u64,
+    seen: HashMap<(i64, usize), TargetState>,
 }
 
 impl Model {
-    fn observe(&mut self, state: &State) -> Observation {
+    fn observe(&mut self, state: &TargetState) -> Observation {
         self.second += 1;
         let state = &match state {
-            State::Present { uid, value } => State::Present {
+            TargetState::Present { uid, value } => TargetState::Present {
                 uid: uid.as_ref().map(|uid| format!("{uid}{}", self.lives)),
                 value: value.clone(),
             },
-            State::Absent => State::Absent,
+            TargetState::Absent => TargetState::Absent,
         };
-        self.lives += usize::from(*state == State::Absent);
+        self.lives += usize::from(*state == TargetState::Absent);
         let change = match (&self.newest, state) {
-            (None | Some(State::Absent), State::Absent) => false,
+            (None | Some(TargetState::Absent), TargetState::Absent) => false,
             (Some(newest), state) => newest != state,
-            (None, State::Present { .. }) => true,
+            (None, TargetState::Present { .. }) => true,
         };
         self.changes += u64::from(change);
         self.newest = Some(state.clone());
@@ -89,36 +89,36 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// The whole course of things, on bounds so small that they are always met.
+    /// Limits are so low that every run reaches them.
     #[test]
-    fn nothing_is_lost_and_bounds_hold(steps in prop::collection::vec(any_step(), 1..150)) {
-        const PENDING: Limits = Limits { items: 8, bytes: 12_000 };
-        const FINISHED: Limits = Limits { items: 3, bytes: 3_000 };
-        let bounds = Bounds { pending: PENDING, finished: FINISHED };
-        let small = Limits { items: 5, bytes: 8_000 };
+    fn no_change_is_lost_and_limits_apply(steps in prop::collection::vec(any_step(), 1..150)) {
+        const PENDING: ListLimits = ListLimits { items: 8, bytes: 12_000 };
+        const FINISHED: ListLimits = ListLimits { items: 3, bytes: 3_000 };
+        let limits = HistoryLimits { pending: PENDING, finished: FINISHED };
+        let small = ListLimits { items: 5, bytes: 8_000 };
         let mut model = Model::default();
         let mut buffer = ObservationBuffer::new(small);
         let (mut history, mut ids) = (History::new(), ids());
         for step in steps {
             match step {
                 Step::Observe(state) => { buffer.push(model.observe(&state)); }
-                Step::LostPass => {
+                Step::LostReconcile => {
                     let drained = buffer.drain();
                     let mut lost = history.clone();
                     record(&mut lost, &model.subject(), drained.clone(), &mut ids);
-                    // Something comes in between.
+                    // An observation arrives in between.
                     if let Some(state) = model.newest.clone() {
                         buffer.push(model.observe(&state));
                     }
                     buffer.restore(drained);
                 }
-                Step::Pass(in_flight) => pass(&mut history, &mut buffer, &model, bounds, in_flight, &mut ids)?,
-                Step::Tell(count, fails) => {
+                Step::Reconcile(in_flight) => reconcile(&mut history, &mut buffer, &model, limits, in_flight, &mut ids)?,
+                Step::Deliver(count, fails) => {
                     let sent: Vec<_> = pending(&history).take(count).map(|(entry, _)| entry.clone()).collect();
-                    model.told += changes(&sent);
+                    model.delivered += changes(&sent);
                     let outcomes: Vec<_> = sent.iter().enumerate().map(|(at, entry)| {
-                        let failed = Outcome::Failed { reason: "refused".into() };
-                        let outcome = if fails && at + 1 == sent.len() { failed } else { Outcome::Delivered };
+                        let failed = DeliveryOutcome::Failed { reason: "refused".into() };
+                        let outcome = if fails && at + 1 == sent.len() { failed } else { DeliveryOutcome::Delivered };
                         (entry.id.clone().unwrap(), outcome)
                     }).collect();
                     prop_assert_eq!(mark(&mut history, outcomes.clone()), sent.len());
@@ -129,53 +129,53 @@ proptest! {
                     prop_assert!(!hold(&mut history, held, &BTreeMap::new(), at(model.second + 5)));
                 }
                 Step::NewSubject => {
-                    pass(&mut history, &mut buffer, &model, bounds, 0, &mut ids)?;
+                    reconcile(&mut history, &mut buffer, &model, limits, 0, &mut ids)?;
                     model.series += 1;
                     model.newest = None;
                 }
             }
         }
-        pass(&mut history, &mut buffer, &model, bounds, 0, &mut ids)?;
+        reconcile(&mut history, &mut buffer, &model, limits, 0, &mut ids)?;
         let waiting: Vec<_> = history.iter().filter(|entry| entry.is_pending()).cloned().collect();
-        prop_assert_eq!(changes(&waiting) + model.told, model.changes);
+        prop_assert_eq!(changes(&waiting) + model.delivered, model.changes);
     }
 
-    /// A list that is squeezed keeps its ends, its order and its sum, and is within its limits if that can be.
+    /// A coalesced list keeps its ends, order and sum, and is within its limits if possible.
     #[test]
-    fn a_squeezed_list_keeps_ends_order_and_sum(
+    fn coalesced_list_keeps_ends_order_and_sum(
         items in prop::collection::vec((1usize..100, prop_oneof![9 => 1u64..9, 1 => any::<u64>()]), 0..60),
         limits in (3usize..40, 300usize..3000),
     ) {
-        let limits = Limits { items: limits.0, bytes: limits.1 };
+        let limits = ListLimits { items: limits.0, bytes: limits.1 };
         let slot = |(at, &(bytes, changes)): (usize, &(usize, u64))| Slot { item: vec![at], bytes, changes };
         let mut slots: Vec<_> = items.iter().enumerate().map(slot).collect();
         let sum = items.iter().fold(0u64, |sum, (_, changes)| sum.saturating_add(*changes));
         let weights: Vec<u64> = items.iter().map(|(_, changes)| *changes).collect();
-        let fold = |a: Vec<usize>, b: Vec<usize>| {
+        let merge = |a: Vec<usize>, b: Vec<usize>| {
             let item = [a, b].concat();
             let changes = item.iter().fold(0u64, |sum, at| sum.saturating_add(weights[*at]));
             Slot { item, bytes: 50, changes }
         };
-        let fewer = squeeze(&mut slots, limits, |_, _| true, fold);
-        prop_assert_eq!(slots.len() + fewer, items.len());
+        let merged = coalesce(&mut slots, limits, |_, _| true, merge);
+        prop_assert_eq!(slots.len() + merged, items.len());
         prop_assert_eq!(slots.iter().flat_map(|slot| slot.item.clone()).collect::<Vec<_>>(), (0..items.len()).collect::<Vec<_>>());
         prop_assert_eq!(slots.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.changes)), sum);
         for end in [slots.first(), slots.last()].into_iter().flatten() {
             prop_assert_eq!(end.item.len(), 1);
         }
-        prop_assert!(limits.hold(slots.len(), slots.iter().map(|slot| slot.bytes).sum()) || slots.len() <= 3);
+        prop_assert!(limits.allows(slots.len(), slots.iter().map(|slot| slot.bytes).sum()) || slots.len() <= 3);
     }
 
     #[test]
-    fn sizes_are_those_of_the_stored_json(entry in any_entry()) {
+    fn size_equals_that_of_the_stored_json(entry in any_entry()) {
         let json = serde_json::to_string(&entry).unwrap();
         let escaped = json.matches(['<', '>', '&']).count() * 5 + json.matches(['\u{2028}', '\u{2029}']).count() * 3;
         prop_assert_eq!(size::stored(&entry), json.len() + 1 + escaped);
     }
 
-    /// However a history looks: written by hand, by the original program, or by us.
+    /// Histories may come from hand edits, the original program or this one.
     #[test]
-    fn any_history_is_taken(
+    fn any_history_is_accepted(
         entries in prop::collection::vec(any_entry(), 0..20),
         states in prop::collection::vec(any_state(), 0..10),
         now in -9_000_000_000i64..9_000_000_000,
@@ -195,24 +195,24 @@ proptest! {
         ages.observe(&history, false, now);
         ages.observe(&history, true, now);
         let last = history.last().cloned();
-        let bounds = Bounds { pending: Limits { items: 4, bytes: 1 << 20 }, finished: Limits { items: 2, bytes: 1 << 20 } };
-        bound(&mut history, bounds, |_| false, ids());
+        let limits = HistoryLimits { pending: ListLimits { items: 4, bytes: 1 << 20 }, finished: ListLimits { items: 2, bytes: 1 << 20 } };
+        apply_limits(&mut history, limits, |_| false, ids());
         prop_assert!(history.iter().filter(|entry| entry.is_pending()).count() <= 4);
-        // The one before the oldest Pending one, and the last, beside the two.
+        // Beside the two: the entry before the oldest Pending one, and the newest entry.
         prop_assert!(history.iter().filter(|entry| !entry.is_pending()).count() <= 4);
         prop_assert_eq!(history.last(), last.as_ref());
         prop_assert!(pending(&history).count() <= 4);
     }
 
-    /// The original program's last entry is never told again.
+    /// The last entry of the original program is never recorded again.
     #[test]
-    fn an_original_history_is_taken_over_in_silence(
+    fn original_history_is_adopted_without_an_entry(
         values in prop::collection::vec((any::<bool>(), "[ab]{0,2}"), 1..10),
         known in any::<bool>(),
     ) {
         let mut history: History = values.iter().map(|(deleted, value)| {
             let action = if *deleted { "Deleted" } else { "Updated" };
-            // It left an empty value out.
+            // The original program left out an empty value.
             let mut entry = json!({"action": action, "time": "2025-02-11T20:44:21Z"});
             if !deleted && !value.is_empty() {
                 entry["value"] = value.as_str().into();
@@ -221,10 +221,10 @@ proptest! {
         }).collect();
         let (deleted, value) = values.last().unwrap();
         let now = match (deleted, known) {
-            (true, _) => State::Absent,
+            (true, _) => TargetState::Absent,
             (false, _) if value.is_empty() => present("u", "8080"),
             (false, true) => present("u", value),
-            (false, false) => State::Present { uid: None, value: ObservedValue::of_text(value) },
+            (false, false) => TargetState::Present { uid: None, value: ObservedValue::of_text(value) },
         };
         let result = record(&mut history, &subject("targetPort"), [Observation::new(at(0), now, None)], ids());
         prop_assert_eq!(result.entries, 0);
@@ -239,16 +239,16 @@ fn changes_saturating(history: &[Entry]) -> u64 {
         .fold(0, |sum, entry| sum.saturating_add(entry.changes()))
 }
 
-/// A pass, and what must hold after each.
-fn pass(
+/// Runs a reconcile and checks the invariants.
+fn reconcile(
     history: &mut History,
     buffer: &mut ObservationBuffer,
     model: &Model,
-    bounds: Bounds,
+    limits: HistoryLimits,
     in_flight: usize,
     ids: &mut impl FnMut() -> String,
 ) -> Result<(), TestCaseError> {
-    let flying: Vec<Entry> = pending(history)
+    let in_flight_entries: Vec<Entry> = pending(history)
         .take(in_flight)
         .map(|(entry, _)| entry.clone())
         .collect();
@@ -261,22 +261,26 @@ fn pass(
     let (base, newest) = (base.map(|at| history[at].clone()), history.last().cloned());
     let sum = changes(history);
     let finished = |history: &History| history.iter().filter(|entry| !entry.is_pending()).count();
-    let result = bound(
+    let result = apply_limits(
         history,
-        bounds,
-        |id| flying.iter().any(|entry| entry.id.as_deref() == Some(id)),
+        limits,
+        |id| {
+            in_flight_entries
+                .iter()
+                .any(|entry| entry.id.as_deref() == Some(id))
+        },
         &mut *ids,
     );
 
-    // Within the bounds, and the ends as they were.
+    // The history is within its limits, and both ends are unchanged.
     let waiting: Vec<&Entry> = history.iter().filter(|entry| entry.is_pending()).collect();
-    let room = usize::from(in_flight > 0) * 2 + flying.len();
+    let room = usize::from(in_flight > 0) * 2 + in_flight_entries.len();
     prop_assert!(
-        waiting.len() <= bounds.pending.items.max(room),
+        waiting.len() <= limits.pending.items.max(room),
         "{} pending",
         waiting.len()
     );
-    prop_assert!(finished(history) <= bounds.finished.items + 1);
+    prop_assert!(finished(history) <= limits.finished.items + 1);
     let first = history.iter().position(Entry::is_pending);
     prop_assert_eq!(first.map(|at| &history[at]), oldest.as_ref());
     prop_assert_eq!(
@@ -286,15 +290,19 @@ fn pass(
         base.as_ref()
     );
     prop_assert_eq!(history.last(), newest.as_ref());
-    prop_assert!(flying.iter().all(|entry| history.contains(entry)));
+    prop_assert!(
+        in_flight_entries
+            .iter()
+            .all(|entry| history.contains(entry))
+    );
     // Without in-flight entries only three Pending ones, each at most twice 1 KiB, can be over the bytes.
     let bytes: usize = waiting.iter().map(|entry| size::stored(entry)).sum();
     prop_assert!(
-        bytes <= bounds.pending.bytes || waiting.len() <= 3 + flying.len(),
+        bytes <= limits.pending.bytes || waiting.len() <= 3 + in_flight_entries.len(),
         "{bytes} bytes pending"
     );
 
-    // Nothing is lost or repeated, and all is in order and as it was seen.
+    // No change is lost or repeated; the order and values are those observed.
     prop_assert!(changes(history) + result.dropped as u64 <= sum);
     if result.dropped == 0 {
         prop_assert_eq!(changes(history), sum);
@@ -313,10 +321,10 @@ fn pass(
             .unwrap();
         let second = entry.time.as_ref().unwrap().0.as_second() - at(0).as_second();
         match &model.seen[&(second, series)] {
-            State::Absent => {
+            TargetState::Absent => {
                 prop_assert_eq!((entry.action, &entry.value), (Action::Deleted, &None));
             }
-            State::Present { uid, value } => {
+            TargetState::Present { uid, value } => {
                 prop_assert_ne!(entry.action, Action::Deleted);
                 prop_assert_eq!(
                     (&entry.uid, entry.value.as_deref(), entry.cut.as_ref()),

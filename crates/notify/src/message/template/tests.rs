@@ -35,7 +35,7 @@ fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<Strin
 #[case("{{ (previous or 'nothing') if not missing else 'gone' }}", "1")]
 #[case("{{ name[:2] }}{{ [name, kind]|first }}", "ngnginx")]
 #[case("{% raw %}{{ x }}{% endraw %}", "{{ x }}")]
-fn a_template_says(#[case] template: &str, #[case] expected: &str) {
+fn template_renders(#[case] template: &str, #[case] expected: &str) {
     assert_eq!(check_template(template), Ok(()));
     assert_eq!(message(template, &view()), Ok(expected.into()));
 }
@@ -67,13 +67,13 @@ fn a_template_says(#[case] template: &str, #[case] expected: &str) {
     "{% for a in [1] recursive %}{% endfor %}",
     "a recursive loop is not available"
 )]
-fn what_cannot_work_is_said_at_first_sight(#[case] template: &str, #[case] said: &str) {
+fn invalid_template_is_rejected_by_the_check(#[case] template: &str, #[case] expected: &str) {
     let error = check_template(template).unwrap_err();
-    assert!(error.contains(said), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
-fn growth_is_refused_before_it_happens() {
+fn unlimited_growth_is_rejected_by_the_check() {
     let doubling = "{% set a = value %}".to_owned() + &"{% set a = a ~ a %}".repeat(30) + "{{ a }}";
     let open = |template: String, _| template + "{% for a in [1, 2, 3, 4, 5, 6, 7, 8] %}";
     let nested = (0..9).fold(String::new(), open) + "x" + &"{% endfor %}".repeat(9);
@@ -87,7 +87,7 @@ fn growth_is_refused_before_it_happens() {
         nested,
         by_loops,
         replacing,
-        "x".repeat(bounds::SOURCE + 1),
+        "x".repeat(cost::MAX_SOURCE + 1),
     ] {
         let error = message(&template, &view()).unwrap_err();
         assert!(
@@ -109,7 +109,7 @@ fn growth_is_refused_before_it_happens() {
 }
 
 #[test]
-fn deep_nesting_is_an_error_and_no_crash() {
+fn deep_nesting_is_an_error_without_a_crash() {
     let deep = |open: &str, close: &str, depth: usize| {
         format!(
             "{{{{ {}value{} }}}}",
@@ -141,7 +141,7 @@ fn deep_nesting_is_an_error_and_no_crash() {
 }
 
 #[test]
-fn a_body_has_the_text_and_all_entries() {
+fn body_has_the_text_and_all_entries() {
     let (one, two) = (
         view(),
         View {
@@ -169,16 +169,16 @@ fn a_body_has_the_text_and_all_entries() {
 }
 
 #[test]
-fn a_body_is_bounded() {
-    let text = "x".repeat(MESSAGE.output);
+fn body_is_limited() {
+    let text = "x".repeat(MESSAGE_LIMITS.output);
     let error = body(&"{{ text }}".repeat(9), &view(), &[view()], &text).unwrap_err();
-    assert_eq!(error, format!("it gives more than {BODY} bytes"));
+    assert_eq!(error, format!("the result has more than {BODY} bytes"));
 }
 
 proptest! {
-    /// What passes the check keeps its promise: no panic, and the output is within the bound.
+    /// A template that passes the check neither panics nor exceeds its limits.
     #[test]
-    fn no_template_breaks_anything(
+    fn any_checked_template_stays_within_limits(
         parts in prop::collection::vec(
             prop::sample::select(vec![
                 "{{ ", " }}", "{% if ", "{% endif %}", "{% for a in ", "{% endfor %}", "{% set a = ", " %}", "value", "name",
@@ -190,13 +190,13 @@ proptest! {
     ) {
         let template: String = parts.concat();
         if let Ok(text) = message(&template, &view()) {
-            prop_assert!(text.len() <= super::super::Limit::WEBHOOK.max());
+            prop_assert!(text.len() <= super::super::TextLimit::WEBHOOK.max());
         }
         let _ = body(&template, &view(), &[view()], "text");
     }
 
     #[test]
-    fn no_text_breaks_the_check(template in "\\PC{0,200}") {
+    fn any_text_can_be_checked(template in "\\PC{0,200}") {
         let _ = check_body(&template);
     }
 }

@@ -1,5 +1,5 @@
-//! Invariants under any answers of a receiver and any changes of what waits: one request at a time, the order of each
-//! `TrackedField`, an outcome for each entry, and no failure after a single refusal.
+//! Invariants under any responses of a receiver and any changes of pending entries: one request at a time, the order of
+//! each `TrackedField`, an outcome for each entry, and no failure after a single refusal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +12,13 @@ const FIELDS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 enum Receiver {
     Accepts,
-    /// Every message.
+    /// The receiver refuses every message.
     Refuses(Refusal),
-    /// Poisonous entries, never a test message.
+    /// The receiver refuses poisonous entries, never a test message.
     RefusesSome(Refusal),
-    /// Every entry, never a test message.
+    /// The receiver refuses every entry, never a test message.
     RefusesEntries(Refusal),
-    IsAway,
+    IsDown,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => any_refusal().prop_map(Receiver::Refuses),
         3 => any_refusal().prop_map(Receiver::RefusesSome),
         1 => any_refusal().prop_map(Receiver::RefusesEntries),
-        1 => Just(Receiver::IsAway),
+        1 => Just(Receiver::IsDown),
     ];
     prop_oneof![
         6 => (0..FIELDS, prop::bool::weighted(0.2)).prop_map(|(field, templated)| Step::Record { field, templated }),
@@ -73,17 +73,17 @@ struct Field {
 }
 
 struct Model {
-    line: Line,
+    queue: TestQueue,
     receiver: Receiver,
     fields: Vec<Field>,
     last_id: usize,
     /// Entries refused alone, with the number of messages accepted before.
     refused: BTreeMap<String, usize>,
-    /// Entries that go alone from then on.
+    /// Entries that go alone after a refusal.
     alone: BTreeSet<String>,
     accepted: usize,
     tests_since_entry: usize,
-    outcomes: BTreeMap<String, Outcome>,
+    outcomes: BTreeMap<String, DeliveryOutcome>,
     recorded: BTreeSet<String>,
     poisonous: fn(usize, usize) -> bool,
     /// Second argument of `poisonous`.
@@ -94,7 +94,7 @@ impl Model {
     fn new() -> Self {
         let fields = (0..FIELDS).map(|_| Field::default()).collect();
         Self {
-            line: Line::open(),
+            queue: TestQueue::open(),
             receiver: Receiver::Accepts,
             fields,
             last_id: 0,
@@ -109,28 +109,28 @@ impl Model {
         }
     }
 
-    fn offer(&mut self, at: usize) {
+    fn enqueue(&mut self, at: usize) {
         let of = &self.fields[at];
         let name = format!("f{at}");
         if of.suspended {
-            self.line.lines.withdraw(&key(&name), false);
+            self.queue.queues.dequeue(&key(&name), false);
             return;
         }
         let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();
         let mut object = field(&name, &ids).as_ref().clone();
         object.spec.template = of.templated.then(|| "{{ value }}".into());
-        self.line
-            .lines
-            .offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+        self.queue
+            .queues
+            .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
     }
 
     fn is_poisonous(&self, id: &str) -> bool {
         (self.poisonous)(id.parse().unwrap(), self.poison)
     }
 
-    fn answer(&self, request: &Request) -> Result<Sent, Refusal> {
-        let accepted = Ok(Sent {
-            taken: request.picks.len(),
+    fn respond(&self, request: &DeliveryRequest) -> Result<SendReceipt, Refusal> {
+        let accepted = Ok(SendReceipt {
+            accepted: request.entries.len(),
             migrated_to: None,
         });
         match self.receiver {
@@ -143,27 +143,27 @@ impl Model {
         }
     }
 
-    /// Runs one request or one pause; returns whether there was either.
+    /// Runs one request or one pause; returns false if the queue is idle.
     fn run(&mut self) -> Result<bool, TestCaseError> {
-        match self.line.lines.next(&key("p"), self.line.now) {
-            Next::Wait(None) => return Ok(false),
-            Next::Wait(Some(until)) => {
-                prop_assert!(until > self.line.now, "the worker would spin");
-                self.line.now = until;
+        match self.queue.queues.next(&key("p"), self.queue.now) {
+            QueueStep::Wait(None) => return Ok(false),
+            QueueStep::Wait(Some(until)) => {
+                prop_assert!(until > self.queue.now, "the worker would spin");
+                self.queue.now = until;
                 return Ok(true);
             }
-            Next::Stopped => return Ok(true),
-            Next::Send => {}
+            QueueStep::Stopped => return Ok(true),
+            QueueStep::Send => {}
         }
-        let request = self.line.take().unwrap();
-        prop_assert!(self.line.take().is_none(), "one request at a time");
+        let request = self.queue.start().unwrap();
+        prop_assert!(self.queue.start().is_none(), "one request at a time");
         for (at, of) in self.fields.iter().enumerate() {
             let name = key(&format!("f{at}"));
             let picked: Vec<_> = request
-                .picks
+                .entries
                 .iter()
-                .filter(|pick| pick.field == name)
-                .map(|pick| &*pick.id)
+                .filter(|entry| entry.field == name)
+                .map(|entry| &*entry.id)
                 .collect();
             let expected: Vec<_> = of
                 .pending
@@ -173,20 +173,20 @@ impl Model {
                 .collect();
             prop_assert_eq!(picked, expected, "in order, from the oldest");
         }
-        if request.picks.len() > 1 {
+        if request.entries.len() > 1 {
             prop_assert!(
                 request.ids().all(|id| !self.alone.contains(id)),
-                "what was refused goes alone"
+                "a refused entry goes alone"
             );
         }
-        if matches!(self.receiver, Receiver::IsAway) {
-            self.line.answer(&request, Err(retry("503")));
-            prop_assert!(self.line.waits());
+        if matches!(self.receiver, Receiver::IsDown) {
+            self.queue.respond(&request, Err(retry("503")));
+            prop_assert!(self.queue.is_waiting());
             return Ok(true);
         }
-        match self.answer(&request) {
+        match self.respond(&request) {
             Ok(sent) => {
-                self.line.answer(&request, Ok(sent));
+                self.queue.respond(&request, Ok(sent));
                 self.accepted += 1;
                 self.tests_since_entry = if request.is_test() {
                     self.tests_since_entry + 1
@@ -196,33 +196,33 @@ impl Model {
                 prop_assert!(self.tests_since_entry <= 1, "people see a test message");
             }
             Err(reason) => {
-                self.line.refuse(&request, reason);
+                self.queue.refuse(&request, reason);
                 let template = !request.plain
                     && request
-                        .picks
+                        .entries
                         .iter()
-                        .any(|pick| pick.object.spec.template.is_some());
-                if let [pick] = request.picks.as_slice() {
+                        .any(|entry| entry.object.spec.template.is_some());
+                if let [entry] = request.entries.as_slice() {
                     let failed = self
-                        .line
-                        .lines
-                        .outcomes(&pick.field)
+                        .queue
+                        .queues
+                        .outcomes(&entry.field)
                         .iter()
-                        .any(|(id, _)| *id == *pick.id);
+                        .any(|(id, _)| *id == *entry.id);
                     if failed {
-                        prop_assert!(!template, "its default text was not tried");
-                        let before = self.refused.get(&*pick.id).copied();
+                        prop_assert!(!template, "the default text was not tried");
+                        let before = self.refused.get(&*entry.id).copied();
                         prop_assert!(
                             before.is_some_and(|before| before < self.accepted),
-                            "it was refused only once"
+                            "the entry was refused only once"
                         );
                     }
                     self.refused
-                        .entry(pick.id.to_string())
+                        .entry(entry.id.to_string())
                         .or_insert(self.accepted);
-                    // The default text goes next. An entry that is suspended before that was not refused itself.
+                    // The default text goes next. An entry that is suspended before then was not refused itself.
                     if !(template && matches!(reason, Refusal::Rejected)) {
-                        self.alone.insert(pick.id.to_string());
+                        self.alone.insert(entry.id.to_string());
                     }
                 }
             }
@@ -235,20 +235,20 @@ impl Model {
     fn record(&mut self) -> Result<(), TestCaseError> {
         for at in 0..FIELDS {
             let name = key(&format!("f{at}"));
-            let outcomes = self.line.lines.outcomes(&name);
+            let outcomes = self.queue.queues.outcomes(&name);
             if outcomes.is_empty() {
                 continue;
             }
-            prop_assert!(self.line.waits(), "an outcome is not recorded");
+            prop_assert!(self.queue.is_waiting(), "an outcome is not recorded");
             for (id, outcome) in &outcomes {
                 prop_assert!(
                     self.outcomes.insert(id.clone(), outcome.clone()).is_none(),
-                    "it had an outcome"
+                    "the entry had an outcome"
                 );
                 prop_assert_eq!(&self.fields[at].pending.remove(0), id);
             }
-            self.offer(at);
-            self.line.lines.recorded(&name, &outcomes);
+            self.enqueue(at);
+            self.queue.queues.recorded(&name, &outcomes);
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl Model {
                 self.recorded.insert(id.clone());
                 self.fields[field].pending.push(id);
                 self.fields[field].templated = templated;
-                self.offer(field);
+                self.enqueue(field);
             }
             Step::Receiver(receiver) => self.receiver = receiver,
             Step::Run(times) => {
@@ -273,14 +273,17 @@ impl Model {
             }
             Step::Suspend(at) | Step::Resume(at) => {
                 self.fields[at].suspended = matches!(step, Step::Suspend(_));
-                self.offer(at);
+                self.enqueue(at);
             }
             Step::Pause => {
-                self.line.lines.close(&key("p"));
-                prop_assert!(!self.run()?, "nothing is sent");
-                self.line
-                    .lines
-                    .configure(&key("p"), chat(), Stage::Open, TestMessage::default());
+                self.queue.queues.close(&key("p"));
+                prop_assert!(!self.run()?, "a closed queue sends nothing");
+                self.queue.queues.configure(
+                    &key("p"),
+                    chat(),
+                    InitialState::Open,
+                    TestMessage::default(),
+                );
             }
             Step::RetryNow => {
                 if self
@@ -290,7 +293,7 @@ impl Model {
                 {
                     self.tests_since_entry = 0;
                 }
-                self.line.lines.retry_now(&key("p"), self.line.now);
+                self.queue.queues.retry_now(&key("p"), self.queue.now);
             }
         }
         Ok(())
@@ -301,12 +304,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_holds_whatever_a_receiver_answers(steps in prop::collection::vec(any_step(), 1..60)) {
+    fn invariants_hold_for_any_responses(steps in prop::collection::vec(any_step(), 1..60)) {
         let mut model = Model::new();
         for step in steps {
             model.step(step)?;
         }
-        // Everything arrives in the end, within one pause for each request.
+        // All entries are delivered in the end, within one pause for each request.
         model.receiver = Receiver::Accepts;
         for at in 0..FIELDS {
             model.step(Step::Resume(at))?;
@@ -314,18 +317,18 @@ proptest! {
         let mut rounds = 0;
         while model.run()? {
             rounds += 1;
-            prop_assert!(rounds < 500, "it does not come to rest");
+            prop_assert!(rounds < 500, "the queue does not come to rest");
             if model.fields.iter().all(|field| field.pending.is_empty()) {
                 break;
             }
         }
         prop_assert_eq!(model.outcomes.keys().cloned().collect::<BTreeSet<_>>(), model.recorded);
-        prop_assert!(model.line.lines.nothing_flies());
+        prop_assert!(model.queue.queues.is_idle());
     }
 
     /// Upper bound: one retry period for one poisonous message.
     #[test]
-    fn one_poisonous_message_holds_the_others_up_for_a_retry_period_and_nothing_else_is_lost(
+    fn poisonous_entry_delays_the_others_by_at_most_one_retry_period(
         entries in prop::collection::vec(0..FIELDS, 1..40),
         poison in 1_usize..40,
         reason in any_refusal(),
@@ -336,16 +339,16 @@ proptest! {
         for field in entries {
             model.step(Step::Record { field, templated: false })?;
         }
-        let began = model.line.now;
+        let start = model.queue.now;
         let mut rounds = 0;
         while model.fields.iter().any(|field| !field.pending.is_empty()) {
-            prop_assert!(model.run()?, "it came to rest");
+            prop_assert!(model.run()?, "the queue came to rest");
             rounds += 1;
             prop_assert!(rounds < 200);
         }
-        prop_assert!(model.line.now - began <= PATIENCE.stopped, "{:?}", model.line.now - began);
+        prop_assert!(model.queue.now - start <= RETRY_POLICY.stopped, "{:?}", model.queue.now - start);
         for (id, outcome) in &model.outcomes {
-            prop_assert_eq!(matches!(outcome, Outcome::Delivered), !model.is_poisonous(id), "{}", id);
+            prop_assert_eq!(matches!(outcome, DeliveryOutcome::Delivered), !model.is_poisonous(id), "{}", id);
         }
     }
 }

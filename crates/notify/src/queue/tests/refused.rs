@@ -5,42 +5,42 @@ use Refusal::{Forbidden, Gone, Rejected};
 use super::super::Circumstances;
 use super::*;
 
-fn failed(id: &str, reason: Refusal) -> Vec<(String, Outcome)> {
+fn failed(id: &str, reason: Refusal) -> Vec<(String, DeliveryOutcome)> {
     vec![(
         id.to_owned(),
-        Outcome::Failed {
+        DeliveryOutcome::Failed {
             reason: reason.as_str().into(),
         },
     )]
 }
 
-impl Line {
-    /// Takes the next request and compares it with these entries, or with the test message if there are none.
-    fn expect(&mut self, entries: &[&str]) -> Request {
-        let request = self.take().expect("a request");
+impl TestQueue {
+    /// Returns the next request, which must have these entries, or be the test message if there are none.
+    fn expect(&mut self, entries: &[&str]) -> DeliveryRequest {
+        let request = self.start().expect("a request");
         assert_eq!(ids(&request), entries);
         request
     }
 
-    fn later(&mut self) {
-        assert!(self.waits(), "nothing is sent before");
-        self.now += PATIENCE.stopped;
+    fn wait_for_retry(&mut self) {
+        assert!(self.is_waiting(), "no request before the retry");
+        self.now += RETRY_POLICY.stopped;
     }
 
-    fn standing(&self) -> &'static str {
-        match self.lines.standing(&key("p")) {
-            Standing::Untried => "Untried",
-            Standing::Taken { .. } => "Taken",
-            Standing::Retrying(_) => "Retrying",
-            Standing::Stopped { reason, .. } => reason,
+    fn receiver_state_name(&self) -> &'static str {
+        match self.queues.receiver_state(&key("p")) {
+            ReceiverState::Untried => "Untried",
+            ReceiverState::Accepted { .. } => "Accepted",
+            ReceiverState::Retrying(_) => "Retrying",
+            ReceiverState::Stopped { reason, .. } => reason,
         }
     }
 
-    fn write_rejected(&mut self, name: &str, said: (u16, &str)) -> bool {
-        self.lines.write_rejected(
+    fn write_rejected(&mut self, name: &str, response: (u16, &str)) -> bool {
+        self.queues.write_rejected(
             &key(name),
             &key("p"),
-            said,
+            response,
             Circumstances::default(),
             self.now,
         )
@@ -49,39 +49,39 @@ impl Line {
     fn templated(&mut self, name: &str, entries: &[&str]) {
         let mut object = field(name, entries).as_ref().clone();
         object.spec.template = Some("{{ value }}".into());
-        self.lines
-            .offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+        self.queues
+            .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
     }
 }
 
 #[test]
-fn a_receiver_that_refuses_everything_and_recovers_loses_nothing() {
+fn receiver_that_refuses_everything_and_recovers_loses_nothing() {
     for reason in [Rejected, Forbidden, Gone] {
-        let mut line = Line::open();
+        let mut queue = TestQueue::open();
         for name in ["a", "b", "c", "d", "e"] {
-            line.offer(name, &[name]);
+            queue.enqueue(name, &[name]);
         }
         for _ in 0..100 {
-            let Some(request) = line.take() else {
-                line.now += PATIENCE.stopped;
+            let Some(request) = queue.start() else {
+                queue.now += RETRY_POLICY.stopped;
                 continue;
             };
-            line.refuse(&request, reason);
+            queue.refuse(&request, reason);
         }
-        assert_eq!(line.standing(), reason.as_str());
+        assert_eq!(queue.receiver_state_name(), reason.as_str());
         let mut delivered = Vec::new();
         while delivered.len() < 5 {
-            let Some(request) = line.take() else {
-                line.now += PATIENCE.stopped;
+            let Some(request) = queue.start() else {
+                queue.now += RETRY_POLICY.stopped;
                 continue;
             };
-            line.taken(&request, request.picks.len());
-            for pick in &request.picks {
-                let outcomes = line.record(&pick.field.name, &[]);
+            queue.accept(&request, request.entries.len());
+            for entry in &request.entries {
+                let outcomes = queue.record(&entry.field.name, &[]);
                 assert!(
                     outcomes
                         .iter()
-                        .all(|(_, outcome)| *outcome == Outcome::Delivered),
+                        .all(|(_, outcome)| *outcome == DeliveryOutcome::Delivered),
                     "{outcomes:?}"
                 );
                 delivered.extend(outcomes);
@@ -91,316 +91,320 @@ fn a_receiver_that_refuses_everything_and_recovers_loses_nothing() {
 }
 
 #[test]
-fn one_poisonous_entry_holds_the_others_up_for_one_retry_period() {
-    let mut line = Line::open();
+fn poisonous_entry_delays_the_others_by_one_retry_period() {
+    let mut queue = TestQueue::open();
     for name in ["a", "b", "c", "d", "e"] {
-        line.offer(name, &[name]);
+        queue.enqueue(name, &[name]);
     }
-    // A refused digest accuses no entry: its entries go alone, at once.
-    let request = line.expect(&["a", "b", "c", "d", "e"]);
-    line.refuse(&request, Forbidden);
-    assert_eq!(line.standing(), "Untried");
-    let request = line.expect(&["a"]);
-    assert!(line.refuse(&request, Forbidden).point);
-    assert_eq!(line.standing(), "Forbidden");
-    line.later();
-    let request = line.expect(&["b"]);
-    assert!(line.taken(&request, 1).point);
-    line.record("b", &[]);
+    // A refused digest does not identify the refused entry: its entries go alone, at once.
+    let request = queue.expect(&["a", "b", "c", "d", "e"]);
+    queue.refuse(&request, Forbidden);
+    assert_eq!(queue.receiver_state_name(), "Untried");
+    let request = queue.expect(&["a"]);
+    assert!(queue.refuse(&request, Forbidden).point);
+    assert_eq!(queue.receiver_state_name(), "Forbidden");
+    queue.wait_for_retry();
+    let request = queue.expect(&["b"]);
+    assert!(queue.accept(&request, 1).point);
+    queue.record("b", &[]);
     // The receiver may have recovered, so the entry gets one more attempt.
-    let request = line.expect(&["a"]);
-    assert!(!line.refuse(&request, Forbidden).point);
-    assert_eq!(line.record("a", &["f"]), failed("a", Forbidden));
-    assert_eq!(line.standing(), "Taken");
+    let request = queue.expect(&["a"]);
+    assert!(!queue.refuse(&request, Forbidden).point);
+    assert_eq!(queue.record("a", &["f"]), failed("a", Forbidden));
+    assert_eq!(queue.receiver_state_name(), "Accepted");
     for name in ["c", "d", "e"] {
-        let request = line.expect(&[name]);
-        line.taken(&request, 1);
-        line.record(name, &[]);
+        let request = queue.expect(&[name]);
+        queue.accept(&request, 1);
+        queue.record(name, &[]);
     }
-    line.expect(&["f"]);
+    queue.expect(&["f"]);
 }
 
 #[test]
-fn a_rejected_entry_lets_the_others_go_first_and_fails_after_them() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "3"]);
-    let request = line.take().unwrap();
-    line.offer("b", &["2"]);
-    line.refuse(&request, Rejected);
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Rejected);
-    let request = line.expect(&["2"]);
-    line.taken(&request, 1);
-    line.record("b", &[]);
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Rejected);
-    assert_eq!(line.record("a", &["3"]), failed("1", Rejected));
-    line.expect(&["3"]);
-    assert_eq!(line.standing(), "Taken");
+fn rejected_entry_fails_after_another_message_is_accepted() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1", "3"]);
+    let request = queue.start().unwrap();
+    queue.enqueue("b", &["2"]);
+    queue.refuse(&request, Rejected);
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Rejected);
+    let request = queue.expect(&["2"]);
+    queue.accept(&request, 1);
+    queue.record("b", &[]);
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Rejected);
+    assert_eq!(queue.record("a", &["3"]), failed("1", Rejected));
+    queue.expect(&["3"]);
+    assert_eq!(queue.receiver_state_name(), "Accepted");
 }
 
 #[test]
 fn three_messages_rejected_in_a_row_stop_the_contact_point() {
-    let mut line = Line::open();
+    let mut queue = TestQueue::open();
     for name in ["a", "b", "c", "d"] {
-        line.offer(name, &[name]);
+        queue.enqueue(name, &[name]);
     }
-    let request = line.take().unwrap();
-    line.refuse(&request, Rejected);
+    let request = queue.start().unwrap();
+    queue.refuse(&request, Rejected);
     for name in ["a", "b"] {
-        let request = line.expect(&[name]);
-        assert!(!line.refuse(&request, Rejected).point);
+        let request = queue.expect(&[name]);
+        assert!(!queue.refuse(&request, Rejected).point);
     }
-    let request = line.expect(&["c"]);
-    assert!(line.refuse(&request, Rejected).point);
-    assert_eq!(line.standing(), "Rejected");
+    let request = queue.expect(&["c"]);
+    assert!(queue.refuse(&request, Rejected).point);
+    assert_eq!(queue.receiver_state_name(), "Rejected");
     for name in ["d", "a", "b", "c", "d"] {
-        line.later();
-        let request = line.expect(&[name]);
-        line.refuse(&request, Rejected);
+        queue.wait_for_retry();
+        let request = queue.expect(&[name]);
+        queue.refuse(&request, Rejected);
     }
 }
 
 #[test]
-fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message() {
+fn receiver_that_accepts_only_test_messages_fails_one_entry() {
     for reason in [Rejected, Forbidden] {
-        let mut line = Line::open();
-        line.offer("a", &["1", "2"]);
-        let request = line.take().unwrap();
-        line.refuse(&request, reason);
-        let request = line.expect(&["1"]);
-        line.refuse(&request, reason);
+        let mut queue = TestQueue::open();
+        queue.enqueue("a", &["1", "2"]);
+        let request = queue.start().unwrap();
+        queue.refuse(&request, reason);
+        let request = queue.expect(&["1"]);
+        queue.refuse(&request, reason);
         if reason == Forbidden {
-            line.later();
+            queue.wait_for_retry();
         }
-        let request = line.expect(&[]);
+        let request = queue.expect(&[]);
         assert_eq!(
-            line.standing(),
+            queue.receiver_state_name(),
             if reason == Forbidden {
                 "Forbidden"
             } else {
                 "Untried"
             }
         );
-        line.taken(&request, 0);
-        let request = line.expect(&["1"]);
-        line.refuse(&request, reason);
-        assert_eq!(line.record("a", &["2"]), failed("1", reason));
-        let request = line.expect(&["2"]);
-        assert_eq!(line.lines.next(&key("p"), line.now).name(), "Wait");
-        line.refuse(&request, reason);
-        // After `Rejected` the queue notices that nothing is left to try.
+        queue.accept(&request, 0);
+        let request = queue.expect(&["1"]);
+        queue.refuse(&request, reason);
+        assert_eq!(queue.record("a", &["2"]), failed("1", reason));
+        let request = queue.expect(&["2"]);
+        assert_eq!(queue.queues.next(&key("p"), queue.now).name(), "Wait");
+        queue.refuse(&request, reason);
+        // After `Rejected` the next step finds that no request is left to try.
         if reason == Rejected {
-            assert_eq!(line.lines.next(&key("p"), line.now).name(), "Stopped");
+            assert_eq!(queue.queues.next(&key("p"), queue.now).name(), "Stopped");
         }
-        assert_eq!(line.standing(), reason.as_str());
+        assert_eq!(queue.receiver_state_name(), reason.as_str());
         for _ in 0..100 {
-            line.later();
-            let request = line.expect(&["2"]);
-            line.refuse(&request, reason);
-            assert!(line.lines.outcomes(&key("a")).is_empty());
+            queue.wait_for_retry();
+            let request = queue.expect(&["2"]);
+            queue.refuse(&request, reason);
+            assert!(queue.queues.outcomes(&key("a")).is_empty());
         }
     }
 }
 
 #[test]
-fn the_only_one_that_waits_and_the_test_message_alternate() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Forbidden);
+fn test_message_alternates_with_the_only_pending_entry() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Forbidden);
     for _ in 0..3 {
-        line.later();
-        let request = line.expect(&[]);
-        line.refuse(&request, Forbidden);
-        line.later();
-        let request = line.expect(&["1"]);
-        line.refuse(&request, Forbidden);
+        queue.wait_for_retry();
+        let request = queue.expect(&[]);
+        queue.refuse(&request, Forbidden);
+        queue.wait_for_retry();
+        let request = queue.expect(&["1"]);
+        queue.refuse(&request, Forbidden);
     }
     // After a rejected entry the next request needs no pause.
-    line.later();
-    let request = line.expect(&[]);
-    line.refuse(&request, Rejected);
-    line.later();
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Rejected);
-    let request = line.expect(&[]);
-    line.refuse(&request, Rejected);
-    line.later();
+    queue.wait_for_retry();
+    let request = queue.expect(&[]);
+    queue.refuse(&request, Rejected);
+    queue.wait_for_retry();
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Rejected);
+    let request = queue.expect(&[]);
+    queue.refuse(&request, Rejected);
+    queue.wait_for_retry();
 }
 
 #[test]
-fn a_rejected_entry_alone_changes_no_status_where_the_test_message_is_accepted() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.expect(&["1"]);
-    assert!(!line.refuse(&request, Rejected).point);
-    let request = line.expect(&[]);
-    line.taken(&request, 0);
-    assert_eq!(line.standing(), "Taken");
-    let request = line.expect(&["1"]);
-    assert!(!line.refuse(&request, Rejected).point);
-    assert_eq!(line.record("a", &[]), failed("1", Rejected));
+fn single_rejected_entry_keeps_the_status_if_the_test_message_is_accepted() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.expect(&["1"]);
+    assert!(!queue.refuse(&request, Rejected).point);
+    let request = queue.expect(&[]);
+    queue.accept(&request, 0);
+    assert_eq!(queue.receiver_state_name(), "Accepted");
+    let request = queue.expect(&["1"]);
+    assert!(!queue.refuse(&request, Rejected).point);
+    assert_eq!(queue.record("a", &[]), failed("1", Rejected));
 }
 
 #[test]
-fn a_stopped_receiver_is_tried_with_the_test_message_where_nothing_waits() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2"]);
-    let request = line.take().unwrap();
-    line.refuse(&request, Forbidden);
-    let request = line.expect(&["1"]);
-    assert!(line.refuse(&request, Forbidden).point);
+fn stopped_queue_sends_the_test_message_when_no_entry_is_pending() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1", "2"]);
+    let request = queue.start().unwrap();
+    queue.refuse(&request, Forbidden);
+    let request = queue.expect(&["1"]);
+    assert!(queue.refuse(&request, Forbidden).point);
     assert!(
-        line.lines.in_flight(&key("a")).is_empty(),
-        "it was refused: it is not in the air"
+        queue.queues.in_flight(&key("a")).is_empty(),
+        "a refused entry is not in flight"
     );
-    line.offer("a", &[]);
-    line.later();
-    let request = line.expect(&[]);
-    assert!(line.taken(&request, 0).point);
-    line.offer("a", &["3"]);
-    line.expect(&["3"]);
+    queue.enqueue("a", &[]);
+    queue.wait_for_retry();
+    let request = queue.expect(&[]);
+    assert!(queue.accept(&request, 0).point);
+    queue.enqueue("a", &["3"]);
+    queue.expect(&["3"]);
 }
 
-/// People see test messages.
 #[test]
-fn no_second_test_message_is_accepted_before_an_entry_unless_somebody_asks() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Forbidden);
-    line.later();
-    let request = line.expect(&[]);
-    line.taken(&request, 0);
-    let request = line.expect(&["1"]);
-    line.refuse(&request, Forbidden);
-    line.record("a", &["2"]);
-    let request = line.expect(&["2"]);
-    line.refuse(&request, Forbidden);
-    line.lines.withdraw(&key("a"), true);
-    line.now += PATIENCE.stopped;
+fn second_test_message_needs_an_accepted_entry_or_a_request() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Forbidden);
+    queue.wait_for_retry();
+    let request = queue.expect(&[]);
+    queue.accept(&request, 0);
+    let request = queue.expect(&["1"]);
+    queue.refuse(&request, Forbidden);
+    queue.record("a", &["2"]);
+    let request = queue.expect(&["2"]);
+    queue.refuse(&request, Forbidden);
+    queue.queues.dequeue(&key("a"), true);
+    queue.now += RETRY_POLICY.stopped;
     assert!(matches!(
-        line.lines.next(&key("p"), line.now),
-        Next::Wait(None)
+        queue.queues.next(&key("p"), queue.now),
+        QueueStep::Wait(None)
     ));
-    line.lines.retry_now(&key("p"), line.now);
-    line.expect(&[]);
+    queue.queues.retry_now(&key("p"), queue.now);
+    queue.expect(&[]);
 }
 
 /// A contact point's `body` stays in a plain request.
 #[test]
-fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("p"), templated(), Stage::Open, another());
-    line.templated("a", &["1"]);
-    let first = line.expect(&["1"]);
-    line.refuse(&first, Rejected);
-    let plain = line.expect(&["1"]);
+fn template_text_is_replaced_by_the_default_text_first() {
+    let mut queue = TestQueue::open();
+    queue
+        .queues
+        .configure(&key("p"), templated(), InitialState::Open, another());
+    queue.templated("a", &["1"]);
+    let first = queue.expect(&["1"]);
+    queue.refuse(&first, Rejected);
+    let plain = queue.expect(&["1"]);
     assert_eq!((first.plain, plain.plain), (false, true));
-    line.refuse(&plain, Rejected);
-    let request = line.expect(&[]);
-    line.taken(&request, 0);
-    let request = line.expect(&["1"]);
+    queue.refuse(&plain, Rejected);
+    let request = queue.expect(&[]);
+    queue.accept(&request, 0);
+    let request = queue.expect(&["1"]);
     assert!(!request.plain);
-    line.refuse(&request, Forbidden);
+    queue.refuse(&request, Forbidden);
     assert!(
-        line.lines.outcomes(&key("a")).is_empty(),
-        "its default text may be accepted"
+        queue.queues.outcomes(&key("a")).is_empty(),
+        "the receiver may accept the default text"
     );
-    let request = line.expect(&["1"]);
+    let request = queue.expect(&["1"]);
     assert!(request.plain);
-    line.refuse(&request, Forbidden);
-    assert_eq!(line.record("a", &[]), failed("1", Forbidden));
+    queue.refuse(&request, Forbidden);
+    assert_eq!(queue.record("a", &[]), failed("1", Forbidden));
 }
 
 #[test]
-fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("p"), chat(), Stage::Probe, another());
+fn another_message_goes_between_two_failed_entries() {
+    let mut queue = TestQueue::open();
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Probe, another());
     for name in ["a", "b", "c"] {
-        line.offer(name, &[name]);
+        queue.enqueue(name, &[name]);
     }
     for name in ["a", "b", "c"] {
-        let request = line.expect(&[name]);
-        line.refuse(&request, Gone);
-        line.later();
+        let request = queue.expect(&[name]);
+        queue.refuse(&request, Gone);
+        queue.wait_for_retry();
     }
-    line.offer("d", &["d"]);
-    let request = line.expect(&["d"]);
-    line.taken(&request, 1);
-    line.record("d", &["d2", "d3"]);
+    queue.enqueue("d", &["d"]);
+    let request = queue.expect(&["d"]);
+    queue.accept(&request, 1);
+    queue.record("d", &["d2", "d3"]);
     // A relapse of the receiver costs one entry, not three.
-    let request = line.expect(&["a"]);
-    line.refuse(&request, Gone);
-    assert_eq!(line.record("a", &[]), failed("a", Gone));
-    let request = line.expect(&["d2", "d3"]);
-    line.refuse(&request, Gone);
-    let request = line.expect(&["d2"]);
-    line.refuse(&request, Gone);
+    let request = queue.expect(&["a"]);
+    queue.refuse(&request, Gone);
+    assert_eq!(queue.record("a", &[]), failed("a", Gone));
+    let request = queue.expect(&["d2", "d3"]);
+    queue.refuse(&request, Gone);
+    let request = queue.expect(&["d2"]);
+    queue.refuse(&request, Gone);
     for name in ["b", "c", "d2", "b"] {
-        line.later();
-        let request = line.expect(&[name]);
-        line.refuse(&request, Gone);
+        queue.wait_for_retry();
+        let request = queue.expect(&[name]);
+        queue.refuse(&request, Gone);
         assert!(
-            line.lines.outcomes(&key(&name[..1])).is_empty(),
-            "while it is stopped nothing fails"
+            queue.queues.outcomes(&key(&name[..1])).is_empty(),
+            "no entry fails while the queue is stopped"
         );
     }
 }
 
 /// No message can cause this refusal.
 #[test]
-fn an_address_that_is_refused_accuses_no_entry() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    line.offer("b", &["2"]);
-    let request = line.expect(&["1", "2"]);
-    assert!(line.refuse(&request, Refusal::AddressRefused).point);
-    line.later();
-    let request = line.expect(&["1"]);
-    line.taken(&request, 1);
-    line.record("a", &[]);
-    let request = line.expect(&["2"]);
-    line.refuse(&request, Refusal::AddressRefused);
-    line.later();
-    let request = line.expect(&["2"]);
-    line.taken(&request, 1);
+fn refused_address_fails_no_entry() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    queue.enqueue("b", &["2"]);
+    let request = queue.expect(&["1", "2"]);
+    assert!(queue.refuse(&request, Refusal::AddressRefused).point);
+    queue.wait_for_retry();
+    let request = queue.expect(&["1"]);
+    queue.accept(&request, 1);
+    queue.record("a", &[]);
+    let request = queue.expect(&["2"]);
+    queue.refuse(&request, Refusal::AddressRefused);
+    queue.wait_for_retry();
+    let request = queue.expect(&["2"]);
+    queue.accept(&request, 1);
     assert_eq!(
-        line.record("b", &[]),
-        [("2".to_owned(), Outcome::Delivered)]
+        queue.record("b", &[]),
+        [("2".to_owned(), DeliveryOutcome::Delivered)]
     );
 }
 
 #[test]
-fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
+fn test_message_keeps_its_id_until_accepted() {
     let test = TestMessage {
         configuration: "c".into(),
         accepted: AcceptedTests::default(),
     };
-    let mut line = Line::open();
-    line.lines
-        .configure(&key("p"), chat(), Stage::Test, test.clone());
-    let first = line.expect(&[]);
-    line.answer(&first, Err(retry("503")));
-    line.now += PATIENCE.retry.max;
-    let again = line.expect(&[]);
-    line.refuse(&again, Gone);
+    let mut queue = TestQueue::open();
+    queue
+        .queues
+        .configure(&key("p"), chat(), InitialState::Test, test.clone());
+    let first = queue.expect(&[]);
+    queue.respond(&first, Err(retry("503")));
+    queue.now += RETRY_POLICY.backoff.max;
+    let again = queue.expect(&[]);
+    queue.refuse(&again, Gone);
     // Another process uses the same id.
-    let mut other = Line::open();
-    other.lines.configure(&key("p"), chat(), Stage::Probe, test);
+    let mut other = TestQueue::open();
+    other
+        .queues
+        .configure(&key("p"), chat(), InitialState::Probe, test);
     let third = other.expect(&[]);
     assert_eq!(
         (&first.test_id, &first.test_id),
         (&again.test_id, &third.test_id)
     );
-    assert!(other.taken(&third, 0).point);
+    assert!(other.accept(&third, 0).point);
     assert_eq!(
-        other.lines.tests_accepted(&key("p")).count,
+        other.queues.tests_accepted(&key("p")).count,
         1,
-        "what the status keeps"
+        "the status keeps the count"
     );
     // Another configuration, and the first one again, whose acceptance the status does not show yet.
     for configuration in ["d", "c"] {
@@ -408,35 +412,37 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
             configuration: configuration.into(),
             accepted: AcceptedTests::default(),
         };
-        other.lines.configure(&key("p"), chat(), Stage::Test, test);
+        other
+            .queues
+            .configure(&key("p"), chat(), InitialState::Test, test);
         let request = other.expect(&[]);
         assert_ne!(
             request.test_id, first.test_id,
-            "a receiver would pass over it"
+            "a receiver would ignore a known id"
         );
-        other.answer(&request, Err(retry("503")));
+        other.respond(&request, Err(retry("503")));
     }
 }
 
 #[test]
-fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
-    let restarted = |stage, accepted| {
-        let mut line = Line::open();
-        line.lines.configure(
+fn restart_allows_no_second_test_message_between_two_entries() {
+    let restarted = |initial_state, accepted| {
+        let mut queue = TestQueue::open();
+        queue.queues.configure(
             &key("p"),
             chat(),
-            stage,
+            initial_state,
             TestMessage {
                 configuration: "c".into(),
                 accepted,
             },
         );
-        line
+        queue
     };
-    let mut line = restarted(Stage::Probe, AcceptedTests::default());
-    let test = line.expect(&[]);
-    assert!(line.taken(&test, 0).point);
-    let kept = line.lines.tests_accepted(&key("p"));
+    let mut queue = restarted(InitialState::Probe, AcceptedTests::default());
+    let test = queue.expect(&[]);
+    assert!(queue.accept(&test, 0).point);
+    let kept = queue.queues.tests_accepted(&key("p"));
     assert_eq!(
         kept,
         AcceptedTests {
@@ -446,23 +452,23 @@ fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
     );
 
     // The status may say ready or stopped by the time of the restart.
-    for stage in [Stage::Open, Stage::Probe] {
-        let mut line = restarted(stage, kept);
-        assert!(line.waits());
-        line.offer("a", &["1"]);
+    for initial_state in [InitialState::Open, InitialState::Probe] {
+        let mut queue = restarted(initial_state, kept);
+        assert!(queue.is_waiting());
+        queue.enqueue("a", &["1"]);
         for _ in 0..3 {
-            let entry = line.expect(&["1"]);
-            line.refuse(&entry, Forbidden);
-            line.later();
+            let entry = queue.expect(&["1"]);
+            queue.refuse(&entry, Forbidden);
+            queue.wait_for_retry();
         }
-        assert_eq!(line.lines.tests_accepted(&key("p")), kept);
-        let entry = line.expect(&["1"]);
+        assert_eq!(queue.queues.tests_accepted(&key("p")), kept);
+        let entry = queue.expect(&["1"]);
         assert!(
-            line.taken(&entry, 1).point,
+            queue.accept(&entry, 1).point,
             "the status must allow the next test message"
         );
         assert_eq!(
-            line.lines.tests_accepted(&key("p")),
+            queue.queues.tests_accepted(&key("p")),
             AcceptedTests {
                 while_stopped: false,
                 ..kept
@@ -472,61 +478,62 @@ fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
 }
 
 #[test]
-fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2"]);
-    line.offer("b", &["3"]);
-    let request = line.take().unwrap();
-    line.taken(&request, 1);
+fn object_is_left_out_after_five_rejected_writes() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1", "2"]);
+    queue.enqueue("b", &["3"]);
+    let request = queue.start().unwrap();
+    queue.accept(&request, 1);
     for attempt in 1..=5 {
-        assert!(line.take().is_none(), "before attempt {attempt}");
-        assert!(!line.lines.nothing_flies());
-        assert_eq!(line.write_rejected("a", (403, "denied")), attempt == 5);
+        assert!(queue.start().is_none(), "before attempt {attempt}");
+        assert!(!queue.queues.is_idle());
+        assert_eq!(queue.write_rejected("a", (403, "denied")), attempt == 5);
     }
     assert_eq!(
-        line.lines.left_out_of(&key("p")),
+        queue.queues.left_out_of(&key("p")),
         [(key("a"), "denied".to_owned())]
     );
     assert!(
-        line.lines.nothing_flies(),
-        "a shutdown does not wait for it"
+        queue.queues.is_idle(),
+        "a shutdown does not wait for that object"
     );
-    let request = line.expect(&["3"]);
-    line.taken(&request, 1);
-    line.record("b", &[]);
-    // Nothing more of the object is sent, whatever it offers.
-    line.offer("a", &["1", "2", "4"]);
-    assert!(line.take().is_none());
-    let outcomes = line.lines.outcomes(&key("a"));
-    assert_eq!(outcomes, [("1".to_owned(), Outcome::Delivered)]);
-    line.offer("a", &["2", "4"]);
-    assert_eq!(line.lines.recorded(&key("a"), &outcomes), Some(key("p")));
-    assert!(line.lines.left_out_of(&key("p")).is_empty());
-    line.expect(&["2", "4"]);
+    let request = queue.expect(&["3"]);
+    queue.accept(&request, 1);
+    queue.record("b", &[]);
+    // The queue sends no further entry of the object, even if more are enqueued.
+    queue.enqueue("a", &["1", "2", "4"]);
+    assert!(queue.start().is_none());
+    let outcomes = queue.queues.outcomes(&key("a"));
+    assert_eq!(outcomes, [("1".to_owned(), DeliveryOutcome::Delivered)]);
+    queue.enqueue("a", &["2", "4"]);
+    assert_eq!(queue.queues.recorded(&key("a"), &outcomes), Some(key("p")));
+    assert!(queue.queues.left_out_of(&key("p")).is_empty());
+    queue.expect(&["2", "4"]);
 }
 
 #[test]
-fn a_refused_write_is_retried_with_backoff_unless_something_changed() {
-    let mut line = Line::open();
+fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
+    let mut queue = TestQueue::open();
     let same = Circumstances::default();
-    let due = |line: &Line, circumstances: &Circumstances| {
-        line.lines
-            .rejected_write_due(&key("a"), circumstances, line.now)
+    let due = |queue: &TestQueue, circumstances: &Circumstances| {
+        queue
+            .queues
+            .rejected_write_due(&key("a"), circumstances, queue.now)
     };
-    assert_eq!(due(&line, &same), None);
+    assert_eq!(due(&queue, &same), None);
     let mut delays = Vec::new();
     for _ in 0..12 {
-        line.write_rejected("a", (403, "denied"));
-        let delay = due(&line, &same).unwrap();
+        queue.write_rejected("a", (403, "denied"));
+        let delay = due(&queue, &same).unwrap();
         delays.push(delay);
-        line.now += delay;
-        assert_eq!(due(&line, &same), None);
+        queue.now += delay;
+        assert_eq!(due(&queue, &same), None);
     }
     assert!(
-        delays[0] <= PATIENCE.retry.min * 2 && delays[11] >= PATIENCE.retry.max / 2,
+        delays[0] <= RETRY_POLICY.backoff.min * 2 && delays[11] >= RETRY_POLICY.backoff.max / 2,
         "{delays:?}"
     );
-    line.write_rejected("a", (403, "denied"));
+    queue.write_rejected("a", (403, "denied"));
     for changed in [
         Circumstances {
             generation: Some(2),
@@ -541,82 +548,82 @@ fn a_refused_write_is_retried_with_backoff_unless_something_changed() {
             ..same.clone()
         },
     ] {
-        assert_eq!(due(&line, &changed), None);
+        assert_eq!(due(&queue, &changed), None);
     }
     let changed = Circumstances {
         generation: Some(2),
         ..same
     };
-    line.lines.write_rejected(
+    queue.queues.write_rejected(
         &key("a"),
         &key("p"),
         (403, "denied"),
         changed.clone(),
-        line.now,
+        queue.now,
     );
     assert!(
-        due(&line, &changed).unwrap() <= PATIENCE.retry.min * 2,
-        "the backoff begins anew"
+        due(&queue, &changed).unwrap() <= RETRY_POLICY.backoff.min * 2,
+        "the backoff restarts"
     );
-    line.lines.recorded(&key("a"), &[]);
-    assert_eq!(due(&line, &changed), None);
+    queue.queues.recorded(&key("a"), &[]);
+    assert_eq!(due(&queue, &changed), None);
 }
 
-/// A policy and a webhook that fails now and then.
+/// An admission policy, and a webhook that fails now and then.
 #[test]
-fn an_object_is_left_out_whatever_refuses_its_writes() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.expect(&["1"]);
-    line.taken(&request, 1);
-    let mut rejected = |code, message| line.write_rejected("a", (code, message));
+fn object_is_left_out_for_any_cause_of_rejection() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.expect(&["1"]);
+    queue.accept(&request, 1);
+    let mut rejected = |code, message| queue.write_rejected("a", (code, message));
     for code in [403, 500, 403, 500] {
         assert!(!rejected(code, "no"));
     }
     assert!(rejected(403, "denied"));
-    assert!(rejected(500, "failed"), "the reason is another one now");
+    assert!(rejected(500, "failed"), "the cause changed");
     assert!(!rejected(500, "failed again"));
     assert_eq!(
-        line.lines.left_out_of(&key("p")),
+        queue.queues.left_out_of(&key("p")),
         [(key("a"), "failed".to_owned())]
     );
 }
 
-/// The other entry that was refused is all that waits, and the message that was sent instead of it has gone.
+/// The other refused entry is the only pending one, and the message that went before it was deleted.
 #[test]
-fn an_entry_that_waits_for_its_last_attempt_is_sent_although_no_other_message_is_left() {
-    let mut line = Line::open();
+fn last_attempt_is_sent_when_no_other_message_is_left() {
+    let mut queue = TestQueue::open();
     for name in ["a", "c"] {
-        line.offer(name, &[name]);
-        let request = line.expect(&[name]);
-        line.refuse(&request, Rejected);
+        queue.enqueue(name, &[name]);
+        let request = queue.expect(&[name]);
+        queue.refuse(&request, Rejected);
     }
-    line.offer("b", &["b"]);
-    let request = line.expect(&["b"]);
-    line.taken(&request, 1);
-    line.record("b", &[]);
-    let request = line.expect(&["a"]);
-    line.refuse(&request, Rejected);
-    line.record("a", &[]);
+    queue.enqueue("b", &["b"]);
+    let request = queue.expect(&["b"]);
+    queue.accept(&request, 1);
+    queue.record("b", &[]);
+    let request = queue.expect(&["a"]);
+    queue.refuse(&request, Rejected);
+    queue.record("a", &[]);
     // Deleted while its request is in flight.
-    line.offer("d", &["d"]);
-    let request = line.expect(&["d"]);
-    line.lines.withdraw(&key("d"), true);
-    line.refuse(&request, Rejected);
+    queue.enqueue("d", &["d"]);
+    let request = queue.expect(&["d"]);
+    queue.queues.dequeue(&key("d"), true);
+    queue.refuse(&request, Rejected);
     let mut sent = Vec::new();
     for _ in 0..3 {
-        match line.take() {
+        match queue.start() {
             Some(request) => {
                 sent.extend(ids(&request).into_iter().map(str::to_owned));
-                line.taken(&request, request.ids().count());
+                queue.accept(&request, request.ids().count());
             }
-            None => line.now += PATIENCE.stopped,
+            None => queue.now += RETRY_POLICY.stopped,
         }
     }
     assert!(sent.contains(&"c".to_owned()), "{sent:?}");
 }
 
-impl Next {
+impl QueueStep {
     fn name(&self) -> &'static str {
         match self {
             Self::Send => "Send",

@@ -10,17 +10,17 @@ use super::*;
 use crate::fixtures::{item, subject, updated};
 use crate::webhook::{Parts, SigningKey};
 
-fn hook(body: Option<&str>, content_type: Option<&str>) -> Hook {
+fn webhook(body: Option<&str>, content_type: Option<&str>) -> WebhookEndpoint {
     let parts = Parts {
         url: "https://receiver.test/".into(),
         body: body.map(Into::into),
         content_type: content_type.map(Into::into),
         ..Parts::default()
     };
-    Hook::new(parts).unwrap()
+    WebhookEndpoint::new(parts).unwrap()
 }
 
-fn entries(count: usize) -> Vec<Item> {
+fn entries(count: usize) -> Vec<OutgoingEntry> {
     (0..count)
         .map(|index| {
             let mut item = updated(&index.to_string(), &(index + 1).to_string());
@@ -30,15 +30,15 @@ fn entries(count: usize) -> Vec<Item> {
         .collect()
 }
 
-fn render(hook: &Hook, items: &[Item]) -> Event {
-    Event::render(hook, Content::Entries(items), Some("prod"), false)
+fn render(webhook: &WebhookEndpoint, items: &[OutgoingEntry]) -> CloudEvent {
+    CloudEvent::render(webhook, MessageContent::Entries(items), Some("prod"), false)
 }
 
-fn data(event: &Event) -> Value {
+fn data(event: &CloudEvent) -> Value {
     serde_json::from_slice(&event.body).unwrap()
 }
 
-fn headers(event: &Event) -> BTreeMap<String, String> {
+fn headers(event: &CloudEvent) -> BTreeMap<String, String> {
     let mut headers = HeaderMap::new();
     event.write_headers(&mut headers);
     headers
@@ -48,8 +48,8 @@ fn headers(event: &Event) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn one_change() {
-    let event = render(&hook(None, None), &[updated("1", "3")]);
+fn single_entry_is_a_changed_event() {
+    let event = render(&webhook(None, None), &[updated("1", "3")]);
     insta::assert_json_snapshot!(headers(&event), @r#"
     {
       "ce-id": "e1",
@@ -68,7 +68,7 @@ fn one_change() {
 #[test]
 fn missing_and_deleted_have_no_value() {
     let deleted = data(&render(
-        &hook(None, None),
+        &webhook(None, None),
         &[item(Action::Deleted, None, None)],
     ));
     assert_eq!(
@@ -77,23 +77,23 @@ fn missing_and_deleted_have_no_value() {
     );
     let mut missing = item(Action::Created, None, None);
     missing.entry.missing = true;
-    let missing = data(&render(&hook(None, None), &[missing]));
+    let missing = data(&render(&webhook(None, None), &[missing]));
     assert_eq!(
         (&missing["value"], &missing["missing"]),
         (&Value::Null, &json!(true))
     );
     let empty = data(&render(
-        &hook(None, None),
+        &webhook(None, None),
         &[item(Action::Created, Some(""), None)],
     ));
     assert_eq!(empty["value"], "");
 }
 
 #[test]
-fn several_changes() {
-    let event = render(&hook(None, None), &entries(3));
+fn several_entries_are_a_digest_event() {
+    let event = render(&webhook(None, None), &entries(3));
     assert_eq!(
-        (event.taken, event.kind),
+        (event.carried, event.kind),
         (3, "dev.quartermaster.trackedfield.digest")
     );
     let (headers, data) = (headers(&event), data(&event));
@@ -105,13 +105,13 @@ fn several_changes() {
     assert!(!headers.contains_key("ce-subject"));
     assert_eq!(data["cluster"], "prod");
     assert_eq!(data["ids"], json!(["e0", "e1", "e2"]));
-    let one = self::data(&render(&hook(None, None), &entries(2)[1..]));
+    let one = self::data(&render(&webhook(None, None), &entries(2)[1..]));
     assert_eq!(data["entries"][1], one);
 }
 
 #[test]
-fn a_digests_id_follows_from_its_entries() {
-    let id = |items: &[Item]| render(&hook(None, None), items).id;
+fn digest_id_depends_on_its_entries() {
+    let id = |items: &[OutgoingEntry]| render(&webhook(None, None), items).id;
     assert_eq!(id(&entries(3)), id(&entries(3)));
     assert_ne!(id(&entries(3)), id(&entries(2)));
     assert_ne!(id(&entries(3)[1..]), id(&entries(2)));
@@ -119,36 +119,36 @@ fn a_digests_id_follows_from_its_entries() {
 }
 
 #[test]
-fn a_test_message() {
-    let content = Content::Test {
+fn test_message_is_a_ready_event() {
+    let content = MessageContent::Test {
         namespace: "team",
-        name: "hook",
+        name: "webhook",
         id: "test-1",
     };
-    let event = Event::render(&hook(None, None), content, None, false);
+    let event = CloudEvent::render(&webhook(None, None), content, None, false);
     assert_eq!(
         data(&event),
-        json!({ "cluster": null, "namespace": "team", "name": "hook", "text": "Contact point is ready" })
+        json!({ "cluster": null, "namespace": "team", "name": "webhook", "text": "Contact point is ready" })
     );
     let headers = headers(&event);
     assert_eq!(headers["ce-type"], "dev.quartermaster.contactpoint.ready");
     assert_eq!(
         headers["ce-source"],
-        "/apis/tg.azamaton.ru/v1/namespaces/team/contactpoints/hook"
+        "/apis/tg.azamaton.ru/v1/namespaces/team/contactpoints/webhook"
     );
-    assert_eq!(event.taken, 0);
+    assert_eq!(event.carried, 0);
 }
 
 #[test]
-fn attributes_are_encoded_as_the_binding_says() {
-    // The examples of section 3.1.3.2: a space, a quote, a percent sign and what is not ASCII.
+fn attributes_are_percent_encoded() {
+    // Examples of section 3.1.3.2: a space, a quote, a percent sign and characters that are not ASCII.
     assert_eq!(header_text("Euro € 😀"), "Euro%20%E2%82%AC%20%F0%9F%98%80");
     assert_eq!(header_text("a\"b%c\r\n~!"), "a%22b%25c%0D%0A~!");
     assert!(header_text(&"€".repeat(1000)).len() <= 1024);
     let mut odd = updated("1", "2");
     odd.entry.subject = Some(subject("ConfigMap", "default", "x", "{.data['a b']}"));
     assert_eq!(
-        headers(&render(&hook(None, None), &[odd]))["ce-subject"],
+        headers(&render(&webhook(None, None), &[odd]))["ce-subject"],
         "ConfigMap/default/x/{.data['a%20b']}"
     );
 }
@@ -166,7 +166,7 @@ const TEAMS: &str = r#"{"type": "message", "attachments": [{"contentType": "appl
 /// <https://docs.ntfy.sh/publish/>: the text itself; what is over 4,096 bytes would become an attachment.
 const NTFY: &str = "{{ text|truncate(1024) }}";
 
-fn samples() -> Vec<Vec<Item>> {
+fn samples() -> Vec<Vec<OutgoingEntry>> {
     let mut odd = updated("\"<&>\\", "é😀\n\t'}}{{ x }}");
     odd.template = Some("{{ value }} \"quoted\" {{ previous }}".into());
     vec![
@@ -179,27 +179,27 @@ fn samples() -> Vec<Vec<Item>> {
 
 fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) {
     assert_eq!(crate::message::check_body(template), Ok(()));
-    let hook = hook(Some(template), content_type);
+    let webhook = webhook(Some(template), content_type);
     for items in samples() {
-        let event = render(&hook, &items);
+        let event = render(&webhook, &items);
         assert_eq!(
-            (event.taken, &event.content_type),
-            (items.len(), &hook.content_type)
+            (event.carried, &event.content_type),
+            (items.len(), &webhook.content_type)
         );
-        let text = crate::message::render(&items, Some("prod"), false, Limit::WEBHOOK).text;
+        let text = crate::message::render(&items, Some("prod"), false, TextLimit::WEBHOOK).text;
         check(std::str::from_utf8(&event.body).unwrap(), &text);
     }
-    let test = Event::render(
-        &hook,
-        Content::Test {
+    let test = CloudEvent::render(
+        &webhook,
+        MessageContent::Test {
             namespace: "team",
-            name: "hook",
+            name: "webhook",
             id: "test-1",
         },
         None,
         false,
     );
-    assert_eq!(test.content_type, hook.content_type);
+    assert_eq!(test.content_type, webhook.content_type);
     check(
         std::str::from_utf8(&test.body).unwrap(),
         "Contact point is ready",
@@ -207,7 +207,7 @@ fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) 
 }
 
 #[test]
-fn slack_takes_it() {
+fn slack_accepts_the_body() {
     each(SLACK, None, |body, text| {
         let body: Value = serde_json::from_str(body).unwrap();
         let expected = text
@@ -219,7 +219,7 @@ fn slack_takes_it() {
 }
 
 #[test]
-fn discord_takes_it() {
+fn discord_accepts_the_body() {
     each(DISCORD, None, |body, text| {
         let body: Value = serde_json::from_str(body).unwrap();
         let content = body["content"].as_str().unwrap();
@@ -229,7 +229,7 @@ fn discord_takes_it() {
 }
 
 #[test]
-fn teams_takes_it() {
+fn teams_accepts_the_body() {
     each(TEAMS, None, |body, text| {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["type"], "message");
@@ -249,7 +249,7 @@ fn teams_takes_it() {
 }
 
 #[test]
-fn ntfy_takes_it() {
+fn ntfy_accepts_the_body() {
     each(NTFY, Some("text/plain; charset=utf-8"), |body, text| {
         assert!(body.len() <= 4096);
         assert!(text.starts_with(body.trim_end_matches('…')));
@@ -257,9 +257,9 @@ fn ntfy_takes_it() {
 }
 
 #[test]
-fn a_body_that_fails_gives_way_to_the_events_own() {
+fn failing_body_is_replaced_by_the_default_data() {
     let event = render(
-        &hook(Some("{{ name.no.thing }}"), Some("text/plain")),
+        &webhook(Some("{{ name.no.thing }}"), Some("text/plain")),
         &[updated("1", "3")],
     );
     assert_eq!(event.content_type, "application/json");
@@ -267,24 +267,24 @@ fn a_body_that_fails_gives_way_to_the_events_own() {
 }
 
 #[test]
-fn a_body_too_long_for_all_takes_fewer() {
+fn body_with_too_many_entries_carries_fewer() {
     let long = "{% for e in entries %}{{ e.value }}{{ e.value }}{{ e.value }}{% endfor %}";
     let mut items = entries(100);
     for item in &mut items {
         item.entry.value = Some("x".repeat(1024));
     }
-    let event = render(&hook(Some(long), None), &items);
-    assert_eq!((event.taken, event.body.len()), (50, 50 * 3 * 1024));
+    let event = render(&webhook(Some(long), None), &items);
+    assert_eq!((event.carried, event.body.len()), (50, 50 * 3 * 1024));
 }
 
 #[test]
-fn a_plain_request_keeps_the_receivers_shape() {
+fn plain_request_keeps_the_body_template() {
     let mut templated = updated("1", "3");
     templated.template = Some("mine".into());
     let body = |plain| {
-        let content = Content::Entries(std::slice::from_ref(&templated));
-        data(&Event::render(
-            &hook(Some(SLACK), None),
+        let content = MessageContent::Entries(std::slice::from_ref(&templated));
+        data(&CloudEvent::render(
+            &webhook(Some(SLACK), None),
             content,
             None,
             plain,
@@ -298,7 +298,7 @@ fn a_plain_request_keeps_the_receivers_shape() {
 }
 
 #[test]
-fn signed_requests_say_so() {
+fn signed_request_has_signature_headers() {
     let key = SigningKey::new(b"key").unwrap();
     let mut headers = HeaderMap::new();
     key.write_headers("e1", 1_767_323_045, b"{}", &mut headers);
@@ -314,7 +314,7 @@ fn signed_requests_say_so() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn no_body_is_over_the_limit_and_no_entry_is_lost(
+    fn body_is_within_the_limit_and_no_entry_is_lost(
         sizes in prop::collection::vec(0_usize..1024, 1..150),
         fill in prop::sample::select(vec!["x", "\"", "\u{1}", "😀"]),
         own in any::<bool>(),
@@ -327,19 +327,19 @@ proptest! {
             item
         }).collect();
         let mut rest = &items[..];
-        let mut told = Vec::new();
+        let mut delivered = Vec::new();
         while !rest.is_empty() {
-            let event = render(&hook(None, None), rest);
-            prop_assert!((1..=rest.len()).contains(&event.taken));
+            let event = render(&webhook(None, None), rest);
+            prop_assert!((1..=rest.len()).contains(&event.carried));
             prop_assert!(event.body.len() <= BODY);
             let data = data(&event);
             match data["ids"].as_array() {
-                Some(ids) => told.extend(ids.iter().map(|id| id.as_str().unwrap().to_owned())),
-                None => told.push(data["id"].as_str().unwrap().to_owned()),
+                Some(ids) => delivered.extend(ids.iter().map(|id| id.as_str().unwrap().to_owned())),
+                None => delivered.push(data["id"].as_str().unwrap().to_owned()),
             }
-            rest = &rest[event.taken..];
+            rest = &rest[event.carried..];
         }
         let expected: Vec<_> = items.iter().map(|item| item.entry.id.clone().unwrap()).collect();
-        prop_assert_eq!(told, expected);
+        prop_assert_eq!(delivered, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! What goes when there is too much.
+//! Limits of histories and buffers.
 
 use Action::{Created, Deleted, Updated};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,13 +16,16 @@ fn deliver(history: &mut History, count: usize) {
         .take(count)
         .map(|(entry, _)| entry.id.clone().unwrap())
         .collect();
-    mark(history, ids.into_iter().map(|id| (id, Outcome::Delivered)));
+    mark(
+        history,
+        ids.into_iter().map(|id| (id, DeliveryOutcome::Delivered)),
+    );
 }
 
-fn pending_limits(items: usize, bytes: usize) -> Bounds {
-    Bounds {
-        pending: Limits { items, bytes },
-        ..Bounds::new(None)
+fn pending_limits(items: usize, bytes: usize) -> HistoryLimits {
+    HistoryLimits {
+        pending: ListLimits { items, bytes },
+        ..HistoryLimits::new(None)
     }
 }
 
@@ -31,8 +34,8 @@ fn bytes(history: &[Entry]) -> usize {
 }
 
 #[test]
-fn limits_of_finished_entries_are_the_products() {
-    let limit = |limit| Bounds::new(limit).finished.items;
+fn default_limits_of_finished_entries_apply() {
+    let limit = |limit| HistoryLimits::new(limit).finished.items;
     let limits = [
         None,
         Some(1),
@@ -47,18 +50,18 @@ fn limits_of_finished_entries_are_the_products() {
 }
 
 #[test]
-fn the_oldest_finished_entries_go_first() {
+fn oldest_finished_entries_go_first() {
     let mut history = entries(10);
     deliver(&mut history, 10);
     assert_eq!(
-        bound(&mut history, Bounds::new(Some(3)), FREE, ids()),
-        Bounded {
+        apply_limits(&mut history, HistoryLimits::new(Some(3)), FREE, ids()),
+        LimitResult {
             merged: 0,
             dropped: 7
         }
     );
     assert_eq!(
-        told(&history),
+        actions(&history),
         [
             (Updated, Some("7")),
             (Updated, Some("8")),
@@ -66,20 +69,20 @@ fn the_oldest_finished_entries_go_first() {
         ]
     );
     assert_eq!(
-        bound(&mut history, Bounds::new(Some(3)), FREE, ids()),
-        Bounded::default()
+        apply_limits(&mut history, HistoryLimits::new(Some(3)), FREE, ids()),
+        LimitResult::default()
     );
 }
 
 #[test]
-fn the_entry_before_the_oldest_pending_one_and_the_last_one_stay() {
-    let none = Bounds {
-        finished: Limits { items: 0, bytes: 0 },
-        ..Bounds::new(None)
+fn entry_before_the_oldest_pending_one_and_the_newest_stay() {
+    let none = HistoryLimits {
+        finished: ListLimits { items: 0, bytes: 0 },
+        ..HistoryLimits::new(None)
     };
     let mut history = entries(10);
     deliver(&mut history, 6);
-    bound(&mut history, none, FREE, ids());
+    apply_limits(&mut history, none, FREE, ids());
     assert_eq!(
         history
             .iter()
@@ -88,7 +91,7 @@ fn the_entry_before_the_oldest_pending_one_and_the_last_one_stay() {
         "56789"
     );
     deliver(&mut history, 4);
-    bound(&mut history, none, FREE, ids());
+    apply_limits(&mut history, none, FREE, ids());
     assert_eq!(
         history
             .iter()
@@ -99,11 +102,11 @@ fn the_entry_before_the_oldest_pending_one_and_the_last_one_stay() {
 }
 
 #[test]
-fn finished_entries_are_bounded_by_bytes() {
+fn finished_entries_are_limited_by_bytes() {
     let mut history =
         recorded((0..200).map(|value| present("a", &format!("{value}{}", "\u{1}".repeat(1000)))));
     deliver(&mut history, 199);
-    bound(&mut history, Bounds::new(Some(200)), FREE, ids());
+    apply_limits(&mut history, HistoryLimits::new(Some(200)), FREE, ids());
     let finished = &history[..history.len() - 1];
     assert!(bytes(finished) <= 256 * 1024, "{}", bytes(finished));
     assert!(bytes(finished) > 240 * 1024, "{}", bytes(finished));
@@ -119,14 +122,14 @@ fn finished_entries_are_bounded_by_bytes() {
 }
 
 #[test]
-fn pending_neighbours_in_the_middle_become_one() {
+fn pending_neighbours_in_the_middle_merge() {
     let mut history = entries(10);
-    let result = bound(&mut history, pending_limits(9, 1 << 20), FREE, || {
+    let result = apply_limits(&mut history, pending_limits(9, 1 << 20), FREE, || {
         "merged".into()
     });
     assert_eq!(
         result,
-        Bounded {
+        LimitResult {
             merged: 2,
             dropped: 0
         }
@@ -150,10 +153,10 @@ fn pending_neighbours_in_the_middle_become_one() {
 }
 
 #[test]
-fn what_is_in_flight_is_not_touched() {
+fn entry_in_flight_never_changes() {
     let mut history = entries(20);
     let in_flight = |id: &str| ["id-1", "id-2", "id-3", "id-4", "id-5"].contains(&id);
-    bound(&mut history, pending_limits(8, 1 << 20), in_flight, || {
+    apply_limits(&mut history, pending_limits(8, 1 << 20), in_flight, || {
         "merged".into()
     });
     assert_eq!(history.len(), 7);
@@ -166,8 +169,8 @@ fn what_is_in_flight_is_not_touched() {
 }
 
 #[test]
-fn what_a_merged_entry_says_happened() {
-    let merged = |states: &[State]| {
+fn merged_entry_has_the_net_action() {
+    let merged = |states: &[TargetState]| {
         let (first, last) = (present("a", "first"), present("z", "last"));
         let mut history = recorded(
             [first]
@@ -176,7 +179,7 @@ fn what_a_merged_entry_says_happened() {
                 .chain([last]),
         );
         assert_eq!(history.len(), states.len() + 2);
-        bound(&mut history, pending_limits(3, 1 << 20), FREE, || {
+        apply_limits(&mut history, pending_limits(3, 1 << 20), FREE, || {
             "merged".into()
         });
         assert_eq!(
@@ -190,38 +193,41 @@ fn what_a_merged_entry_says_happened() {
             value(&history[1].value),
         )
     };
-    let says = |action, first: &str, last: &str| (action, first.to_owned(), last.to_owned());
-    let (one, two, gone, new) = (
+    let expected = |action, first: &str, last: &str| (action, first.to_owned(), last.to_owned());
+    let (one, two, deleted, new) = (
         present("a", "1"),
         present("a", "2"),
-        State::Absent,
+        TargetState::Absent,
         present("b", "3"),
     );
-    assert_eq!(merged(&[one.clone(), two.clone()]), says(Updated, "1", "2"));
     assert_eq!(
-        merged(&[one.clone(), gone.clone()]),
-        says(Deleted, "1", "-")
+        merged(&[one.clone(), two.clone()]),
+        expected(Updated, "1", "2")
     );
     assert_eq!(
-        merged(&[gone.clone(), new.clone()]),
-        says(Created, "-", "3")
+        merged(&[one.clone(), deleted.clone()]),
+        expected(Deleted, "1", "-")
+    );
+    assert_eq!(
+        merged(&[deleted.clone(), new.clone()]),
+        expected(Created, "-", "3")
     );
     assert_eq!(
         merged(&[new.clone(), present("b", "4")]),
-        says(Created, "3", "4")
+        expected(Created, "3", "4")
     );
     assert_eq!(
-        merged(&[gone.clone(), new.clone(), State::Absent]),
-        says(Deleted, "-", "-")
+        merged(&[deleted.clone(), new.clone(), TargetState::Absent]),
+        expected(Deleted, "-", "-")
     );
     assert_eq!(
-        merged(&[one, gone, new, present("b", "4")]),
-        says(Created, "1", "4")
+        merged(&[one, deleted, new, present("b", "4")]),
+        expected(Created, "1", "4")
     );
 }
 
 #[test]
-fn two_subjects_become_one_only_when_there_is_no_other_way() {
+fn entries_of_two_subjects_merge_last() {
     let mut history = History::new();
     let mut ids = ids();
     for second in 0..40 {
@@ -239,7 +245,7 @@ fn two_subjects_become_one_only_when_there_is_no_other_way() {
         );
     }
     let (first, last) = (history[0].clone(), history[39].clone());
-    bound(&mut history, pending_limits(30, 1 << 20), FREE, &mut ids);
+    apply_limits(&mut history, pending_limits(30, 1 << 20), FREE, &mut ids);
     assert!(history.len() <= 30, "{}", history.len());
     assert!(
         history
@@ -248,17 +254,17 @@ fn two_subjects_become_one_only_when_there_is_no_other_way() {
     );
     assert_eq!(changes(&history), 40);
 
-    bound(&mut history, pending_limits(5, 1 << 20), FREE, &mut ids);
+    apply_limits(&mut history, pending_limits(5, 1 << 20), FREE, &mut ids);
     assert!(history.len() <= 5, "{}", history.len());
     assert_eq!(changes(&history), 40);
     assert_eq!((&history[0], &history[history.len() - 1]), (&first, &last));
-    // A value of another subject is not the first value of this one.
+    // A value of another subject cannot be the first value of this one.
     assert!(history.iter().all(|entry| entry.first_value.is_none()));
 }
 
-/// A receiver that is down while one field changes thousands of times, each change in a pass of its own.
+/// A receiver is down while one field changes thousands of times, with a reconcile for each change.
 #[test]
-fn thousands_of_changes_stay_within_the_bounds() {
+fn history_stays_within_limits_after_thousands_of_changes() {
     for (times, value) in [
         (5000, String::new()),
         (700, "<&>\u{2028}\"\u{1}я".repeat(90)),
@@ -279,9 +285,9 @@ fn thousands_of_changes_stay_within_the_bounds() {
                 .take(20)
                 .filter_map(|(entry, _)| entry.id.clone())
                 .collect();
-            merged += bound(
+            merged += apply_limits(
                 &mut history,
-                Bounds::new(None),
+                HistoryLimits::new(None),
                 |id| in_flight.iter().any(|i| i == id),
                 &mut ids,
             )
@@ -301,7 +307,7 @@ fn thousands_of_changes_stay_within_the_bounds() {
                 .starts_with(&(times - 1).to_string())
         );
         assert!(bytes(&history) < 600 * 1024, "{}", bytes(&history));
-        // What is in the middle is of one grain: no entry stands for most of them.
+        // Entries in the middle have similar weights: no entry stands for most changes.
         assert!(history.iter().all(|entry| entry.changes() <= 32));
         assert!(
             history.len() > if value.is_empty() { 430 } else { 60 },
@@ -312,19 +318,19 @@ fn thousands_of_changes_stay_within_the_bounds() {
 }
 
 #[test]
-fn a_buffer_is_bounded_and_counts_what_it_folds() {
-    let mut buffer = ObservationBuffer::new(Limits {
+fn buffer_is_limited_and_counts_merged_observations() {
+    let mut buffer = ObservationBuffer::new(ListLimits {
         items: 16,
         bytes: 1 << 20,
     });
-    let folded: usize = (0..100)
+    let merged: usize = (0..100)
         .map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string()), None)))
         .sum();
     let mut history = entries(1);
     let drained = buffer.drain();
     assert!(drained.len() <= 16 && buffer.drain().is_empty());
-    assert_eq!(drained.len() + folded, 100);
-    // The first one is what the history has already.
+    assert_eq!(drained.len() + merged, 100);
+    // The first observation is recorded already.
     assert_eq!(
         record(&mut history, &subject("replicas"), drained, ids()).changes,
         99
@@ -338,11 +344,11 @@ fn a_buffer_is_bounded_and_counts_what_it_folds() {
     );
 }
 
-/// What became one stands for changes, even where it ends as it began.
+/// Merged observations stand for changes, even if the last value equals the first.
 #[test]
-fn what_a_folded_observation_says_happened() {
-    let told_of = |states: &[State]| {
-        let mut buffer = ObservationBuffer::new(Limits {
+fn merged_observation_has_the_net_action() {
+    let recorded_from = |states: &[TargetState]| {
+        let mut buffer = ObservationBuffer::new(ListLimits {
             items: 3,
             bytes: 1 << 20,
         });
@@ -362,35 +368,35 @@ fn what_a_folded_observation_says_happened() {
             history[1].value.clone(),
         )
     };
-    let says = |action, first: Option<&str>, last: Option<&str>| {
+    let expected = |action, first: Option<&str>, last: Option<&str>| {
         (action, first.map(Into::into), last.map(Into::into))
     };
-    let (one, back, gone, new) = (
+    let (one, back, deleted, new) = (
         present("a", "1"),
         present("a", "first"),
-        State::Absent,
+        TargetState::Absent,
         present("b", "first"),
     );
     assert_eq!(
-        told_of(&[one.clone(), back]),
-        says(Updated, Some("1"), Some("first"))
+        recorded_from(&[one.clone(), back]),
+        expected(Updated, Some("1"), Some("first"))
     );
     assert_eq!(
-        told_of(&[one.clone(), gone.clone()]),
-        says(Deleted, Some("1"), None)
+        recorded_from(&[one.clone(), deleted.clone()]),
+        expected(Deleted, Some("1"), None)
     );
     assert_eq!(
-        told_of(&[gone, new.clone()]),
-        says(Created, None, Some("first"))
+        recorded_from(&[deleted, new.clone()]),
+        expected(Created, None, Some("first"))
     );
     assert_eq!(
-        told_of(&[one, new]),
-        says(Created, Some("1"), Some("first"))
+        recorded_from(&[one, new]),
+        expected(Created, Some("1"), Some("first"))
     );
 }
 
 #[test]
-fn a_buffer_is_bounded_by_bytes() {
+fn buffer_is_limited_by_bytes() {
     let mut buffer = ObservationBuffer::default();
     for n in 0..2000 {
         buffer.push(Observation::new(
@@ -406,13 +412,13 @@ fn a_buffer_is_bounded_by_bytes() {
 }
 
 #[test]
-fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
+fn buffer_skips_repeated_states_also_after_a_failed_write() {
     let mut buffer = ObservationBuffer::default();
     let push =
         |buffer: &mut ObservationBuffer, state| buffer.push(Observation::new(at(0), state, None));
     for state in [
-        State::Absent,
-        State::Absent,
+        TargetState::Absent,
+        TargetState::Absent,
         present("a", "1"),
         present("a", "1"),
     ] {
@@ -430,13 +436,13 @@ fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
         .collect();
     assert_eq!(
         states,
-        [State::Absent, present("a", "1"), present("a", "2")]
+        [TargetState::Absent, present("a", "1"), present("a", "2")]
     );
 }
 
-/// What a thousand objects of ten entries hold in memory.
+/// Memory of a thousand objects with ten entries each.
 #[test]
-fn a_history_is_small() {
+fn history_uses_little_memory() {
     assert!(size_of::<Entry>() <= 320, "{}", size_of::<Entry>());
     assert!(
         size_of::<Observation>() <= 120,

@@ -1,4 +1,4 @@
-//! What becomes an entry.
+//! Recording of observations.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,17 @@ use super::*;
 use crate::history::record::display;
 
 #[test]
-fn every_change_is_an_entry_in_order() {
+fn each_change_is_an_entry_in_order() {
     let history = recorded([
-        State::Absent,
+        TargetState::Absent,
         present("a", "1"),
         present("a", "1"),
         present("a", "3"),
         present("a", "1"),
         missing("a"),
         present("a", ""),
-        State::Absent,
-        State::Absent,
+        TargetState::Absent,
+        TargetState::Absent,
         present("b", ""),
         present("c", ""),
     ]);
@@ -32,14 +32,14 @@ fn every_change_is_an_entry_in_order() {
         (Created, Some("")),
         (Created, Some("")),
     ];
-    assert_eq!(told(&history), expected);
+    assert_eq!(actions(&history), expected);
     let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
     assert_eq!(
         missing,
         [false, false, false, true, false, false, false, false]
     );
     let uids: Vec<_> = history.iter().map(|entry| entry.uid.as_deref()).collect();
-    // What is gone is told with the UID that it had.
+    // The entry of a deletion has the last UID.
     assert_eq!(
         uids,
         [
@@ -71,7 +71,7 @@ fn every_change_is_an_entry_in_order() {
 }
 
 #[test]
-fn there_and_back_in_one_breath_is_two_entries() {
+fn change_and_its_reversal_are_two_entries() {
     let mut history = recorded([present("a", "1")]);
     let breath =
         [present("a", "3"), present("a", "1")].map(|state| Observation::new(at(5), state, None));
@@ -81,18 +81,18 @@ fn there_and_back_in_one_breath_is_two_entries() {
         Recorded {
             entries: 2,
             changes: 2,
-            learnt: false
+            completed: false
         }
     );
     assert_eq!(
-        told(&history)[1..],
+        actions(&history)[1..],
         [(Updated, Some("3")), (Updated, Some("1"))]
     );
 }
 
 #[test]
-fn after_a_re_list_there_is_one_entry_for_the_net_change() {
-    let now = |state: State| {
+fn relist_records_one_entry_for_the_net_change() {
+    let now = |state: TargetState| {
         let mut history = recorded([present("a", "1"), present("a", "2")]);
         record(
             &mut history,
@@ -100,27 +100,27 @@ fn after_a_re_list_there_is_one_entry_for_the_net_change() {
             [Observation::new(at(60), state, None)],
             ids(),
         );
-        told(&history[2..])
+        actions(&history[2..])
             .into_iter()
             .map(|(action, value)| (action, value.map(str::to_owned)))
             .collect::<Vec<_>>()
     };
     assert_eq!(now(present("a", "9")), [(Updated, Some("9".into()))]);
     assert_eq!(now(present("a", "2")), []);
-    assert_eq!(now(State::Absent), [(Deleted, None)]);
+    assert_eq!(now(TargetState::Absent), [(Deleted, None)]);
     assert_eq!(now(present("b", "2")), [(Created, Some("2".into()))]);
 }
 
 #[test]
-fn another_target_or_field_is_a_new_series() {
+fn new_target_or_field_starts_a_new_series() {
     let mut history = recorded([present("a", "1")]);
     let mut ids = ids();
     for (field, state) in [
-        ("image", State::Absent),
+        ("image", TargetState::Absent),
         ("image", present("a", "1")),
         ("replicas", present("a", "1")),
-        ("image", State::Absent),
-        ("replicas", State::Absent),
+        ("image", TargetState::Absent),
+        ("replicas", TargetState::Absent),
     ] {
         record(
             &mut history,
@@ -135,13 +135,13 @@ fn another_target_or_field_is_a_new_series() {
         .collect();
     assert_eq!(fields, ["replicas", "image", "replicas", "replicas"]);
     assert_eq!(
-        told(&history)[1..],
+        actions(&history)[1..],
         [(Created, Some("1")), (Created, Some("1")), (Deleted, None)]
     );
 }
 
 #[test]
-fn kinds_of_one_name_in_two_groups_are_two_subjects() {
+fn kinds_of_the_same_name_in_two_groups_are_two_subjects() {
     let of = |api_version: Option<&str>| {
         let target = Target {
             kind: "Foo".into(),
@@ -179,7 +179,7 @@ fn long_values_are_compared_whole() {
 }
 
 #[test]
-fn times_are_as_the_api_stores_them() {
+fn times_are_whole_seconds() {
     let mut history = History::new();
     let at = "2025-02-11T20:44:21.987Z".parse().unwrap();
     record(
@@ -195,7 +195,7 @@ fn times_are_as_the_api_stores_them() {
 }
 
 #[test]
-fn the_documents_history_is_taken_over_without_an_entry() {
+fn original_history_is_adopted_without_a_new_entry() {
     let mut history = original(json!([
         {"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"},
         {"action": "Updated", "time": "2025-02-11T20:51:04Z", "value": "3"},
@@ -213,14 +213,14 @@ fn the_documents_history_is_taken_over_without_an_entry() {
         Recorded {
             entries: 0,
             changes: 0,
-            learnt: true
+            completed: true
         }
     );
     assert_eq!(observe(present("a", "3")), Recorded::default());
-    // It learnt the UID: the same value on another resource is news.
+    // The entry now has the UID: the same value of another resource is a change.
     assert_eq!(observe(present("b", "3")).entries, 1);
     assert_eq!(
-        told(&history),
+        actions(&history),
         [
             (Created, Some("1")),
             (Updated, Some("3")),
@@ -232,7 +232,7 @@ fn the_documents_history_is_taken_over_without_an_entry() {
 }
 
 #[test]
-fn the_documents_deleted_is_followed_by_created() {
+fn original_deletion_is_followed_by_a_creation() {
     let deleted = json!([{"action": "Created", "value": "1"}, {"action": "Deleted", "time": "2025-02-11T20:54:04Z"}]);
     let mut history = original(deleted);
     let mut observe = |state| {
@@ -243,13 +243,13 @@ fn the_documents_deleted_is_followed_by_created() {
             ids(),
         )
     };
-    assert!(!observe(State::Absent).changed());
+    assert!(!observe(TargetState::Absent).changed());
     assert_eq!(observe(present("a", "1")).entries, 1);
-    assert_eq!(told(&history)[2..], [(Created, Some("1"))]);
+    assert_eq!(actions(&history)[2..], [(Created, Some("1"))]);
 }
 
 #[test]
-fn a_value_that_the_original_program_could_not_read_is_filled_in() {
+fn unknown_value_of_the_original_program_is_completed() {
     for state in [present("a", "8080"), missing("a")] {
         let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z"}]));
         let mut observe = |state| {
@@ -265,7 +265,7 @@ fn a_value_that_the_original_program_could_not_read_is_filled_in() {
             Recorded {
                 entries: 0,
                 changes: 0,
-                learnt: true
+                completed: true
             }
         );
         assert_eq!(observe(state.clone()), Recorded::default());
@@ -275,14 +275,14 @@ fn a_value_that_the_original_program_could_not_read_is_filled_in() {
     record(
         &mut history,
         &subject("targetPort"),
-        [Observation::new(at(0), State::Absent, None)],
+        [Observation::new(at(0), TargetState::Absent, None)],
         ids(),
     );
-    assert_eq!(told(&history), [(Updated, None), (Deleted, None)]);
+    assert_eq!(actions(&history), [(Updated, None), (Deleted, None)]);
 }
 
 #[test]
-fn an_entry_without_subject_does_not_speak_of_a_later_one() {
+fn entry_without_subject_does_not_belong_to_a_later_subject() {
     let mut history = original(json!([{"action": "Created", "value": "1"}]));
     record(
         &mut history,
@@ -297,20 +297,20 @@ fn an_entry_without_subject_does_not_speak_of_a_later_one() {
         ids(),
     );
     assert_eq!(
-        told(&history),
+        actions(&history),
         [(Created, Some("1")), (Created, Some("nginx"))]
     );
 }
 
-/// Another replica recorded these before it lost the lease, or a read overtook the watch.
+/// Another replica recorded these changes before it lost the lease, or a read overtook the watch.
 #[test]
-fn what_the_history_tells_already_is_not_recorded_again() {
-    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+fn recorded_versions_are_not_recorded_again() {
+    let seen = |version: u64, state: TargetState| Observation::new(at(9), state, Some(version));
     let shown = [
         seen(10, present("a", "1")),
         seen(11, present("a", "3")),
         seen(12, present("a", "1")),
-        seen(13, State::Absent),
+        seen(13, TargetState::Absent),
         seen(14, present("b", "1")),
     ];
     let (mut history, mut ids) = (History::new(), ids());
@@ -321,14 +321,14 @@ fn what_the_history_tells_already_is_not_recorded_again() {
         &mut ids,
     );
     assert_eq!(
-        told(&history),
+        actions(&history),
         [
             (Created, Some("1")),
             (Updated, Some("3")),
             (Updated, Some("1"))
         ]
     );
-    // All of it again, and what came since.
+    // The same changes again, and later ones.
     record(
         &mut history,
         &subject("replicas"),
@@ -336,7 +336,10 @@ fn what_the_history_tells_already_is_not_recorded_again() {
         &mut ids,
     );
     record(&mut history, &subject("replicas"), shown.to_vec(), &mut ids);
-    assert_eq!(told(&history)[3..], [(Deleted, None), (Created, Some("1"))]);
+    assert_eq!(
+        actions(&history)[3..],
+        [(Deleted, None), (Created, Some("1"))]
+    );
     let versions: Vec<_> = history
         .iter()
         .map(|entry| entry.resource_version.as_deref().unwrap())
@@ -346,12 +349,12 @@ fn what_the_history_tells_already_is_not_recorded_again() {
 
 /// A stale watch shows the deletion and recreation that another replica recorded.
 #[test]
-fn a_former_resource_of_that_name_is_not_told_of_again() {
-    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+fn deleted_resource_of_the_same_name_is_not_recorded_again() {
+    let seen = |version: u64, state: TargetState| Observation::new(at(9), state, Some(version));
     let shown = [
         seen(10, present("a", "1")),
         seen(12, present("a", "2")),
-        seen(20, State::Absent),
+        seen(20, TargetState::Absent),
         seen(30, present("b", "1")),
     ];
     let (mut history, mut ids) = (History::new(), ids());
@@ -364,14 +367,14 @@ fn a_former_resource_of_that_name_is_not_told_of_again() {
     );
 }
 
-/// The answer to its write was lost, and more came since. Versions do not tell, where a read found the resource gone.
+/// The response to the write was lost, and more changes followed. A deletion that a read found has no version.
 #[test]
-fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
+fn write_with_a_lost_response_is_not_recorded_again() {
     let states = [
         present("a", "3"),
-        State::Absent,
+        TargetState::Absent,
         present("b", "1"),
-        State::Absent,
+        TargetState::Absent,
         present("c", "1"),
     ];
     let shown: Vec<_> = (1..)
@@ -391,27 +394,30 @@ fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
             (Deleted, None),
             (Created, Some("1")),
         ];
-        assert_eq!(told(&history), expected, "{already} of them stood there");
+        assert_eq!(actions(&history), expected, "{already} recorded before");
     }
 }
 
-/// A history that was restored into another cluster, whose versions are lower.
+/// The history was restored into another cluster, whose versions are lower.
 #[test]
-fn the_versions_of_another_resource_count_for_nothing() {
+fn versions_of_another_resource_are_not_compared() {
     let (mut history, mut ids) = (History::new(), ids());
     for (version, uid) in [(900, "a"), (10, "b")] {
         let observation = Observation::new(at(9), present(uid, "1"), Some(version));
         record(&mut history, &subject("replicas"), [observation], &mut ids);
     }
-    assert_eq!(told(&history), [(Created, Some("1")), (Created, Some("1"))]);
+    assert_eq!(
+        actions(&history),
+        [(Created, Some("1")), (Created, Some("1"))]
+    );
 }
 
-/// As a replica that stood by may hold it, of a gap of the one that led; or a list that lags behind, after a restart.
+/// A standby may hold such an observation from a gap of the leader; so may a list that is stale after a restart.
 #[test]
-fn what_was_seen_of_one_whose_end_is_told_is_no_news() {
-    let mut history = recorded([present("a", "1"), State::Absent]);
+fn observation_of_a_deleted_resource_is_not_recorded_after_its_deletion() {
+    let mut history = recorded([present("a", "1"), TargetState::Absent]);
     let mut ids = ids();
-    let seen = [present("a", "3"), State::Absent];
+    let seen = [present("a", "3"), TargetState::Absent];
     let observations = seen
         .into_iter()
         .zip([6, 9])
@@ -421,17 +427,17 @@ fn what_was_seen_of_one_whose_end_is_told_is_no_news() {
         0,
         "{history:?}"
     );
-    let anew = Observation::new(at(10), present("b", "3"), Some(12));
+    let recreated = Observation::new(at(10), present("b", "3"), Some(12));
     assert_eq!(
-        record(&mut history, &subject("replicas"), [anew], &mut ids).entries,
+        record(&mut history, &subject("replicas"), [recreated], &mut ids).entries,
         1
     );
 }
 
 #[test]
-fn what_was_seen_before_the_spec_was_changed_comes_first() {
+fn observations_before_a_spec_change_come_first() {
     let seen = |version, value| Observation::new(at(9), present("a", value), Some(version));
-    let former = Series {
+    let former = ObservationSeries {
         subject: subject("image"),
         observations: vec![seen(6, "i"), seen(7, "j")],
     };
@@ -455,15 +461,15 @@ fn what_was_seen_before_the_spec_was_changed_comes_first() {
             entry.value.clone().unwrap(),
         )
     };
-    let told: Vec<_> = recorded.iter().map(of).collect();
+    let actions: Vec<_> = recorded.iter().map(of).collect();
     let pairs = [("image", "i"), ("image", "j"), ("replicas", "3")];
     assert_eq!(
-        told,
+        actions,
         pairs.map(|(field, value)| (field.to_owned(), value.to_owned()))
     );
     assert!(
         !next(&recorded, &inputs, ids()).changed,
-        "by another replica, which has begun with what came after"
+        "another replica recorded the later changes first"
     );
 }
 
@@ -484,7 +490,7 @@ fn level(history: &[Entry], newest: &NewestState) -> Changes {
     next(history, &inputs, ids())
 }
 
-/// Another replica recorded 1 and 2; this replica's watch showed neither, and then 1.
+/// Another replica recorded 1 and 2; this replica's watch showed neither at first, and then 1.
 #[test]
 fn newest_state_is_recorded_whoever_recorded_the_last_one() {
     let seen = |version, state| Observation::new(at(9), state, Some(version));
@@ -497,7 +503,7 @@ fn newest_state_is_recorded_whoever_recorded_the_last_one() {
     record(&mut history, &subject("replicas"), recorded, ids());
     for (state, action) in [
         (present("a", "1"), Updated),
-        (State::Absent, Deleted),
+        (TargetState::Absent, Deleted),
         (present("b", "2"), Created),
     ] {
         let newest = newest(12, state);
@@ -514,7 +520,7 @@ fn newest_state_is_recorded_whoever_recorded_the_last_one() {
 }
 
 #[test]
-fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
+fn stale_state_is_never_recorded_without_a_later_read() {
     let seen = |version, state| Observation::new(at(9), state, Some(version));
     let newest = |version, state| NewestState {
         observation: seen(version, state),
@@ -534,7 +540,7 @@ fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
     newest.outranks = Some(9);
     let read = level(&history, &newest);
     assert_eq!(
-        (told(&read.history)[2], read.contradicted),
+        (actions(&read.history)[2], read.contradicted),
         ((Updated, Some("1")), None)
     );
     assert!(!level(&read.history, &newest).changed, "once");
@@ -542,24 +548,24 @@ fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
     record(
         &mut history,
         &subject("replicas"),
-        [seen(10, State::Absent)],
+        [seen(10, TargetState::Absent)],
         ids(),
     );
     newest.outranks = None;
     assert_eq!(
         level(&history, &newest).contradicted,
         Some(10),
-        "a UID does not come back"
+        "a UID never returns"
     );
     newest.outranks = Some(10);
     assert_eq!(
-        told(&level(&history, &newest).history)[3],
+        actions(&level(&history, &newest).history)[3],
         (Created, Some("1"))
     );
 }
 
 #[test]
-fn last_entry_displays_the_ends_of_a_long_value_and_nothing_of_another_target() {
+fn last_entry_displays_both_ends_of_a_long_value() {
     let image = "registry.example.com/team/application-server:1.29.0";
     let shown = |history: &History| {
         history

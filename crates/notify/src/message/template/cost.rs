@@ -1,8 +1,8 @@
-//! What a template could ever cost, from its syntax tree, before it runs.
+//! Maximum cost of a template, computed from its syntax tree before rendering.
 //!
-//! minijinja counts instructions, not memory: `{% set a = a ~ a %}` thirty times is a gigabyte. So each expression's size
-//! is bounded from its parts, counts once for each turn of the loop that it stands in, and a template is refused at first
-//! sight when the sum exceeds its budget.
+//! minijinja counts instructions, not memory: thirty times `{% set a = a ~ a %}` makes a gigabyte. So the check
+//! computes an upper bound of each expression's size, multiplies it by the number of iterations of its loops, and
+//! rejects a template whose sum exceeds the budget.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +10,32 @@ use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, ForLoop, Stmt};
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-use super::{Bounds, FILTERS, REPLACED, TESTS, words};
-use crate::message::Limit;
+use super::{FILTERS, MAX_REPLACED, TESTS, TemplateLimits, error_message};
 use crate::message::MAX_ENTRIES;
+use crate::message::TextLimit;
 
-/// Length of a template, in bytes.
-pub(super) const SOURCE: usize = 16 * 1024;
-/// Words and signs between one pair of braces, pairs of `{%`, and brackets in each other: the parser, the compiler and the
-/// check below call themselves for each, and a stack that overflows ends the process.
-const TOKENS: usize = 300;
-const TAGS: usize = 100;
-const BRACKETS: usize = 16;
-/// What one variable holds at most, in bytes: a value's 1,024 bytes, a name, a number.
+/// Maximum length of a template, in bytes.
+pub(super) const MAX_SOURCE: usize = 16 * 1024;
+/// Maximum numbers of tokens in one pair of braces, of pairs of `{%`, and of nested brackets. The parser, the compiler
+/// and this check recurse for each, and a stack overflow would abort the process.
+const MAX_TOKENS: usize = 300;
+const MAX_TAGS: usize = 100;
+const MAX_BRACKETS: usize = 16;
+/// Maximum size of one variable, in bytes: a value's 1,024 bytes, a name, a number.
 const VARIABLE: usize = 1536;
-/// What one of `entries` holds at most.
+/// Maximum size of one of `entries`, in bytes.
 const ENTRY: usize = 8 * 1024;
-/// `text` at most: [`super::Limit::WEBHOOK`].
-const TEXT: usize = Limit::WEBHOOK.max();
+/// Maximum size of `text`, in bytes: [`super::TextLimit::WEBHOOK`].
+const TEXT: usize = TextLimit::WEBHOOK.max();
 
-/// Why `source` cannot be rendered with the variables in `known`, in words.
-pub(super) fn check(source: &str, known: &[&str], bounds: Bounds) -> Result<(), String> {
-    if source.len() > SOURCE {
-        return Err(format!("it is longer than {SOURCE} bytes"));
+/// Checks `source` with the variables in `known`.
+pub(super) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
+    if source.len() > MAX_SOURCE {
+        return Err(format!("the template is longer than {MAX_SOURCE} bytes"));
     }
     check_depth(source)?;
-    let tree = parse(source, "template", SyntaxConfig::default()).map_err(|error| words(&error))?;
+    let tree = parse(source, "template", SyntaxConfig::default())
+        .map_err(|error| error_message(&error))?;
     let size = |name: &&str| match *name {
         "entries" => ENTRY * MAX_ENTRIES,
         "text" => TEXT,
@@ -44,18 +45,18 @@ pub(super) fn check(source: &str, known: &[&str], bounds: Bounds) -> Result<(), 
     let mut checker = Checker {
         scopes: vec![scope],
         known,
-        turns: 1,
+        iterations: 1,
         spent: 0,
-        budget: bounds.budget,
+        budget: limits.budget,
     };
     checker.statement(&tree)
 }
 
-/// Bounds how deep a template's syntax tree can be, before there is one.
+/// Checks the depth of a template's syntax tree before parsing.
 fn check_depth(source: &str) -> Result<(), String> {
     let (mut tokens, mut tags, mut open) = (0, 0, 0_usize);
     for token in tokenize(source, false, SyntaxConfig::default()) {
-        let (token, span) = token.map_err(|error| words(&error))?;
+        let (token, span) = token.map_err(|error| error_message(&error))?;
         tokens += 1;
         match token {
             Token::VariableStart => (tokens, open) = (0, 0),
@@ -66,21 +67,21 @@ fn check_depth(source: &str) -> Result<(), String> {
             }
             _ => {}
         }
-        if open > BRACKETS {
+        if open > MAX_BRACKETS {
             return Err(format!(
-                "line {}: there are more than {BRACKETS} brackets in each other",
+                "line {}: there are more than {MAX_BRACKETS} brackets in each other",
                 span.start_line
             ));
         }
-        if tokens > TOKENS {
+        if tokens > MAX_TOKENS {
             return Err(format!(
-                "line {}: there are more than {TOKENS} words in one pair of braces",
+                "line {}: there are more than {MAX_TOKENS} words in one pair of braces",
                 span.start_line
             ));
         }
-        if tags > TAGS {
+        if tags > MAX_TAGS {
             return Err(format!(
-                "line {}: there are more than {TAGS} pairs of {{% %}}",
+                "line {}: there are more than {MAX_TAGS} pairs of {{% %}}",
                 span.start_line
             ));
         }
@@ -88,13 +89,13 @@ fn check_depth(source: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Bounds what a template can produce, from its syntax tree.
+/// Checker of a template's maximum output, from its syntax tree.
 struct Checker<'a> {
-    /// The size of each variable in sight, innermost scope last.
+    /// Maximum size of each visible variable, innermost scope last.
     scopes: Vec<BTreeMap<&'a str, usize>>,
     known: &'a [&'a str],
-    /// How often the place being looked at can be run.
-    turns: usize,
+    /// Maximum number of executions of the current statement.
+    iterations: usize,
     spent: usize,
     budget: usize,
 }
@@ -141,19 +142,19 @@ impl<'a> Checker<'a> {
                 result
             }
             Stmt::ForLoop(repeat) => self.repeat(repeat),
-            Stmt::SetBlock(block) => Err(refused("a set block", block.span())),
-            Stmt::AutoEscape(block) => Err(refused("autoescape", block.span())),
-            Stmt::FilterBlock(block) => Err(refused("a filter block", block.span())),
-            Stmt::Do(block) => Err(refused("do", block.span())),
+            Stmt::SetBlock(block) => Err(not_available("a set block", block.span())),
+            Stmt::AutoEscape(block) => Err(not_available("autoescape", block.span())),
+            Stmt::FilterBlock(block) => Err(not_available("a filter block", block.span())),
+            Stmt::Do(block) => Err(not_available("do", block.span())),
         }
     }
 
     fn repeat(&mut self, repeat: &ForLoop<'a>) -> Result<(), String> {
         if repeat.recursive {
-            return Err(refused("a recursive loop", repeat.iter.span()));
+            return Err(not_available("a recursive loop", repeat.iter.span()));
         }
-        // A list holds entries, or one item for each byte at most of what it was made from.
-        let (item, turns) = match &repeat.iter {
+        // A list has entries, or at most one item per byte of its source.
+        let (item, iterations) = match &repeat.iter {
             Expr::Var(name) if name.id == "entries" => (ENTRY, MAX_ENTRIES),
             Expr::List(list) => (self.size(&repeat.iter)?, list.items.len()),
             other => {
@@ -161,19 +162,19 @@ impl<'a> Checker<'a> {
                 (size, size)
             }
         };
-        let outer = self.turns;
-        self.turns = outer.saturating_mul(turns.max(1));
+        let outer = self.iterations;
+        self.iterations = outer.saturating_mul(iterations.max(1));
         self.scopes.push(BTreeMap::from([("loop", VARIABLE)]));
         let result = self.bind(&repeat.target, item).and_then(|()| {
             if let Some(filter) = &repeat.filter_expr {
                 self.size(filter)?;
             }
-            // A turn that says nothing still takes its time.
+            // An iteration without output still takes time.
             self.spend(16, repeat.iter.span())?;
             self.statements(&repeat.body)
         });
         self.scopes.pop();
-        self.turns = outer;
+        self.iterations = outer;
         result?;
         self.scoped(&repeat.else_body)
     }
@@ -182,7 +183,7 @@ impl<'a> Checker<'a> {
         match target {
             Expr::Var(name) => {
                 if let Some(scope) = self.scopes.last_mut() {
-                    // An `if` may leave either.
+                    // Either branch of an `if` may have set the variable.
                     let bound = scope.entry(name.id).or_default();
                     *bound = size.max(*bound);
                 }
@@ -193,24 +194,26 @@ impl<'a> Checker<'a> {
                 .items
                 .iter()
                 .try_for_each(|item| self.bind(item, size)),
-            other => Err(refused("an assignment to this", other.span())),
+            other => Err(not_available("an assignment to this", other.span())),
         }
     }
 
     fn spend(&mut self, size: usize, span: Span) -> Result<(), String> {
-        self.spent = self.spent.saturating_add(size.saturating_mul(self.turns));
+        self.spent = self
+            .spent
+            .saturating_add(size.saturating_mul(self.iterations));
         if self.spent > self.budget {
             return Err(format!(
-                "line {}: this can grow beyond all bounds; say less, or in fewer loops",
+                "line {}: this can grow beyond all bounds; shorten the template, or use fewer loops",
                 span.start_line
             ));
         }
         Ok(())
     }
 
-    /// The most bytes that `expression` can be. What is made anew is spent.
+    /// Returns the maximum size of `expression` in bytes. New values count against the budget.
     fn size(&mut self, expression: &Expr<'a>) -> Result<usize, String> {
-        /// A number or a truth, with room to spare: the longest a float is written is about 330 digits.
+        /// Maximum size of a number or a boolean, in bytes: the longest float has about 330 digits.
         const SCALAR: usize = 400;
         let span = expression.span();
         let size = match expression {
@@ -261,14 +264,14 @@ impl<'a> Checker<'a> {
                         left.saturating_add(right).saturating_add(SCALAR)
                     }
                     BinOpKind::ScAnd | BinOpKind::ScOr => return Ok(left.max(right)),
-                    BinOpKind::Mul => return Err(refused("`*`", span)),
+                    BinOpKind::Mul => return Err(not_available("`*`", span)),
                     _ => SCALAR,
                 }
             }
             Expr::List(list) => self.all(list.items.iter())?,
             Expr::Tuple(tuple) => self.all(tuple.items.iter())?,
             Expr::Map(map) => self.all(map.keys.iter().chain(&map.values))?,
-            Expr::Call(_) => return Err(refused("a function or method", span)),
+            Expr::Call(_) => return Err(not_available("a function or method", span)),
             Expr::Filter(filter) => {
                 let Some((_, factor)) = FILTERS.iter().find(|(name, _)| *name == filter.name)
                 else {
@@ -287,7 +290,7 @@ impl<'a> Checker<'a> {
                     .unwrap_or(0);
                 let arguments = self.arguments(&filter.args)?;
                 match filter.name {
-                    "replace" => REPLACED,
+                    "replace" => MAX_REPLACED,
                     "default" | "d" => input.max(arguments),
                     _ => input.saturating_mul(*factor).saturating_add(SCALAR),
                 }
@@ -297,7 +300,7 @@ impl<'a> Checker<'a> {
         Ok(size)
     }
 
-    /// What holds all of `items`, with the marks that JSON or a list puts around each.
+    /// Returns the maximum size of a list of `items`, with the punctuation of JSON or a list around each.
     fn all<'b>(&mut self, items: impl Iterator<Item = &'b Expr<'a>>) -> Result<usize, String>
     where
         'a: 'b,
@@ -317,7 +320,7 @@ impl<'a> Checker<'a> {
                     sum = sum.saturating_add(self.size(value)?);
                 }
                 CallArg::PosSplat(value) | CallArg::KwargSplat(value) => {
-                    return Err(refused("`*` before an argument", value.span()));
+                    return Err(not_available("`*` before an argument", value.span()));
                 }
             }
         }
@@ -335,7 +338,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-fn refused(what: &str, span: Span) -> String {
+fn not_available(what: &str, span: Span) -> String {
     format!(
         "line {}: {what} is not available in a template",
         span.start_line

@@ -1,4 +1,4 @@
-//! Reading a receiver's answer, and speaking of it without a secret.
+//! Receivers' responses, read within limits and quoted without secrets.
 
 use std::error::Error;
 use std::time::Duration;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::address::Refused;
-use super::message::leaves_line;
-use super::{Failure, LONGEST_PAUSE, Refusal};
+use super::address::AddressDenied;
+use super::message::breaks_line;
+use super::{LONGEST_PAUSE, Refusal, SendError};
 
-/// As much of an answer is read.
-const READ: usize = 64 * 1024;
-/// As much of it is quoted, in characters.
-const QUOTED: usize = 200;
-/// A piece of a secret is recognised from this length on, in bytes.
-const PIECE: usize = 8;
-/// A whole secret is recognised from this length on, in bytes; beside a shorter one nothing is quoted.
-const WHOLE: usize = 4;
+/// Maximum number of bytes to read of a response body.
+const MAX_BODY: usize = 64 * 1024;
+/// Maximum length of a quote, in characters.
+const MAX_QUOTE_CHARS: usize = 200;
+/// Minimum length of a redacted piece of a secret, in bytes.
+const MIN_PIECE: usize = 8;
+/// Minimum length of a redacted whole secret, in bytes. A message quotes nothing if a secret is shorter.
+const MIN_SECRET: usize = 4;
 
-/// The body of `response` as far as it is read. What fails midway counts as the end.
+/// Reads the first bytes of the body of `response`. A read error counts as the end.
 pub(super) async fn body(response: &mut reqwest::Response) -> Vec<u8> {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
-        let room = READ - body.len();
+        let room = MAX_BODY - body.len();
         body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-        if body.len() == READ {
+        if body.len() == MAX_BODY {
             break;
         }
     }
     body
 }
 
-/// `Retry-After`: seconds or a date (RFC 9110, section 10.2.3). A date in the past is no wait.
+/// Returns the pause of `Retry-After`: seconds or a date (RFC 9110, section 10.2.3). A past date is a pause of zero.
 pub(super) fn retry_after(response: &reqwest::Response, now: Timestamp) -> Option<Duration> {
     let value = response
         .headers()
@@ -57,35 +57,35 @@ fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     )
 }
 
-/// So many seconds, [`LONGEST_PAUSE`] at most.
+/// Returns a pause of so many seconds, at most [`LONGEST_PAUSE`].
 pub(super) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds).min(LONGEST_PAUSE)
 }
 
-/// Secrets that a request carries, to be kept out of what is said about its answer.
-pub(super) struct Secrets {
+/// Redactor of the secrets that a request carries.
+pub(super) struct Redactor {
     forms: Vec<String>,
     quotable: bool,
 }
 
-impl Secrets {
-    /// Knows each of `secrets` whole, in its parts (a URL's path segments and query values, a header's words), and as
-    /// JSON writes it.
+impl Redactor {
+    /// Creates a redactor of each secret as a whole, of its parts (a URL's path segments and query values, a header's
+    /// words), and of their JSON and percent-decoded forms.
     pub(super) fn new<'a>(secrets: impl IntoIterator<Item = &'a SecretString>) -> Self {
         let mut forms = Vec::new();
         let mut quotable = true;
         for secret in secrets {
             let secret = secret.expose_secret();
-            quotable &= secret.len() >= WHOLE;
+            quotable &= secret.len() >= MIN_SECRET;
             forms.push(secret.to_owned());
             let separators = |char: char| "/?&=# \t,;@:".contains(char);
             forms.extend(
                 secret
                     .split(separators)
-                    .filter(|piece| piece.len() >= PIECE)
+                    .filter(|piece| piece.len() >= MIN_PIECE)
                     .map(Into::into),
             );
-            // The path with its query, as a receiver that cannot find it says it.
+            // A receiver's 404 page usually quotes the path with its query.
             forms.extend(
                 secret
                     .split_once("://")
@@ -104,46 +104,46 @@ impl Secrets {
             }
         }
         forms.extend(encoded);
-        forms.retain(|form| form.len() >= WHOLE);
-        // The longest first: a piece that is replaced inside the whole would leave the rest of it.
+        forms.retain(|form| form.len() >= MIN_SECRET);
+        // Longest first: replacing a piece inside the whole would leave the rest of the secret.
         forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
         forms.dedup();
         Self { forms, quotable }
     }
 
-    /// `text` with every secret in it replaced.
+    /// Returns `text` with every secret replaced.
     pub(super) fn redact(&self, text: &str) -> String {
         self.forms.iter().fold(text.to_owned(), |text, form| {
             text.replace(form.as_str(), "[redacted]")
         })
     }
 
-    /// The beginning of what a receiver said, for a message.
+    /// Returns the beginning of a response body in one line, for a message.
     pub(super) fn quote(&self, body: &[u8]) -> String {
         if !self.quotable {
             return format!(
-                "(not shown: a secret of fewer than {WHOLE} characters cannot be redacted in it)"
+                "(not shown: a secret of fewer than {MIN_SECRET} characters cannot be redacted in it)"
             );
         }
         let text = self.redact(&String::from_utf8_lossy(body));
-        let text = text.replace(leaves_line, " ");
+        let text = text.replace(breaks_line, " ");
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        match text.char_indices().nth(QUOTED) {
+        match text.char_indices().nth(MAX_QUOTE_CHARS) {
             Some((end, _)) => format!("{}…", &text[..end]),
             None => text,
         }
     }
 
-    /// What went wrong on the way to the receiver, in words.
-    pub(super) fn failure(&self, error: reqwest::Error, timeout: Duration) -> Failure {
+    /// Converts an error of the connection.
+    pub(super) fn error(&self, error: reqwest::Error, timeout: Duration) -> SendError {
         // reqwest puts the URL into its errors.
         let error = error.without_url();
         let mut cause: &(dyn Error + 'static) = &error;
         loop {
-            if let Some(refused) = cause.downcast_ref::<Refused>() {
-                return Failure::Refused {
+            if let Some(denied) = cause.downcast_ref::<AddressDenied>() {
+                return SendError::Refused {
                     reason: Refusal::AddressRefused,
-                    message: refused.to_string(),
+                    message: denied.to_string(),
                 };
             }
             match cause.source() {
@@ -156,7 +156,7 @@ impl Secrets {
         } else if error.is_connect() {
             let cause = cause.to_string();
             let hint = if cause.contains("InvalidContentType") {
-                "; it speaks no TLS there: write http://"
+                "; the server does not use TLS: write http://"
             } else {
                 ""
             };
@@ -164,14 +164,14 @@ impl Secrets {
         } else {
             format!("the connection failed: {}", self.redact(&cause.to_string()))
         };
-        Failure::Retry {
+        SendError::Retry {
             message,
             after: None,
         }
     }
 }
 
-/// `text` with its percent-encoding undone; none if it has none or is no text then.
+/// Returns `text` percent-decoded, or `None` if it has no percent-encoding or decodes to invalid UTF-8.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

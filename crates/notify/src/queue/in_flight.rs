@@ -1,4 +1,4 @@
-//! Entries that are in flight: taken by a line, and not yet settled and recorded.
+//! Entries in flight: in a request, or with an unrecorded outcome.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -7,101 +7,110 @@ use qm_runtime::Key;
 use qm_runtime::backoff::{Policy, Series};
 
 use super::Circumstances;
-use super::line::Pick;
-use crate::history::Outcome;
+use super::contact_point_queue::BatchEntry;
+use crate::history::DeliveryOutcome;
 
-/// Refused status writes of one `TrackedField` after which the others go on without it.
-pub(super) const REJECTED_WRITES: u32 = 5;
+/// Number of rejected status writes of one `TrackedField` after which the queues continue without it.
+pub(super) const MAX_REJECTED_WRITES: u32 = 5;
 
-/// By `TrackedField`: while one of its entries is in flight, no line takes another one.
+/// Entries in flight by `TrackedField`: while an object has any, no queue sends others of it.
 #[derive(Default)]
-pub(super) struct Flights {
-    by_field: HashMap<Key, Vec<Flying>>,
-    /// `TrackedField`s whose status the apiserver refuses to write.
+pub(super) struct InFlight {
+    by_field: HashMap<Key, Vec<InFlightEntry>>,
+    /// `TrackedField`s whose status the apiserver rejects.
     rejected: HashMap<Key, RejectedWrites>,
 }
 
-struct Flying {
+struct InFlightEntry {
     id: String,
-    line: Key,
-    /// What came of it; recorded is what stands in the `TrackedField`'s status, and is no longer in flight.
-    outcome: Option<Outcome>,
+    queue: Key,
+    /// Outcome, until it is recorded in the `TrackedField`'s status.
+    outcome: Option<DeliveryOutcome>,
 }
 
 struct RejectedWrites {
     count: u32,
-    /// The status code of the last answer.
+    /// Status code of the last response.
     code: u16,
     /// First message of the apiserver with that code; a new message alone is not reported again.
     message: String,
-    /// The contact point of the `TrackedField`.
+    /// Contact point of the `TrackedField`.
     point: Key,
     backoff: Series,
-    /// When the next write is due, unless the circumstances change.
+    /// Time of the next write, unless the circumstances change.
     not_before: Instant,
     circumstances: Circumstances,
 }
 
-impl Flights {
-    pub(super) fn take_off(&mut self, line: &Key, Pick { field, id, .. }: &Pick) {
-        let flying = Flying {
+impl InFlight {
+    pub(super) fn insert(&mut self, queue: &Key, BatchEntry { field, id, .. }: &BatchEntry) {
+        let entry = InFlightEntry {
             id: id.to_string(),
-            line: line.clone(),
+            queue: queue.clone(),
             outcome: None,
         };
-        self.by_field.entry(field.clone()).or_default().push(flying);
+        self.by_field.entry(field.clone()).or_default().push(entry);
     }
 
-    pub(super) fn settle(&mut self, Pick { field, id, .. }: &Pick, outcome: &Outcome) {
-        let flying = self.by_field.get_mut(field).into_iter().flatten();
-        for entry in flying.filter(|entry| *entry.id == **id) {
+    pub(super) fn set_outcome(
+        &mut self,
+        BatchEntry { field, id, .. }: &BatchEntry,
+        outcome: &DeliveryOutcome,
+    ) {
+        let entries = self.by_field.get_mut(field).into_iter().flatten();
+        for entry in entries.filter(|entry| *entry.id == **id) {
             entry.outcome = Some(outcome.clone());
         }
     }
 
-    /// What has no outcome in that line will have none. Gives the `TrackedField`s of which nothing flies any more.
-    pub(super) fn ground(&mut self, line: &Key) -> Vec<Key> {
+    /// Removes the entries of that queue without an outcome. Returns the `TrackedField`s that have no more entries in
+    /// flight.
+    pub(super) fn abort(&mut self, queue: &Key) -> Vec<Key> {
         self.by_field
-            .extract_if(|_, flying| {
-                flying.retain(|entry| entry.line != *line || entry.outcome.is_some());
-                flying.is_empty()
+            .extract_if(|_, entries| {
+                entries.retain(|entry| entry.queue != *queue || entry.outcome.is_some());
+                entries.is_empty()
             })
             .map(|(field, _)| field)
             .collect()
     }
 
-    /// These outcomes are recorded. Gives the lines of their entries.
-    pub(super) fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Vec<Key> {
-        let Some(flying) = self.by_field.get_mut(field) else {
+    /// Removes entries with a recorded outcome. Returns their queues.
+    pub(super) fn recorded(
+        &mut self,
+        field: &Key,
+        outcomes: &[(String, DeliveryOutcome)],
+    ) -> Vec<Key> {
+        let Some(entries) = self.by_field.get_mut(field) else {
             return Vec::new();
         };
-        let is_done = |entry: &mut Flying| {
+        let is_recorded = |entry: &mut InFlightEntry| {
             entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id)
         };
-        let lines = flying
-            .extract_if(.., is_done)
-            .map(|entry| entry.line)
+        let queues = entries
+            .extract_if(.., is_recorded)
+            .map(|entry| entry.queue)
             .collect();
-        if flying.is_empty() {
+        if entries.is_empty() {
             self.by_field.remove(field);
         }
-        lines
+        queues
     }
 
-    /// Nobody will record anything of that `TrackedField`. Gives the lines of its entries.
+    /// Removes the entries of a deleted `TrackedField`. Returns their queues.
     pub(super) fn forget(&mut self, field: &Key) -> Vec<Key> {
         self.rejected.remove(field);
         self.by_field
             .remove(field)
             .into_iter()
             .flatten()
-            .map(|entry| entry.line)
+            .map(|entry| entry.queue)
             .collect()
     }
 
-    /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
-    /// message; `retry` says when the next write is due. Returns whether the others go on without `field` from now on, or
-    /// for another reason than before.
+    /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message;
+    /// `retry` sets the time of the next write. Returns whether the queues continue without `field` from now on, or for
+    /// another cause than before.
     pub(super) fn write_rejected(
         &mut self,
         field: &Key,
@@ -122,9 +131,10 @@ impl Flights {
         let mut backoff = backoff.map_or_else(|| retry.series(), |known| known.backoff.clone());
         let not_before = now + backoff.next_delay();
         // The message may have a part that differs each time.
-        let same = known.filter(|known| known.code == code);
-        let is_news = count == REJECTED_WRITES || (count > REJECTED_WRITES && same.is_none());
-        let message = same.map_or_else(|| message.to_owned(), |known| known.message);
+        let same_code = known.filter(|known| known.code == code);
+        let is_new =
+            count == MAX_REJECTED_WRITES || (count > MAX_REJECTED_WRITES && same_code.is_none());
+        let message = same_code.map_or_else(|| message.to_owned(), |known| known.message);
         let point = point.clone();
         let writes = RejectedWrites {
             count,
@@ -136,10 +146,10 @@ impl Flights {
             circumstances,
         };
         self.rejected.insert(field.clone(), writes);
-        is_news
+        is_new
     }
 
-    /// Returns how long to wait before the next write, if the last one was refused and the next one is not due.
+    /// Returns the time until the next write, if the last one was rejected and the next one is not due.
     pub(super) fn rejected_write_due(
         &self,
         field: &Key,
@@ -156,15 +166,15 @@ impl Flights {
             .filter(|left| !left.is_zero())
     }
 
-    /// Returns why the others go on without that `TrackedField`, if they do.
+    /// Returns the cause if the queues continue without that `TrackedField`.
     pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
         self.rejected
             .get(field)
-            .filter(|writes| writes.count >= REJECTED_WRITES)
+            .filter(|writes| writes.count >= MAX_REJECTED_WRITES)
             .map(|writes| &*writes.message)
     }
 
-    /// Returns the `TrackedField`s that the contact point goes on without, with the causes.
+    /// Returns the `TrackedField`s that the queue of that contact point continues without, with the causes.
     pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
         let of_point = self
             .rejected
@@ -175,10 +185,10 @@ impl Flights {
             .collect()
     }
 
-    /// Records a successful status write. Returns the contact point that had gone on without the `TrackedField`.
+    /// Records a successful status write. Returns the contact point whose queue continued without the `TrackedField`.
     pub(super) fn write_accepted(&mut self, field: &Key) -> Option<Key> {
         let writes = self.rejected.remove(field)?;
-        (writes.count >= REJECTED_WRITES).then_some(writes.point)
+        (writes.count >= MAX_REJECTED_WRITES).then_some(writes.point)
     }
 
     pub(super) fn has(&self, field: &Key) -> bool {
@@ -186,7 +196,7 @@ impl Flights {
     }
 
     /// Returns whether that entry is in flight.
-    pub(super) fn holds(&self, Pick { field, id, .. }: &Pick) -> bool {
+    pub(super) fn contains(&self, BatchEntry { field, id, .. }: &BatchEntry) -> bool {
         self.by_field
             .get(field)
             .into_iter()
@@ -203,29 +213,29 @@ impl Flights {
             .collect()
     }
 
-    pub(super) fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
-        let flying = self.by_field.get(field).into_iter().flatten();
-        flying
+    pub(super) fn outcomes(&self, field: &Key) -> Vec<(String, DeliveryOutcome)> {
+        let entries = self.by_field.get(field).into_iter().flatten();
+        entries
             .filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?)))
             .collect()
     }
 
-    /// Returns whether the queue must wait until an outcome is recorded.
-    pub(super) fn unrecorded(&self, line: &Key) -> bool {
-        self.awaited().any(|entry| entry.line == *line)
+    /// Returns whether the queue has an unrecorded outcome.
+    pub(super) fn has_unrecorded(&self, queue: &Key) -> bool {
+        self.unrecorded_entries().any(|entry| entry.queue == *queue)
     }
 
     pub(super) fn all_recorded(&self) -> bool {
-        self.awaited().next().is_none()
+        self.unrecorded_entries().next().is_none()
     }
 
-    fn awaited(&self) -> impl Iterator<Item = &Flying> {
+    fn unrecorded_entries(&self) -> impl Iterator<Item = &InFlightEntry> {
         let fields = self
             .by_field
             .iter()
             .filter(|(field, _)| self.left_out(field).is_none());
         fields
-            .flat_map(|(_, flying)| flying)
+            .flat_map(|(_, entries)| entries)
             .filter(|entry| entry.outcome.is_some())
     }
 }

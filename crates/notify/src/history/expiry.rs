@@ -37,13 +37,13 @@ struct Age {
     waited: Duration,
     /// Time since the entry's `heldSince`.
     held: Duration,
-    /// Instant up to which both durations are counted.
+    /// Instant up to which both durations count.
     at: Instant,
     is_held: bool,
 }
 
 impl Age {
-    fn of_first_look(entry: &Entry, now: Now) -> Self {
+    fn of_new_entry(entry: &Entry, now: Now) -> Self {
         let since = |begin: Timestamp, end: Timestamp| {
             Duration::try_from(end.duration_since(begin)).unwrap_or_default()
         };
@@ -62,12 +62,12 @@ impl Age {
         }
     }
 
-    fn counted_up_to(self, now: Instant) -> Self {
-        let passed = now.saturating_duration_since(self.at);
+    fn advanced_to(self, now: Instant) -> Self {
+        let elapsed = now.saturating_duration_since(self.at);
         let (waited, held) = if self.is_held {
-            (self.waited, self.held + passed)
+            (self.waited, self.held + elapsed)
         } else {
-            (self.waited + passed, self.held)
+            (self.waited + elapsed, self.held)
         };
         Self {
             waited,
@@ -86,10 +86,10 @@ impl Ages {
             let Some(id) = &entry.id else { continue };
             let age = known
                 .remove(id)
-                .unwrap_or_else(|| Age::of_first_look(entry, now));
+                .unwrap_or_else(|| Age::of_new_entry(entry, now));
             let mut age = Age {
                 is_held: held,
-                ..age.counted_up_to(now.monotonic)
+                ..age.advanced_to(now.monotonic)
             };
             if entry.held_since.is_none() {
                 age.held = Duration::ZERO;
@@ -107,7 +107,7 @@ impl Ages {
     pub fn waited(&self, id: &str, now: Instant) -> Duration {
         self.0
             .get(id)
-            .map_or(Duration::ZERO, |age| age.counted_up_to(now).waited)
+            .map_or(Duration::ZERO, |age| age.advanced_to(now).waited)
     }
 
     /// Returns the time since each entry's `heldSince`, up to the last observation.
@@ -171,11 +171,11 @@ pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
 pub fn expired(max_age: Duration, last_attempt: &str) -> String {
     format!(
         "not delivered within {}; the last attempt: {last_attempt}",
-        in_words(max_age)
+        format_age(max_age)
     )
 }
 
-fn in_words(age: Duration) -> String {
+fn format_age(age: Duration) -> String {
     match age.as_secs() {
         seconds if seconds % 3600 == 0 => format!("{} h", seconds / 3600),
         seconds => format!("{seconds} s"),
