@@ -421,7 +421,7 @@ async fn where_a_webhook_does_not_go() {
     allowed.ready("by-name").await;
     let (_, said) = condition(&allowed.not_ready("moved", "Redirected").await);
     assert!(
-        said.contains("302") && said.contains("give the final URL"),
+        said.contains("302") && said.contains("set the final URL"),
         "{said}"
     );
     allowed.not_ready("metadata", "AddressRefused").await;
