@@ -2,6 +2,7 @@
 
 use std::{io, slice};
 
+use qm_runtime::outcome::SUSPENDED;
 use serde::Serialize;
 
 use super::admission::{Policy, Unchecked, unchecked};
