@@ -37,10 +37,10 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         Sender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         Patience {
             retry: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
-            stopped: timings.stopped_retry,
+            stopped: timings.stopped_retry_period,
             max_age: timings.delivery_max_age,
         },
         metrics.clone(),
@@ -61,7 +61,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         },
         outbox: Arc::clone(&outbox),
         events: manager.events(contact_point::NAME),
-        reread: timings.secret_reread,
+        reread: timings.secret_refresh_period,
         written: Written::new(points.trigger.clone()),
         set_up: Mutex::default(),
     });
@@ -93,7 +93,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         reads: Reads::default(),
         wake: fields.trigger.clone(),
-        resync: timings.resync,
+        resync: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
@@ -107,7 +107,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         metrics,
         terms: Terms {
             renew_event: timings.event_renewal,
-            resync: timings.resync,
+            resync: timings.sync_period,
         },
         cluster: config.cluster_name.clone(),
         written: Written::new(fields.trigger.clone()),

@@ -224,7 +224,11 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 #[tokio::test]
 async fn tls_material_is_trusted_shown_and_needed() {
     let bed = Bed::shared("tls").await;
-    let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=300ms"),
+    )
+    .await;
     let (ours, other) = (
         Authority::new("ours").unwrap(),
         Authority::new("other").unwrap(),

@@ -14,8 +14,11 @@ use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condit
 async fn one_test_message_for_each_endpoint() {
     let bed = Bed::shared("tested").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator =
-        Operator::start(&bed, Settings::default().flag("--secret-reread=200ms")).await;
+    let mut operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=200ms"),
+    )
+    .await;
     bed.secret("token", "first-token").await;
     let spec = json!({
         "type": "Webhook",
@@ -410,8 +413,8 @@ async fn acting_within_a_second_of_the_secret() {
     // The product's own waits.
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--waiting-min=1s")
-        .flag("--waiting-max=30s");
+        .flag("--poll-min=1s")
+        .flag("--poll-max=30s");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
     bed.create::<ContactPoint>("late", json!({ "spec": spec }))

@@ -498,11 +498,11 @@ async fn a_request_for_a_pass_ends_every_wait() {
     let receiver = Receiver::start().unwrap();
     // Nobody waits this long: only the request can end it.
     let settings = [
-        "--waiting-min=10m",
-        "--waiting-max=10m",
-        "--stopped-retry=10m",
-        "--retry-min=10m",
-        "--retry-max=10m",
+        "--poll-min=10m",
+        "--poll-max=10m",
+        "--stopped-retry-period=10m",
+        "--backoff-min=10m",
+        "--backoff-max=10m",
     ]
     .into_iter()
     .fold(Settings::default(), Settings::flag);

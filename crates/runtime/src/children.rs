@@ -147,7 +147,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             quirks,
             wake: Arc::new(wake),
             needs_watch: Arc::clone(&writer.needs_watch),
-            seen: Seen::new(unlisted, manager.settings.timings.resync),
+            seen: Seen::new(unlisted, manager.settings.timings.sync_period),
             drift: Drift::new(
                 &manager.settings.timings,
                 writer.events.clone(),

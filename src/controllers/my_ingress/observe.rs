@@ -51,7 +51,7 @@ pub(crate) struct Observed {
     /// The time, renewed before each step.
     pub now: Timestamp,
     /// Time within which AWS shows what AWS created.
-    pub shown_within: Duration,
+    pub consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
     recorded: Draft,
@@ -87,7 +87,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    pub fn new(object: Arc<MyIngress>, shown_within: Duration) -> Self {
+    pub fn new(object: Arc<MyIngress>, consistency_window: Duration) -> Self {
         let status = object.status.clone().unwrap_or_default();
         let draft = Draft {
             alb: status.alb,
@@ -96,7 +96,7 @@ impl Observed {
         Self {
             object,
             now: now(),
-            shown_within,
+            consistency_window,
             recorded: draft.clone(),
             draft,
             ..Self::default()

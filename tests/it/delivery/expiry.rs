@@ -134,8 +134,12 @@ async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
     for name in ["it", "other"] {
         tracked(&bed, name, "hook", &[waiting(&bed, name, 25)]).await;
     }
-    let operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=200ms")).await;
-    bed.not_ready("hook", "AddressRefused").await;
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=200ms"),
+    )
+    .await;
+    bed.not_ready("hook", "AddressNotAllowed").await;
     // The first attempt is the test message's.
     until("several attempts", SOON, async || {
         let metrics = operator.metrics().await;

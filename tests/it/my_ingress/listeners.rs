@@ -461,7 +461,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     .await;
     let operator = Operator::start(
         &site.bed,
-        site.settings().whole_cluster().flag("--aws-resync=2s"),
+        site.settings().whole_cluster().flag("--aws-sync-period=2s"),
     )
     .await;
     site.tells(&[(443, 1, 1, ""), (444, 1, 1, "")]).await;

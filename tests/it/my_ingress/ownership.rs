@@ -231,7 +231,11 @@ async fn one_that_came_in_between_is_not_claimed() {
     let gate = site
         .aws
         .gate(On::action("CreateLoadBalancer"), 1, Point::Before);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
+    let _operator = Operator::start(
+        &site.bed,
+        site.settings().flag("--aws-consistency-window=2s"),
+    )
+    .await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
     let theirs = site
