@@ -299,7 +299,7 @@ async fn what_others_own_stays(#[case] applied: bool) {
         object["metadata"]["annotations"]
             .as_object_mut()
             .unwrap()
-            .remove("quartermaster.dev/applied");
+            .remove("quartermaster.dev/applied-digest");
     }
     assert_eq!(now, expected);
     assert_eq!(service.annotations()["note"], "theirs");
