@@ -126,7 +126,7 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
             .await
             .status
             .unwrap()
-            .tested
+            .last_test
             .unwrap()
             .secrets
             .len(),
@@ -144,7 +144,7 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     let point = bed.until("hook", "no Secret", |point: &ContactPoint| {
         let status = point.status.as_ref().unwrap();
         status.observed_generation == point.metadata.generation
-            && status.tested.as_ref().unwrap().secrets.is_empty()
+            && status.last_test.as_ref().unwrap().secrets.is_empty()
     });
     let point = point.await;
 

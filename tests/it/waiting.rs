@@ -303,7 +303,7 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|e| e.held_since.is_some())
+            .filter(|e| e.suspended_since.is_some())
             .count()
             == 2
     };
@@ -332,7 +332,7 @@ async fn suspended_records_and_sends_later() {
     assert!(
         history
             .iter()
-            .all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none())
+            .all(|entry| entry.suspended_since.is_none() && entry.suspended_seconds.is_none())
     );
 
     // The contact point.
@@ -356,7 +356,7 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|entry| entry.held_since.is_some())
+            .filter(|entry| entry.suspended_since.is_some())
             .count()
             == 1
     })
@@ -433,7 +433,7 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
                 .history()
                 .unwrap()
                 .iter()
-                .any(|entry| entry.held_since.is_some())
+                .any(|entry| entry.suspended_since.is_some())
         })
         .await;
     }

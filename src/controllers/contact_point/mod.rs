@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_api::ContactPoint;
 use qm_api::common::REQUESTED_AT;
-use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
 use qm_core::conditions::{self, READY};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -86,7 +86,7 @@ pub struct ContactPoints<T> {
 pub struct SetUp {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
-    tested: Tested,
+    tested: LastTest,
     requested_at: Option<String>,
     /// The line may send.
     is_open: bool,
@@ -105,8 +105,8 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     /// Sets up the line, unless it is so already.
-    fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
-        let tested = Tested {
+    fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> LastTest {
+        let tested = LastTest {
             spec: standing::digest(&point.spec),
             secrets: gathered.secrets,
         };
@@ -170,8 +170,8 @@ impl<T: Transport> ContactPoints<T> {
 
 /// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
 /// accepts the message.
-fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
-    let Tested { spec, secrets } = tested;
+fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
+    let LastTest { spec, secrets } = tested;
     let configuration = format!(
         "{}/{spec}/{}",
         point.uid().unwrap_or_default(),
@@ -184,7 +184,7 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
             .unwrap_or_default(),
         // Another configuration may be tested once more.
         while_stopped: status.is_some_and(|it| {
-            it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
+            it.last_test.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
         }),
     };
     TestMessage {
@@ -194,10 +194,10 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
 }
 
 /// How a line starts: an endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
+fn stage(status: Option<&ContactPointStatus>, tested: &LastTest) -> Stage {
     match status {
         Some(status) if standing::known_well(status, tested) => Stage::Open,
-        Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
+        Some(status) if status.last_test.as_ref() == Some(tested) => Stage::Probe,
         _ => Stage::Test,
     }
 }

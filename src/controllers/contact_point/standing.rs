@@ -1,7 +1,7 @@
 //! The status of a contact point, from how its receiver took what was sent. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, Standing};
 use qm_runtime::error::WRITE_REJECTED;
@@ -26,7 +26,7 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
     let status = status?;
     status.migrated_to_chat_id.filter(|_| {
         status
-            .tested
+            .last_test
             .as_ref()
             .is_some_and(|tested| tested.spec == spec)
     })
@@ -34,13 +34,17 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
 
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
-    status.ready || status.ready_when_resumed.unwrap_or_default()
+    status.ready || status.was_ready.unwrap_or_default()
 }
 
 /// Whether the endpoint that `tested` stands for is known to take messages: it is not tested again.
-pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
+pub fn known_well(status: &ContactPointStatus, tested: &LastTest) -> bool {
     // The original program, which did not say with what, sent its test message too.
-    was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
+    was_ready(status)
+        && status
+            .last_test
+            .as_ref()
+            .is_none_or(|before| before == tested)
 }
 
 /// Whether nothing is said yet of how it is.
@@ -64,7 +68,7 @@ pub fn status(
     before: Option<&ContactPointStatus>,
     standing: &Standing,
     is_failing: bool,
-    tested: &Tested,
+    tested: &LastTest,
     tests_accepted: AcceptedTests,
     generation: i64,
     now: Time,
@@ -93,10 +97,10 @@ pub fn status(
     };
     status.initialized = true;
     status.ready = well;
-    status.ready_when_resumed = None;
+    status.was_ready = None;
     status.observed_generation = Some(generation);
     if well || !matches!(standing, Standing::Retrying(_)) {
-        status.tested = Some(tested.clone());
+        status.last_test = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
@@ -175,7 +179,7 @@ pub fn blocked(
     now: Time,
 ) -> ContactPointStatus {
     let mut status = kept(before, spec);
-    status.ready_when_resumed = was_ready(&status).then_some(true);
+    status.was_ready = was_ready(&status).then_some(true);
     status.ready = false;
     status.observed_generation = Some(generation);
     conditions::set(
@@ -198,7 +202,7 @@ pub fn suspended(
     now: Time,
 ) -> ContactPointStatus {
     let mut status = kept(before, spec);
-    status.ready_when_resumed = was_ready(&status).then_some(true);
+    status.was_ready = was_ready(&status).then_some(true);
     status.ready = false;
     status.observed_generation = Some(generation);
     let message = "spec.suspend is true: nothing is sent, messages wait";
@@ -229,8 +233,8 @@ mod tests {
         AcceptedTests::default()
     }
 
-    fn tested() -> Tested {
-        Tested {
+    fn tested() -> LastTest {
+        LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/1".into()],
         }
@@ -267,7 +271,7 @@ mod tests {
             "Unreachable"
         );
         assert_eq!(
-            failed.tested, None,
+            failed.last_test, None,
             "an attempt that may be repeated is no test"
         );
         assert!(ready().initialized && ready().ready);
@@ -298,7 +302,7 @@ mod tests {
         .unwrap();
         assert!(ours.ready && ours.initialized);
         assert_eq!(
-            (ours.observed_generation, ours.tested),
+            (ours.observed_generation, ours.last_test),
             (Some(3), Some(tested()))
         );
     }
@@ -356,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
-        let new = Tested {
+        let new = LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/2".into()],
         };
@@ -409,7 +413,7 @@ mod tests {
         .unwrap();
         assert_eq!(again, moved);
 
-        let other = Tested {
+        let other = LastTest {
             spec: "def".into(),
             ..tested()
         };
@@ -493,17 +497,17 @@ mod tests {
         );
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
-            assert!(resumed.ready && resumed.ready_when_resumed.is_none());
+            assert!(resumed.ready && resumed.was_ready.is_none());
             assert_eq!(
-                (resumed.observed_generation, resumed.tested),
+                (resumed.observed_generation, resumed.last_test),
                 (Some(3), Some(tested()))
             );
         }
-        let new = Tested {
+        let new = LastTest {
             secrets: vec!["uid/2".into()],
             ..tested()
         };
-        let tested_before = before.is_some_and(|before| before.tested.is_some());
+        let tested_before = before.is_some_and(|before| before.last_test.is_some());
         assert!(
             !tested_before || !known_well(&held, &new),
             "a Secret that changed meanwhile is tested"
@@ -529,10 +533,10 @@ mod tests {
             at(9),
         )
         .unwrap();
-        assert!(found.ready && found.ready_when_resumed.is_none());
+        assert!(found.ready && found.was_ready.is_none());
         assert!(!known_well(
             &lost,
-            &Tested {
+            &LastTest {
                 secrets: vec!["uid/2".into()],
                 ..tested()
             }

@@ -32,13 +32,13 @@ impl Draft {
     }
 
     /// Returns the time at which AWS was last asked to create something for the port.
-    pub fn requested_at(&self, port: u16) -> Option<&Time> {
-        self.listener(port)?.requested_at.as_ref()
+    pub fn creation_requested_at(&self, port: u16) -> Option<&Time> {
+        self.listener(port)?.creation_requested_at.as_ref()
     }
 
     fn set_requested_at(&mut self, port: u16, at: Option<Time>) {
         if let Some(listener) = self.listeners.iter_mut().find(|it| it.port == port) {
-            listener.requested_at = at;
+            listener.creation_requested_at = at;
         }
     }
 }
@@ -110,7 +110,7 @@ impl Observed {
                 self.draft.alb.clone_from(&self.recorded.alb);
             }
             Step::CreateTargetGroup(port, _) if error.undone => {
-                let before = self.recorded.requested_at(*port).cloned();
+                let before = self.recorded.creation_requested_at(*port).cloned();
                 self.draft.set_requested_at(*port, before);
             }
             _ => {}
@@ -182,16 +182,20 @@ impl Observed {
         };
         if shown.state == "active" {
             // AWS shows the load balancer, so no reconcile has to wait for that.
-            alb.requested_at = None;
+            alb.creation_requested_at = None;
         }
         Some(alb)
     }
 
     /// Returns the draft that records `intent`.
     pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
-        let recorded = self.draft.alb.clone().unwrap_or_default().tag_keys;
-        let keys: BTreeSet<_> = recorded.iter().chain(&desired.tag_keys).cloned().collect();
-        let tag_keys = keys.into_iter().collect();
+        let recorded = self.draft.alb.clone().unwrap_or_default().managed_tag_keys;
+        let keys: BTreeSet<_> = recorded
+            .iter()
+            .chain(&desired.managed_tag_keys)
+            .cloned()
+            .collect();
+        let managed_tag_keys = keys.into_iter().collect();
         let mut draft = Draft {
             alb: self.alb(),
             ..self.draft.clone()
@@ -199,12 +203,17 @@ impl Observed {
         match intent {
             Intent::CreateLoadBalancer => {
                 draft.alb = Some(Alb {
-                    requested_at: Some(Time(self.now)),
-                    tag_keys,
+                    creation_requested_at: Some(Time(self.now)),
+                    managed_tag_keys,
                     ..Alb::default()
                 });
             }
-            Intent::Tag => draft.alb = draft.alb.map(|alb| Alb { tag_keys, ..alb }),
+            Intent::Tag => {
+                draft.alb = draft.alb.map(|alb| Alb {
+                    managed_tag_keys,
+                    ..alb
+                })
+            }
             Intent::Ports(ports) => {
                 let creating = |port: &u16| ListenerStatus {
                     port: *port,

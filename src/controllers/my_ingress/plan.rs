@@ -276,7 +276,7 @@ impl<'a> Walker<'a> {
         let shown = self.observed.shown().map(|shown| &shown.arn);
         let alb = Alb {
             arn: known.arn.filter(|arn| Some(arn) == shown),
-            requested_at: known.requested_at,
+            creation_requested_at: known.creation_requested_at,
             ..Alb::default()
         };
         let outcome = if self.observed.may_yet_appear() {
@@ -291,8 +291,8 @@ impl<'a> Walker<'a> {
     /// Ensures the tags of the load balancer. Returns whether a tag differed.
     fn tag(&self, desired: &Tags, arn: &str, shown: &Tags) -> Walk<bool> {
         let alb = self.observed.draft.alb.as_ref();
-        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.tag_keys).collect();
-        let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
+        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.managed_tag_keys).collect();
+        let keys: BTreeSet<_> = self.desired.managed_tag_keys.iter().collect();
         if !keys.is_subset(&recorded) {
             // A later reconcile removes only recorded tags.
             self.take(Step::RecordIntent(Intent::Tag))?;

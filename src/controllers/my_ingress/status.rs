@@ -249,15 +249,17 @@ impl ListenerResult {
         }
     }
 
-    /// Returns the status. `requested_at` is the time at which AWS was last asked to create something for the port.
-    pub fn status(&self, requested_at: Option<&Time>) -> ListenerStatus {
+    /// Returns the status. `creation_requested_at` is the time at which AWS was last asked to create something for the port.
+    pub fn status(&self, creation_requested_at: Option<&Time>) -> ListenerStatus {
         ListenerStatus {
             port: self.port,
             healthy: self.healthy,
             total: self.total,
             reason: self.reason.into(),
             // Traffic arrives, so no reconcile has to wait for AWS to show something.
-            requested_at: requested_at.filter(|_| !self.reason.is_empty()).cloned(),
+            creation_requested_at: creation_requested_at
+                .filter(|_| !self.reason.is_empty())
+                .cloned(),
         }
     }
 }
@@ -378,7 +380,7 @@ mod tests {
             healthy,
             total: 2,
             reason: reason.into(),
-            requested_at: None,
+            creation_requested_at: None,
         };
         assert_eq!(result.status(None), status);
         assert_eq!(

@@ -67,12 +67,12 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     // The entry was suspended for 28 of 50 hours, before this process and while there was none.
     let since = Timestamp::now() - SignedDuration::from_hours(21);
     let mut held = waiting(&bed, "held", 50);
-    held["heldSince"] = json!(format!("{since:.0}"));
-    held["heldSeconds"] = json!(7 * 3600);
+    held["suspendedSince"] = json!(format!("{since:.0}"));
+    held["suspendedSeconds"] = json!(7 * 3600);
     tracked(&bed, "held", "hook", &[held]).await;
     // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
-    ahead["heldSince"] = json!(format!(
+    ahead["suspendedSince"] = json!(format!(
         "{:.0}",
         Timestamp::now() + SignedDuration::from_hours(30)
     ));

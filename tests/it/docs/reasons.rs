@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::Tested;
+use qm_api::contact_point::LastTest;
 use qm_aws::{action, error};
 use qm_core::conditions::READY;
 use qm_core::readiness::UNSEEN;
@@ -191,7 +191,7 @@ fn every_reason_of_a_contact_point_has_its_row() {
             None,
             standing,
             false,
-            &Tested::default(),
+            &LastTest::default(),
             AcceptedTests::default(),
             1,
             now(),

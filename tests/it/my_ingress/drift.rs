@@ -178,7 +178,7 @@ async fn every_change_of_the_spec_and_back() {
         .await;
     assert_eq!(bare.security_groups, groups[1..]);
     let ready = site.ready("web").await;
-    assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
+    assert_eq!(ready.status.unwrap().alb.unwrap().managed_tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
     // AWS refuses what is not in the balancer's VPC; the one that stands goes on.

@@ -68,8 +68,8 @@ pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, O
 fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
     entry.delivery = Some(delivery);
     entry.reason = reason;
-    entry.held_since = None;
-    entry.held_seconds = None;
+    entry.suspended_since = None;
+    entry.suspended_seconds = None;
 }
 
 /// The entries to send, oldest first, each with the entry that has the previous value: the one before it, if that speaks

@@ -336,7 +336,7 @@ fn is_unknown(entry: &Entry) -> bool {
 fn shows(entry: &Entry, value: &ObservedValue) -> bool {
     entry.value.as_deref() == value.text()
         && entry.missing == (*value == ObservedValue::Missing)
-        && entry.cut.as_ref() == value.cut()
+        && entry.truncated.as_ref() == value.cut()
 }
 
 /// Notes in an entry what the program that wrote it did not; says whether there was anything.
@@ -359,7 +359,7 @@ fn learn(
 fn set_value(entry: &mut Entry, value: &ObservedValue) {
     entry.value = value.text().map(str::to_owned);
     entry.missing = *value == ObservedValue::Missing;
-    entry.cut = value.cut().cloned();
+    entry.truncated = value.cut().cloned();
 }
 
 /// `uid` is that of the resource as it was: what is gone has none of its own.
@@ -380,7 +380,7 @@ fn entry(
         value: None,
         display_value: None,
         missing: false,
-        cut: None,
+        truncated: None,
         id: Some(id),
         delivery: Some(Delivery::Pending),
         reason: None,
@@ -389,8 +389,8 @@ fn entry(
         resource_version: observation.version.map(|version| version.to_string()),
         merged,
         first_value,
-        held_since: None,
-        held_seconds: None,
+        suspended_since: None,
+        suspended_seconds: None,
     };
     if let State::Present { uid, value } = observation.state {
         set_value(&mut entry, &value);

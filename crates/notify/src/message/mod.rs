@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use qm_api::tracked_field::{Action, Cut, Entry};
+use qm_api::tracked_field::{Action, Entry, Truncation};
 use serde::Serialize;
 
 use super::Item;
@@ -113,12 +113,12 @@ pub struct View {
     pub value: Option<String>,
     /// The resource has no such field.
     pub missing: bool,
-    /// Of a value that was cut: its whole length in bytes and its SHA-256.
-    pub cut: Option<Cut>,
+    /// Of a truncated value: its whole length in bytes and its SHA-256.
+    pub truncated: Option<Truncation>,
     /// The value before; none when there was none.
     pub previous: Option<String>,
-    /// Of a previous value that was cut: its whole length in bytes and its SHA-256.
-    pub previous_cut: Option<Cut>,
+    /// Of a truncated previous value: its whole length in bytes and its SHA-256.
+    pub previous_truncated: Option<Truncation>,
     /// How many changes the entry stands for; 1 but for a merged entry.
     pub merged: u64,
     /// Of a merged entry: the first of its values. `value` is the last.
@@ -160,9 +160,9 @@ impl View {
                 entry.value.clone()
             },
             missing: entry.missing,
-            cut: entry.cut.clone(),
+            truncated: entry.truncated.clone(),
             previous: previous.map(shown_value),
-            previous_cut: previous.and_then(|previous| previous.cut.clone()),
+            previous_truncated: previous.and_then(|previous| previous.truncated.clone()),
             merged: entry.merged.unwrap_or(1),
             first_value: entry.first_value.clone(),
         }
@@ -183,7 +183,7 @@ impl View {
             format!("Resource kind: {}", one_line(&self.kind)),
             format!("Name: {}", one_line(&self.name)),
             format!("Status: {}", self.action),
-            format!("Value: {}", with_cut(self.shown(), self.cut.as_ref())),
+            format!("Value: {}", with_cut(self.shown(), self.truncated.as_ref())),
         ];
         if !self.namespace.is_empty() {
             lines.push(format!("Namespace: {}", one_line(&self.namespace)));
@@ -191,7 +191,7 @@ impl View {
         if let Some(previous) = &self.previous {
             lines.push(format!(
                 "Previous: {}",
-                with_cut(previous, self.previous_cut.as_ref())
+                with_cut(previous, self.previous_truncated.as_ref())
             ));
         }
         if self.merged > 1 {
@@ -254,7 +254,7 @@ fn shown_value(entry: &Entry) -> String {
 }
 
 /// Returns the value in one line, with its whole length if it was cut.
-fn with_cut<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
+fn with_cut<'a>(value: &'a str, cut: Option<&Truncation>) -> Cow<'a, str> {
     let shown = one_line(value);
     match cut {
         Some(cut) => format!(

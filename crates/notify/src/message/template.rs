@@ -44,7 +44,6 @@ const REPLACED: usize = 64 * 1024;
 const VARIABLES: [&str; 17] = [
     "action",
     "cluster",
-    "cut",
     "field",
     "firstValue",
     "id",
@@ -54,10 +53,11 @@ const VARIABLES: [&str; 17] = [
     "name",
     "namespace",
     "previous",
-    "previousCut",
+    "previousTruncated",
     "time",
     "trackedField",
     "trackedFieldNamespace",
+    "truncated",
     "value",
 ];
 /// The further variables of a webhook's `body`.

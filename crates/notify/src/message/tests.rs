@@ -81,7 +81,7 @@ fn missing_is_not_empty() {
 #[test]
 fn a_cut_value_says_so() {
     let mut cut = updated("1", &"x".repeat(10));
-    cut.entry.cut = Some(Cut {
+    cut.entry.truncated = Some(Truncation {
         length: 900_000,
         sha256: "00".into(),
     });

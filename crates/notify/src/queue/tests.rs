@@ -555,9 +555,9 @@ fn the_oldest_that_waits_is_known_time_in_which_it_was_suspended_left_out() {
             "metadata": { "namespace": "n", "name": name }, "status": [entry] });
         Offer::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
     };
-    let pending = |second: u8, held_since: Option<&str>, held_seconds: Option<u64>| {
+    let pending = |second: u8, suspended_since: Option<&str>, suspended_seconds: Option<u64>| {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
-            "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
+            "time": format!("2026-01-01T00:00:{second:02}Z"), "suspendedSince": suspended_since, "suspendedSeconds": suspended_seconds })
     };
     let mut lines = Lines::new(PATIENCE);
     let oldest = |lines: &Lines| lines.oldest_since().map(|since| since.to_string());

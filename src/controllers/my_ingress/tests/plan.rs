@@ -54,11 +54,11 @@ fn alb(world: &mut World) -> &mut Value {
 }
 
 fn requested(world: &mut World, seconds: i64) {
-    alb(world)["requestedAt"] = json!(ago(seconds));
+    alb(world)["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn requested_for(world: &mut World, at: usize, seconds: i64) {
-    world.object["status"]["listeners"][at]["requestedAt"] = json!(ago(seconds));
+    world.object["status"]["listeners"][at]["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn tag(world: &mut World, arn: &str, pairs: &[(&str, &str)]) {
@@ -94,7 +94,7 @@ type Change = fn(&mut World);
 #[case::clock_of_the_writer_is_ahead(|world: &mut World| { requested(world, -30); world.aws.load_balancer = None; },
     "ReadRegion FindLoadBalancer", "Creating")]
 #[case::answer_to_the_creation_was_lost(|world: &mut World| {
-    *alb(world) = json!({ "requestedAt": ago(5) });
+    *alb(world) = json!({ "creationRequestedAt": ago(5) });
     world.aws.hidden.insert(LOAD_BALANCER.into());
 }, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn creation_follows_finalizer_and_intent(
     let steps =
         format!("FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer {rest}");
     let (world, _) = check(World::empty(), change, &steps, reason).await;
-    assert!(world.object["status"]["alb"]["requestedAt"].is_string());
+    assert!(world.object["status"]["alb"]["creationRequestedAt"].is_string());
     let condition = &world.object["status"]["conditions"][0];
     assert_eq!(condition["reason"], "Creating", "while it goes on");
 }
@@ -254,7 +254,7 @@ async fn tags_of_the_spec(
     let keys: Vec<_> = spec.as_object().unwrap().keys().cloned().collect();
     let change = |world: &mut World| {
         world.object["spec"]["tags"] = spec;
-        alb(world)["tagKeys"] = recorded;
+        alb(world)["managedTagKeys"] = recorded;
         world
             .aws
             .tags
@@ -268,7 +268,7 @@ async fn tags_of_the_spec(
     all.extend(tags(expected));
     assert_eq!(world.aws.tags[LOAD_BALANCER], all);
     let alb = reconciled.report().readiness.alb.as_ref().unwrap();
-    assert_eq!(alb.tag_keys, keys);
+    assert_eq!(alb.managed_tag_keys, keys);
 }
 
 /// A refusal of one part keeps no other part, and no listener, from being corrected; a refusal of all calls does.
