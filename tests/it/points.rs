@@ -171,7 +171,7 @@ async fn a_webhook_to_the_operator_itself_is_refused() {
     let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
-    let (_, words) = condition(&bed.not_ready("hook", "AddressRefused").await);
+    let (_, words) = condition(&bed.not_ready("hook", "AddressNotAllowed").await);
     assert!(
         words.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
         "{words}"

@@ -67,7 +67,7 @@ async fn every_reason_is_said_and_goes() {
         (
             "path",
             json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
-            "InvalidPath",
+            "PathInvalid",
             String::new(),
             json!({ "field": "{.spec.replicas}" }),
         ),

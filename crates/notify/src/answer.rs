@@ -142,7 +142,7 @@ impl Secrets {
         loop {
             if let Some(refused) = cause.downcast_ref::<Refused>() {
                 return Failure::Refused {
-                    reason: Refusal::AddressRefused,
+                    reason: Refusal::AddressNotAllowed,
                     message: refused.to_string(),
                 };
             }

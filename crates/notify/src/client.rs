@@ -179,7 +179,7 @@ impl Sender {
         let failed = |failure| SendError::new(failure, taken);
         self.rules.check_url(&hook.url).map_err(|refused| {
             failed(Failure::Refused {
-                reason: Refusal::AddressRefused,
+                reason: Refusal::AddressNotAllowed,
                 message: refused.to_string(),
             })
         })?;

@@ -141,7 +141,7 @@ impl SendError {
             failure,
             Failure::Unsent { .. }
                 | Failure::Refused {
-                    reason: Refusal::AddressRefused,
+                    reason: Refusal::AddressNotAllowed,
                     ..
                 }
         );
@@ -194,7 +194,7 @@ pub enum Refusal {
     /// Status 400, 413, 415 or 422.
     Rejected,
     /// The operator refuses the address itself.
-    AddressRefused,
+    AddressNotAllowed,
 }
 
 impl Refusal {
@@ -210,7 +210,7 @@ impl Refusal {
             Self::Redirected => "Redirected",
             Self::UnexpectedStatus => "UnexpectedStatus",
             Self::Rejected => "Rejected",
-            Self::AddressRefused => "AddressRefused",
+            Self::AddressNotAllowed => "AddressNotAllowed",
         }
     }
 
@@ -221,7 +221,7 @@ impl Refusal {
 
     /// Returns whether the message can be the cause.
     pub fn may_be_message(self) -> bool {
-        self != Self::AddressRefused
+        self != Self::AddressNotAllowed
     }
 }
 

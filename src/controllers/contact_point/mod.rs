@@ -31,7 +31,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["30a9adaa409cb847"],
+    &["3f83b85ecb61610d"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),

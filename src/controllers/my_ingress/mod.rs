@@ -50,7 +50,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["bfce22e9140a395e"],
+    &["3305fbd5e9b489a1"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),

@@ -137,19 +137,25 @@ impl Observed {
     pub fn may_yet_appear(&self) -> bool {
         let alb = self.draft.alb.as_ref();
         self.is_within(
-            self.shown_within,
-            alb.and_then(|alb| alb.requested_at.as_ref()),
+            self.consistency_window,
+            alb.and_then(|alb| alb.creation_requested_at.as_ref()),
         )
     }
 
     /// Returns whether AWS may yet show something that was asked for a moment ago, for the port.
     pub fn may_yet_show(&self, port: u16) -> bool {
-        self.is_within(self.shown_within, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window,
+            self.draft.creation_requested_at(port),
+        )
     }
 
     /// Returns whether the time that the status has for the port is recent enough for another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
-        self.is_within(self.shown_within / 2, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window / 2,
+            self.draft.creation_requested_at(port),
+        )
     }
 
     /// The clock of the replica that wrote `time` may be ahead.

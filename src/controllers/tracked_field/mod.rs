@@ -57,7 +57,7 @@ pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["7f3780b64f227897"],
+    &["bc8d0cac0456a77d"],
     DelegatedAccess::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.

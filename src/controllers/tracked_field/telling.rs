@@ -59,7 +59,7 @@ impl<T: Transport> TrackedFields<T> {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
                 self.events.warning(
                     object.object_ref(&()),
-                    "Record",
+                    "Merge",
                     "EntriesMerged",
                     note.into(),
                 );
@@ -230,9 +230,9 @@ impl<T: Transport> TrackedFields<T> {
         }
         let (regarding, reason, message) = (regarding.clone(), waiting.reason(), waiting.message());
         if waiting.is_warning() {
-            self.events.warning(regarding, "Wait", reason, message);
+            self.events.warning(regarding, "Reconcile", reason, message);
         } else {
-            self.events.normal(regarding, "Wait", reason, message);
+            self.events.normal(regarding, "Reconcile", reason, message);
         }
         told.insert(key.clone(), (waiting, now));
         Some(self.terms.renew_event)

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::LastTest;
 use qm_aws::{action, error};
 use qm_core::conditions::READY;
-use qm_core::readiness::UNSEEN;
+use qm_core::readiness::NOT_OBSERVED;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, Standing};
 use qm_runtime::error::WRITE_REJECTED;
@@ -46,7 +46,7 @@ fn blocked() -> Vec<&'static str> {
 
 fn stopped() -> Vec<&'static str> {
     use Refusal::{
-        AddressRefused, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
+        AddressNotAllowed, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
         TopicUnavailable, Unauthorized, UnexpectedStatus,
     };
     let all = [
@@ -59,11 +59,11 @@ fn stopped() -> Vec<&'static str> {
         Redirected,
         UnexpectedStatus,
         Rejected,
-        AddressRefused,
+        AddressNotAllowed,
     ];
     let reason = |reason: &Refusal| match reason {
         Unauthorized | Forbidden | NotFound | Gone | ChatNotFound | TopicUnavailable
-        | Redirected | UnexpectedStatus | Rejected | AddressRefused => reason.as_str(),
+        | Redirected | UnexpectedStatus | Rejected | AddressNotAllowed => reason.as_str(),
     };
     all.iter().map(reason).collect()
 }
@@ -272,7 +272,7 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterLoadBalancerNotReady.md"));
     // The alert leaves these two out. An object without a status has the third.
-    let (silent, unobserved) = ([READY, SUSPENDED], UNSEEN);
+    let (silent, unobserved) = ([READY, SUSPENDED], NOT_OBSERVED);
     let mut expected: BTreeSet<_> = of_my_ingress()
         .into_iter()
         .filter(|reason| !silent.contains(reason))
@@ -299,8 +299,9 @@ fn every_reason_in_a_runbook_exists() {
     let list = page("reference/reasons.md");
     for path in in_folder(&root().join("docs/runbooks")) {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
-            let known =
-                reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
+            let known = reason == NOT_OBSERVED
+                || kubernetes.contains(&&*reason)
+                || row(&list, &reason).is_some();
             assert!(known, "{}: there is no reason {reason}", path.display());
         }
     }
@@ -345,7 +346,7 @@ fn every_event_is_told_of() {
     assert!(
         words.contains("DeliveryFailed")
             && words.contains("EntriesMerged")
-            && words.contains("Wait"),
+            && words.contains("Merge"),
         "{words:?}"
     );
     for word in words {

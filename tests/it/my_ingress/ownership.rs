@@ -408,7 +408,7 @@ async fn of_another_scheme_it_cannot_be_taken_over() {
         .await
         .unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "NotAlike").await;
+    let words = site.says("web", "Incompatible").await;
     assert!(
         words.starts_with("load balancer web-alb is internal"),
         "{words}"

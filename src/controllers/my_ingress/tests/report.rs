@@ -34,7 +34,7 @@ type Change = fn(&mut World);
     set_health(world, ["unhealthy"; 2]);
 }, "Provisioning", "AWS makes", Ok(Requeue::Poll))]
 #[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Requeue::OnChange))]
-#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Requeue::OnChange))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "ProvisioningFailed", "AWS could not make", Ok(Requeue::OnChange))]
 #[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Requeue::Poll))]
 #[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
     Ok(Requeue::Poll))]
@@ -44,9 +44,9 @@ type Change = fn(&mut World);
 #[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Requeue::OnChange))]
 #[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
     "AWS makes", Ok(Requeue::Poll))]
-#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "port 80 of the load balancer has a listener that is not ours", Ok(Requeue::OnChange))]
-#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "target group qm-", Ok(Requeue::OnChange))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
     Ok(Requeue::OnChange))]
@@ -54,7 +54,7 @@ type Change = fn(&mut World);
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
     world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
 }, "Conflict", "load balancer web-alb is not ours", Ok(Requeue::Poll))]
-#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "NotAlike", "load balancer web-alb is internet-facing",
+#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "Incompatible", "load balancer web-alb is internet-facing",
     Ok(Requeue::OnChange))]
 #[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
     "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
@@ -137,7 +137,7 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     assert_eq!(
         (readiness.reason, readiness.message.as_str()),
         (
-            "InProgress",
+            "OperationInProgress",
             "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
         )
     );
@@ -162,7 +162,7 @@ async fn most_urgent_refusal_counts() {
     world.refused = vec![
         (
             "SetHealthCheck",
-            refusal(Class::Terminal, "SpecRefused", "ValidationError"),
+            refusal(Class::Terminal, "SpecRejected", "ValidationError"),
         ),
         (
             "DeleteListener",
@@ -177,7 +177,7 @@ async fn most_urgent_refusal_counts() {
         .listeners
         .iter()
         .map(|it| (it.port, it.reason.as_str()));
-    let expected = [(80, "SpecRefused"), (81, ""), (82, "NotPermitted")];
+    let expected = [(80, "SpecRejected"), (81, ""), (82, "NotPermitted")];
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 

@@ -156,7 +156,7 @@ async fn a_name_is_refused_for_what_it_resolves_to(
     let result = sender
         .send(&hook(parts("http://receiver.test/")), TEST, false)
         .await;
-    assert_eq!(kind(&result), "AddressRefused");
+    assert_eq!(kind(&result), "AddressNotAllowed");
     let message = result.unwrap_err().to_string();
     assert!(message.contains(said), "{message}");
 }
@@ -190,7 +190,7 @@ async fn an_address_in_the_url_is_refused_too() {
     });
     assert_eq!(
         kind(&closed.send(&hook(parts(&server.uri())), TEST, false).await),
-        "AddressRefused"
+        "AddressNotAllowed"
     );
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
     for url in [
@@ -200,7 +200,7 @@ async fn an_address_in_the_url_is_refused_too() {
     ] {
         assert_eq!(
             kind(&sender(config()).send(&hook(parts(url)), TEST, false).await),
-            "AddressRefused",
+            "AddressNotAllowed",
             "{url}"
         );
     }
@@ -240,7 +240,7 @@ async fn a_proxy_takes_webhooks_when_it_is_given() {
                 .send(&hook(parts("http://169.254.169.254/")), TEST, false)
                 .await
         ),
-        "AddressRefused"
+        "AddressNotAllowed"
     );
 }
 
@@ -391,7 +391,7 @@ async fn port_that_is_not_allowed_gets_no_request() {
         ..config()
     });
     let result = sender.send(&hook(parts(&server.uri())), TEST, false).await;
-    assert_eq!(kind(&result), "AddressRefused");
+    assert_eq!(kind(&result), "AddressNotAllowed");
     assert!(
         result
             .unwrap_err()

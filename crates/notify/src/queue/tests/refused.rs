@@ -358,13 +358,13 @@ fn an_address_that_is_refused_accuses_no_entry() {
     line.offer("a", &["1"]);
     line.offer("b", &["2"]);
     let request = line.expect(&["1", "2"]);
-    assert!(line.refuse(&request, Refusal::AddressRefused).point);
+    assert!(line.refuse(&request, Refusal::AddressNotAllowed).point);
     line.later();
     let request = line.expect(&["1"]);
     line.taken(&request, 1);
     line.record("a", &[]);
     let request = line.expect(&["2"]);
-    line.refuse(&request, Refusal::AddressRefused);
+    line.refuse(&request, Refusal::AddressNotAllowed);
     line.later();
     let request = line.expect(&["2"]);
     line.taken(&request, 1);
