@@ -117,7 +117,7 @@ async fn every_field_that_we_set() {
             "/metadata/annotations/quartermaster.dev~1owner",
             json!("x/y"),
         ),
-        remove("/metadata/annotations/quartermaster.dev~1applied"),
+        remove("/metadata/annotations/quartermaster.dev~1applied-digest"),
         remove("/metadata/ownerReferences"),
     ];
     let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
