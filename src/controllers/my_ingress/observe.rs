@@ -218,7 +218,7 @@ impl Observed {
                 draft.alb = draft.alb.map(|alb| Alb {
                     managed_tag_keys,
                     ..alb
-                })
+                });
             }
             Intent::Ports(ports) => {
                 let creating = |port: &u16| ListenerStatus {
