@@ -71,8 +71,8 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
     }
     let settings = Settings::default()
         .telegram(&receiver.url())
-        .flag("--retry-max=2s")
-        .flag("--stopped-retry=2s")
+        .flag("--backoff-max=2s")
+        .flag("--stopped-retry-period=2s")
         .flag("--log-level=info");
     let operator = Operator::start(&bed, settings).await;
     let made = stream::iter(300..=599_u16).for_each_concurrent(16, |code| {
@@ -495,8 +495,8 @@ async fn a_revoked_token_is_mended_by_its_secret() {
     let telegram = bot_api();
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=1h")
-        .flag("--stopped-retry=500ms");
+        .flag("--secret-refresh-period=1h")
+        .flag("--stopped-retry-period=500ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;

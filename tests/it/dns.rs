@@ -225,7 +225,7 @@ async fn name_that_leads_to_a_refused_address_is_refused() {
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
         bed.webhook(name, &format!("http://{name}.test/")).await;
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, said) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
         assert!(
             said.contains(address) && said.contains("metadata"),
             "{said}"

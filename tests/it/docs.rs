@@ -314,7 +314,7 @@ fn every_bound_of_delivery_is_the_codes() {
             kib(bounds.finished.bytes)
         ),
         format!(
-            "| one value | | {},{:03} bytes, then cut |",
+            "| one value | | {},{:03} bytes, then truncated |",
             KEPT_BYTES / 1000,
             KEPT_BYTES % 1000
         ),

@@ -224,7 +224,11 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 #[tokio::test]
 async fn tls_material_is_trusted_shown_and_needed() {
     let bed = Bed::shared("tls").await;
-    let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=300ms"),
+    )
+    .await;
     let (ours, other) = (
         Authority::new("ours").unwrap(),
         Authority::new("other").unwrap(),
@@ -399,11 +403,11 @@ async fn where_a_webhook_does_not_go() {
     )
     .await;
     for (name, _, words) in &cases {
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, said) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
         assert!(said.contains(words), "{name}: {said}");
-        assert_eq!(bed.event(name, "AddressRefused").await, said);
+        assert_eq!(bed.event(name, "AddressNotAllowed").await, said);
     }
-    bed.not_ready("from-secret", "AddressRefused").await;
+    bed.not_ready("from-secret", "AddressNotAllowed").await;
     assert!(receiver.requests().is_empty());
 
     // With the flag it goes there, and not where a redirect leads.
@@ -424,7 +428,7 @@ async fn where_a_webhook_does_not_go() {
         said.contains("302") && said.contains("set the final URL"),
         "{said}"
     );
-    allowed.not_ready("metadata", "AddressRefused").await;
+    allowed.not_ready("metadata", "AddressNotAllowed").await;
     assert!(target.requests().is_empty());
 }
 
@@ -466,7 +470,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
     let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
     assert_eq!(silent, closed);
-    let (_, said) = condition(&bed.not_ready("port", "AddressRefused").await);
+    let (_, said) = condition(&bed.not_ready("port", "AddressNotAllowed").await);
     assert!(
         said.contains("port 1 is refused: it is not in --webhook-allow-port="),
         "{said}"

@@ -352,7 +352,7 @@ async fn a_test_message_that_does_not_arrive_is_unreachable() {
         );
         let status = point.status.unwrap();
         assert!(
-            status.initialized && status.tested.is_none(),
+            status.initialized && status.last_test.is_none(),
             "{name}: an attempt, but no test"
         );
     }

@@ -158,7 +158,7 @@ async fn no_secret_stands_anywhere() {
         (
             "hook-refused",
             hook("refused-url", "token", "key"),
-            "AddressRefused",
+            "AddressNotAllowed",
         ),
         (
             "hook-nowhere",

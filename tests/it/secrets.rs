@@ -119,7 +119,7 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=200ms")
+        .flag("--secret-refresh-period=200ms")
         .kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("good", TOKEN, CHAT).await;

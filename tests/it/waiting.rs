@@ -67,7 +67,7 @@ async fn every_reason_is_said_and_goes() {
         (
             "path",
             json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
-            "InvalidPath",
+            "PathInvalid",
             String::new(),
             json!({ "field": "{.spec.replicas}" }),
         ),
@@ -303,7 +303,7 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|e| e.held_since.is_some())
+            .filter(|e| e.suspended_since.is_some())
             .count()
             == 2
     };
@@ -332,7 +332,7 @@ async fn suspended_records_and_sends_later() {
     assert!(
         history
             .iter()
-            .all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none())
+            .all(|entry| entry.suspended_since.is_none() && entry.suspended_seconds.is_none())
     );
 
     // The contact point.
@@ -356,7 +356,7 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|entry| entry.held_since.is_some())
+            .filter(|entry| entry.suspended_since.is_some())
             .count()
             == 1
     })
@@ -433,7 +433,7 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
                 .history()
                 .unwrap()
                 .iter()
-                .any(|entry| entry.held_since.is_some())
+                .any(|entry| entry.suspended_since.is_some())
         })
         .await;
     }
@@ -498,11 +498,11 @@ async fn a_request_for_a_pass_ends_every_wait() {
     let receiver = Receiver::start().unwrap();
     // Nobody waits this long: only the request can end it.
     let settings = [
-        "--waiting-min=10m",
-        "--waiting-max=10m",
-        "--stopped-retry=10m",
-        "--retry-min=10m",
-        "--retry-max=10m",
+        "--poll-min=10m",
+        "--poll-max=10m",
+        "--stopped-retry-period=10m",
+        "--backoff-min=10m",
+        "--backoff-max=10m",
     ]
     .into_iter()
     .fold(Settings::default(), Settings::flag);

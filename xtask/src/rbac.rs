@@ -27,7 +27,7 @@ pub(super) const NAMESPACE: &str = "system";
 const TRACKER_ROLE: &str = "tracker-role";
 
 /// Label of the operator's `ClusterRole`: where it acts. Helm looks for it before another one is installed.
-const SCOPE: &str = "quartermaster.dev/scope";
+const SCOPE: &str = "quartermaster.dev/watch-scope";
 
 /// All objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {

@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use qm_core::conditions::{HasConditions, MAX_MESSAGE, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
-use qm_core::readiness::{Readiness, ReadinessSummary, UNSEEN, from_condition, from_status};
+use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary, from_condition, from_status};
 
 use crate::app_service::{AppCondition, AppServiceStatus, OLD_SPEC};
 use crate::common::{NAMES, WAITING, WAITING_REASON};
@@ -24,7 +24,7 @@ pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> Rea
     match waiting {
         Some((reason, _)) => (Readiness::False, reason),
         None if recorded => (Readiness::True, READY),
-        None => (Readiness::Unknown, UNSEEN),
+        None => (Readiness::Unknown, NOT_OBSERVED),
     }
 }
 
@@ -255,10 +255,10 @@ mod tests {
     }
 
     #[rstest]
-    #[case::new(json!({}), Readiness::Unknown, UNSEEN)]
+    #[case::new(json!({}), Readiness::Unknown, NOT_OBSERVED)]
     #[case::well(condition("True", "Ready", 2), Readiness::True, "Ready")]
     #[case::ill(condition("False", "Conflict", 2), Readiness::False, "Conflict")]
-    #[case::of_an_older_spec(condition("True", "Ready", 1), Readiness::Unknown, UNSEEN)]
+    #[case::of_an_older_spec(condition("True", "Ready", 1), Readiness::Unknown, NOT_OBSERVED)]
     #[case::unknown(condition("Unknown", "Asking", 2), Readiness::Unknown, "Asking")]
     fn a_condition_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
         let expected = (ready, reason.to_owned());
@@ -279,13 +279,13 @@ mod tests {
             readiness::<ContactPoint>(&json!({ "status": { "initialized": true, "ready": ready } }))
         };
         assert_eq!(of(true), (Readiness::True, "Ready".into()));
-        assert_eq!(of(false), (Readiness::Unknown, UNSEEN.into()));
+        assert_eq!(of(false), (Readiness::Unknown, NOT_OBSERVED.into()));
     }
 
     #[rstest]
-    #[case::new(json!({}), Readiness::Unknown, UNSEEN)]
+    #[case::new(json!({}), Readiness::Unknown, NOT_OBSERVED)]
     #[case::waits(json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: a: b" } }, "status": [] }), Readiness::False, "TargetNotFound")]
-    #[case::nothing_recorded(json!({ "status": [] }), Readiness::Unknown, UNSEEN)]
+    #[case::nothing_recorded(json!({ "status": [] }), Readiness::Unknown, NOT_OBSERVED)]
     #[case::well(json!({ "status": [{ "action": "Created", "value": "1" }] }), Readiness::True, "Ready")]
     fn an_annotation_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
         assert_eq!(readiness::<TrackedField>(&more), (ready, reason.to_owned()));

@@ -8,7 +8,7 @@ use super::common::rule_over;
 
 mod history;
 
-pub use history::{Action, Cut, Delivery, Entry, History, StoredHistory, Subject};
+pub use history::{Action, Delivery, Entry, History, StoredHistory, Subject, Truncation};
 
 /// Tells a contact point when one field of one resource changes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]

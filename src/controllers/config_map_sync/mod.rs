@@ -93,7 +93,7 @@ struct CopyTotals {
 /// None.
 pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     manager.add(|setup| {
-        let resync = config.timings.resync;
+        let resync = config.timings.sync_period;
         let manager = &mut *setup.manager;
         let index = Index::new(&manager.scope, resync, setup.trigger.clone());
         let index = Arc::new(index);

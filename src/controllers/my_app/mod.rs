@@ -113,11 +113,11 @@ enum NodeState {
 pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
-        let (min, max) = (timings.retry_min, timings.retry_max);
+        let (min, max) = (timings.backoff_min, timings.backoff_max);
         Ok(MyApps {
             retries: Backoffs::new(Policy { min, max }),
             settled_after: max,
-            resync: timings.resync,
+            resync: timings.sync_period,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),

@@ -47,7 +47,7 @@ pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["7f3780b64f227897"],
+    &["bc8d0cac0456a77d"],
     DelegatedAccess::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
@@ -269,7 +269,7 @@ impl<T: Transport> TrackedFields<T> {
                 .any(|entry| entry.is_pending() && entry.merged.is_some())
             {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
-                cx.warning("Record", "EntriesMerged", note);
+                cx.warning("Merge", "EntriesMerged", note);
             }
         }
     }

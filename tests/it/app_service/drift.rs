@@ -117,7 +117,7 @@ async fn every_field_that_we_set() {
             "/metadata/annotations/quartermaster.dev~1owner",
             json!("x/y"),
         ),
-        remove("/metadata/annotations/quartermaster.dev~1applied"),
+        remove("/metadata/annotations/quartermaster.dev~1applied-digest"),
         remove("/metadata/ownerReferences"),
     ];
     let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
@@ -299,7 +299,7 @@ async fn what_others_own_stays(#[case] applied: bool) {
         object["metadata"]["annotations"]
             .as_object_mut()
             .unwrap()
-            .remove("quartermaster.dev/applied");
+            .remove("quartermaster.dev/applied-digest");
     }
     assert_eq!(now, expected);
     assert_eq!(service.annotations()["note"], "theirs");

@@ -231,7 +231,7 @@ async fn a_child_that_may_not_be_written_is_logged_once() {
         &bed,
         Settings::default()
             .kubeconfig(file)
-            .flag("--waiting-max=200ms"),
+            .flag("--poll-max=200ms"),
     )
     .await;
     let creations = Match::verb(Verb::Create).resource("deployments");
@@ -271,7 +271,7 @@ async fn a_child_that_may_not_be_written_is_logged_once() {
 #[tokio::test]
 async fn what_the_apiserver_refuses() {
     let bed = Bed::shared("refused").await;
-    let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
+    let operator = Operator::start(&bed, Settings::default().flag("--backoff-max=100ms")).await;
     for (name, field, value, words) in [
         (
             "quantity",

@@ -269,7 +269,7 @@ async fn what_cannot_be_taken_away_at_once_goes_later() {
     let settings = shop
         .serving(&["one", "two"])
         .kubeconfig(file)
-        .flag("--retry-max=200ms");
+        .flag("--backoff-max=200ms");
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;

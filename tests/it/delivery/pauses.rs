@@ -25,7 +25,7 @@ async fn a_receivers_retry_after_outlasts_a_pause_of_its_contact_point(
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .kubeconfig(file)
-        .flag("--secret-reread=200ms");
+        .flag("--secret-refresh-period=200ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
@@ -68,7 +68,8 @@ async fn a_stopped_contact_point_is_stopped_again_once_it_is_resumed() {
     let bed = Bed::shared("resumed").await;
     let receiver = Receiver::start().unwrap();
     // No test waits that long.
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     receiver.always(status(403));
     bed.webhook("hook", &receiver.url()).await;
     bed.not_ready("hook", "Forbidden").await;
@@ -101,8 +102,8 @@ async fn a_stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503()
     let bed = Bed::shared("blink").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
-        .flag("--stopped-retry=300ms")
-        .flag("--retry-min=300ms");
+        .flag("--stopped-retry-period=300ms")
+        .flag("--backoff-min=300ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -129,7 +130,7 @@ async fn a_stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503()
 async fn contact_point_does_not_speak_of_messages_when_none_waits() {
     let bed = Bed::shared("forgone").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--retry-min=300ms")).await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--backoff-min=300ms")).await;
     bed.webhook("hook", &receiver.url()).await;
     let ready = condition(&bed.ready("hook").await);
     receiver.always(status(503));

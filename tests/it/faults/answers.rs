@@ -220,7 +220,7 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
     const WINDOW: Duration = Duration::from_secs(5);
-    let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
+    let scene = scene("never", &["web"], &["--backoff-max=5m"]).await;
     let mut replicas = 1;
     let mut expected = vec!["1".to_owned()];
     for code in [

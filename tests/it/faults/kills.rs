@@ -53,9 +53,9 @@ async fn nor_do_five_with_leader_election() {
     // Each one first waits for the lease of the one before to end.
     let flags = &[
         "--leader-elect",
-        "--lease-duration=3s",
-        "--lease-renew-deadline=2s",
-        "--lease-retry-period=100ms",
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=100ms",
     ];
     run(
         "kills-elect",

@@ -27,7 +27,7 @@ pub struct Entry {
     pub action: String,
     /// Its value.
     pub value: Option<String>,
-    /// Length of the whole value, where it was cut.
+    /// Length of the whole value, where it was truncated.
     pub length: Option<u64>,
     /// How many changes it stands for.
     pub changes: u64,
@@ -69,7 +69,7 @@ impl Entry {
             field: text("trackedField").unwrap(),
             action: text("action").unwrap(),
             value: text("value"),
-            length: data["cut"]["length"].as_u64(),
+            length: data["truncated"]["length"].as_u64(),
             changes: data["merged"].as_u64().unwrap(),
         }
     }

@@ -118,7 +118,7 @@ async fn an_apiserver_takes_it_with_any_values() {
          extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443,networkPolicy.egress.to[0].to[0].ipBlock.cidr=10.0.0.1/32",
         "0".repeat(64)
     );
-    let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
+    let nothing = "crds.install=false,rbac.create=false,rbac.userRoles=false,serviceAccount.create=false,serviceAccount.name=mine,\
                    admissionPolicies.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,metrics.enabled=false,\
                    topologySpread.enabled=false";
     let some = format!("watchNamespaces={{{namespace}}},controllers={{*,-myingress}},replicas=1");
@@ -438,8 +438,9 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
     };
     let pages = rules.to_string().matches("runbook_url").count();
     assert_eq!(pages, 0, "nobody knows where they are");
-    let elsewhere =
-        format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
+    let elsewhere = format!(
+        "{values},metrics.prometheusRule.runbookBaseURL=https://docs.example.com/runbooks/"
+    );
     let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
     assert_eq!(
         page(&rules),

@@ -113,7 +113,9 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     ];
     let (came, said) = site.helm(&install).await;
     assert!(
-        !came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
+        !came
+            && said
+                .contains("add --take-ownership --force-conflicts --set crds.takeOwnership=true"),
         "{said}"
     );
     let said = done(
@@ -123,7 +125,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
                 "--take-ownership",
                 "--force-conflicts",
                 "--set",
-                "crds.takeOver=true",
+                "crds.takeOwnership=true",
             ],
         ]
         .concat(),
@@ -237,7 +239,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     assert!(
         !came && said.contains("release quartermaster in quartermaster-system had it"),
@@ -292,7 +294,7 @@ async fn what_another_release_may_have(site: &Site) {
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     let install = |name| {
         [
@@ -336,7 +338,7 @@ async fn what_another_release_may_have(site: &Site) {
         }
     }
     let none =
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false";
     for (value, namespace, what) in [
         (
             "rbac.create=true",
@@ -344,7 +346,7 @@ async fn what_another_release_may_have(site: &Site) {
             "ClusterRole quartermaster-manager-role",
         ),
         (
-            "rbac.people=true",
+            "rbac.userRoles=true",
             "another",
             "ClusterRole quartermaster-contactpoint-viewer-role",
         ),
@@ -623,7 +625,7 @@ async fn who_has_one_namespace_may_install_there() {
         .await
         .unwrap_err();
     let values = format!(
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
     );
     for way in [
         &["install", "team", CHART, "--set", &values][..],

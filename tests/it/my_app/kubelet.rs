@@ -60,8 +60,8 @@ async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
 async fn the_status_follows_the_pod(bed: Bed) {
     // Nothing is looked at without a reason.
     let settings = Settings::default()
-        .flag("--waiting-min=10m")
-        .flag("--waiting-max=10m");
+        .flag("--poll-min=10m")
+        .flag("--poll-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
@@ -137,8 +137,8 @@ async fn the_status_follows_the_pod(bed: Bed) {
 async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
     let least = Duration::from_millis(100);
     let settings = Settings::default()
-        .flag("--retry-min=100ms")
-        .flag("--retry-max=5m");
+        .flag("--backoff-min=100ms")
+        .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;

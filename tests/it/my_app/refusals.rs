@@ -75,8 +75,8 @@ async fn a_quota_is_waited_for_without_haste() {
     let since = bed.plane.audit().mark().await.unwrap();
     // As users have them: tried again after 1 s, 2 s, 4 s ...
     let settings = Settings::default()
-        .flag("--retry-min=1s")
-        .flag("--retry-max=5m");
+        .flag("--backoff-min=1s")
+        .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;

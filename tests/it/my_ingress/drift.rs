@@ -96,7 +96,7 @@ async fn what_aws_lets_be_is_put_right() {
     let group = site.aws.security_groups().remove(1);
     let spec = json!({ "subnets": ["subnet-abc", "subnet-0000"], "securityGroups": [group] });
     site.respec("web", spec).await;
-    let words = site.says("web", "SpecRefused").await;
+    let words = site.says("web", "SpecRejected").await;
     assert!(words.starts_with("AWS says SubnetNotFound: "), "{words}");
     assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
     let told = site.bed.event("web", "Updated").await;
@@ -178,13 +178,13 @@ async fn every_change_of_the_spec_and_back() {
         .await;
     assert_eq!(bare.security_groups, groups[1..]);
     let ready = site.ready("web").await;
-    assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
+    assert_eq!(ready.status.unwrap().alb.unwrap().managed_tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
     // AWS refuses what is not in the balancer's VPC; the one that stands goes on.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
+    let words = site.says("web", "SpecRejected").await;
     assert!(words.starts_with("AWS says "), "{words}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
     site.respec("web", json!({ "subnets": SUBNETS })).await;

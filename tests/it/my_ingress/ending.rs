@@ -13,7 +13,7 @@ async fn what_was_never_created_does_not_hold_it_up() {
     // AWS refused it.
     site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
+    let words = site.says("web", "SpecRejected").await;
     assert!(words.contains("SubnetNotFound"), "{words}");
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
@@ -152,7 +152,7 @@ async fn deleted_before_aws_shows_it() {
     site.ingress("web", json!({})).await;
     site.says("web", "Creating").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "Deleting").await;
+    site.says("web", "Terminating").await;
     site.aws.hide_new(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -175,7 +175,7 @@ async fn deleted_before_aws_shows_it() {
     asked.cut();
     site.bed.delete::<MyIngress>("again").await;
     operator.restart();
-    site.says("again", "Deleting").await;
+    site.says("again", "Terminating").await;
     site.aws.hide_new(Duration::ZERO);
     site.gone("again").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);

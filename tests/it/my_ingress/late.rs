@@ -67,7 +67,7 @@ async fn a_group_that_is_not_shown_yet_goes_with_its_listener() {
 async fn a_group_that_is_not_shown_yet_goes_with_its_balancer() {
     let (site, _operator) = Site::with_a_late_listener("late-end").await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
+    let words = site.says("web", "Terminating").await;
     assert!(words.contains("target group"), "{words}");
     site.aws.hide_new(Duration::ZERO);
     site.gone("web").await;
@@ -96,7 +96,7 @@ async fn tags_that_are_shown_late() {
     .await;
     site.says("web", "TargetsInitial").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "Deleting").await;
+    site.says("web", "Terminating").await;
     site.aws.late_tags(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(
@@ -112,7 +112,7 @@ async fn tags_that_are_shown_late() {
     site.ingress("web", json!({})).await;
     site.becomes("web", "is there", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
+    let words = site.says("web", "Terminating").await;
     assert!(words.contains("whose"), "{words}");
     site.aws.late_tags(Duration::ZERO);
     site.gone("web").await;
@@ -128,9 +128,9 @@ async fn the_finalizer_stays_until_the_balancer_is_gone() {
     site.ready("web").await;
     site.aws.linger(FOR_NOW);
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
+    let words = site.says("web", "Terminating").await;
     assert_eq!(words, "AWS deletes the load balancer");
     site.aws.linger(Duration::ZERO);
     site.gone("web").await;
-    site.bed.event("web", "Gone").await;
+    site.bed.event("web", "AlreadyDeleted").await;
 }

@@ -329,10 +329,10 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
     )
     .await;
-    let words = site.says("web", "ListenerConflict").await;
+    let words = site.says("web", "Conflict").await;
     assert!(words.contains("port 9000"), "{words}");
     becomes("HTTP", &|it, _| it.protocol == "HTTP").await;
-    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")])
+    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "Conflict")])
         .await;
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
@@ -358,7 +358,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         json!({ "listeners": [http(443, "shop"), http(81, "shop")] }),
     )
     .await;
-    let words = site.says("web", "ListenerConflict").await;
+    let words = site.says("web", "Conflict").await;
     assert!(words.contains(&name), "{words}");
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
@@ -377,7 +377,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     )
     .await;
     let words = until("both are in the way", SOON, async || {
-        let words = site.says("web", "ListenerConflict").await;
+        let words = site.says("web", "Conflict").await;
         Ok((words.contains(&foreign) && words.contains(&squatter)).then_some(words))
     });
     hand_over(&site, &words.await.unwrap()).await;
@@ -439,7 +439,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         .unwrap()
         .push(http(82, "shop"));
     site.respec("web", bad).await;
-    let words = site.says("web", "SpecRefused").await;
+    let words = site.says("web", "SpecRejected").await;
     assert!(
         words.starts_with("port 443: AWS says CertificateNotFound"),
         "{words}"
@@ -461,7 +461,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     .await;
     let operator = Operator::start(
         &site.bed,
-        site.settings().whole_cluster().flag("--aws-resync=2s"),
+        site.settings().whole_cluster().flag("--aws-sync-period=2s"),
     )
     .await;
     site.tells(&[(443, 1, 1, ""), (444, 1, 1, "")]).await;

@@ -87,9 +87,9 @@ async fn the_groups_go_with_the_balancer() {
         (order.hits(), site.aws.balancers().await.unwrap().len()),
         (3, 0)
     );
-    site.bed.event("web", "Gone").await;
+    site.bed.event("web", "AlreadyDeleted").await;
     assert_eq!(
-        site.bed.events("web", "Gone").await.len(),
+        site.bed.events("web", "AlreadyDeleted").await.len(),
         1,
         "once, however often a group is asked for"
     );
@@ -132,7 +132,7 @@ async fn the_groups_go_with_the_balancer() {
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
     // The node is not in that network.
-    site.says("web", "TargetsRefused").await;
+    site.says("web", "TargetsRejected").await;
     let moved = site
         .groups()
         .await

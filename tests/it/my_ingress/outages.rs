@@ -28,7 +28,7 @@ use super::*;
 )]
 #[case::unfit(
     Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"),
-    "SubnetUnfit"
+    "SubnetInvalid"
 )]
 #[case::taken(
     Fault::code(
@@ -37,7 +37,7 @@ use super::*;
     ),
     "NameTaken"
 )]
-#[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
+#[case::new_to_us(Fault::code("NeverHeardOf", "words"), "AWSRequestFailed")]
 #[tokio::test]
 async fn at_the_creation(#[case] fault: Fault, #[case] reason: &str) {
     let site = Site::new("fault").await;
@@ -73,7 +73,7 @@ async fn what_only_the_spec_can_mend_is_not_tried_again() {
     let _operator = site.operator().await;
     site.ingress("web", json!({ "securityGroups": ["sg-0000"] }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
+    let words = site.says("web", "SpecRejected").await;
     assert!(
         words.starts_with("AWS says InvalidSecurityGroup: "),
         "{words}"

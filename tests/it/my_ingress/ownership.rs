@@ -231,7 +231,11 @@ async fn one_that_came_in_between_is_not_claimed() {
     let gate = site
         .aws
         .gate(On::action("CreateLoadBalancer"), 1, Point::Before);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
+    let _operator = Operator::start(
+        &site.bed,
+        site.settings().flag("--aws-consistency-window=2s"),
+    )
+    .await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
     let theirs = site
@@ -404,7 +408,7 @@ async fn of_another_scheme_it_cannot_be_taken_over() {
         .await
         .unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "NotAlike").await;
+    let words = site.says("web", "Incompatible").await;
     assert!(
         words.starts_with("load balancer web-alb is internal"),
         "{words}"

@@ -57,7 +57,9 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(
         &site.bed,
-        site.settings().kubeconfig(file).flag("--aws-resync=1s"),
+        site.settings()
+            .kubeconfig(file)
+            .flag("--aws-sync-period=1s"),
     )
     .await;
     site.ingress("web", json!({})).await;
