@@ -285,7 +285,7 @@ fn the_help_teaches() {
 
 #[test]
 fn the_examples_of_the_help_work() {
-    let kinds: Vec<_> = crate::registry::KINDS
+    let kinds: Vec<_> = crate::kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();

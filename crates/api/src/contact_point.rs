@@ -4,10 +4,16 @@ use std::collections::BTreeMap;
 
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
+use qm_core::conditions::READY;
+use qm_core::kind::Kind;
+use qm_core::names::MetadataNames;
+use qm_core::readiness::{Readiness, ReadinessSummary, from_status};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::common::{Conditions, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over};
+use super::common::{
+    Conditions, NAMES, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over,
+};
 
 /// The `type` of a contact point that is a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
@@ -381,4 +387,21 @@ fn header_needs_token() -> Rule {
         "webhookSpec.headerName carries apiToken: add apiToken: {secretName: NAME, key: KEY}, or remove headerName (a header \
          that is no secret goes into webhookSpec.headers)",
     )
+}
+
+super::spec_size::stored_spec!(ContactPointSpec);
+super::kind::has_conditions!(ContactPointStatus { ready });
+
+impl Kind for ContactPoint {
+    const NAMES: &'static MetadataNames = &NAMES;
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        match &self.status {
+            // The original program wrote no conditions.
+            Some(status) if status.ready && status.conditions.is_empty() => {
+                (Readiness::True, READY)
+            }
+            status => from_status(self.metadata.generation, status.as_ref()),
+        }
+    }
 }

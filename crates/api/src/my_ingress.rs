@@ -323,3 +323,5 @@ fn name_of_a_balancer() -> Rule {
     .message(NAME)
     .optional_old_self(true)
 }
+
+super::kind::kind!(MyIngress, MyIngressSpec, MyIngressStatus, finalizer: FINALIZER);

@@ -60,7 +60,9 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         Permission::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
-);
+)
+// Apps read the ConfigMaps.
+.with_uninstall_rank(60);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 

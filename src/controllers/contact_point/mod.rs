@@ -40,7 +40,8 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
         Permission::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(20);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 

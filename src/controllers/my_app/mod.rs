@@ -55,7 +55,8 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
         Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(50);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 

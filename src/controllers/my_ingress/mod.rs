@@ -62,7 +62,9 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
-);
+)
+// Traffic ends before the apps.
+.with_uninstall_rank(30);
 /// The field manager of its writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 

@@ -59,7 +59,9 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
         Permission::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
-);
+)
+// Before anything else, so that nobody is notified of the rest.
+.with_uninstall_rank(10);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 

@@ -3,7 +3,7 @@
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{CustomResourceExt, ResourceExt};
 use qm_api::AppService;
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
@@ -362,7 +362,7 @@ async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
-    let ours = registry::crds()
+    let ours = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(ours.unwrap()).unwrap();
@@ -435,7 +435,7 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
         .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
-    let ours = registry::crds()
+    let ours = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(ours.unwrap()).unwrap();

@@ -135,7 +135,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         said.contains("STATUS: deployed") && said.contains("rollout status deployment/"),
         "{said}"
     );
-    assert_eq!(crds().await, registry::KINDS.len());
+    assert_eq!(crds().await, kinds::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     assert_eq!(operators.len(), 2);
@@ -184,11 +184,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     // Away: what people made stays, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
-    assert_eq!(
-        before.lines().count(),
-        registry::KINDS.len() + 1,
-        "{before}"
-    );
+    assert_eq!(before.lines().count(), kinds::KINDS.len() + 1, "{before}");
     // Its rights go while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
@@ -198,7 +194,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
             crds().await,
             kubectl(&["get", kinds, "-A", "-o", "name"]).await
         ),
-        (registry::KINDS.len(), before)
+        (kinds::KINDS.len(), before)
     );
     let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = kubectl(&["get", names, "-o", "name"]).await;
@@ -323,7 +319,7 @@ async fn what_another_release_may_have(site: &Site) {
             .collect::<Vec<_>>()
     };
     let before = ours().await;
-    assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
+    assert!(before.len() > 4 * kinds::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
             let (came, said) = site.helm(&[&install(name)[..], more].concat()).await;
@@ -743,7 +739,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
 /// CRDs that are left out of a later release stay, and so do their objects, though they were to go with it; where helm would delete
 /// them, it is refused.
 async fn leaving_crds_out_takes_nothing(site: &Site) {
-    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),
         "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",

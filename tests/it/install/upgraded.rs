@@ -44,7 +44,7 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     ];
     site.done(&[&install[..], &["--set", &image]].concat())
         .await;
-    assert_eq!(older_crds(bed).await.len(), registry::KINDS.len());
+    assert_eq!(older_crds(bed).await.len(), kinds::KINDS.len());
     examples_are_there(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
@@ -59,7 +59,7 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
         .await;
     }
     let before = said_of_all(&site).await;
-    assert_eq!(before.len(), registry::KINDS.len());
+    assert_eq!(before.len(), kinds::KINDS.len());
 
     as_documented(&site, "crds.install=true", CHART, "today").await;
     assert_eq!(older_crds(bed).await, [""; 0]);
@@ -153,7 +153,7 @@ async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
 async fn older_crds(bed: &Bed) -> Vec<String> {
     let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let mut older = Vec::new();
-    for today in registry::crds() {
+    for today in kinds::crds() {
         let there = api.get(&today.name_any()).await.unwrap();
         let schema = |crd: &CustomResourceDefinition| {
             (
@@ -173,7 +173,7 @@ type Said = BTreeMap<String, Value>;
 
 /// Of all objects of our kinds.
 async fn said_of_all(site: &Site) -> Said {
-    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
         &site
             .kubectl(&["get", &kinds.join(","), "-A", "-o", "json"])

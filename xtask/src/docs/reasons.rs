@@ -191,7 +191,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use quartermaster::registry::KINDS;
+    use quartermaster::kinds::KINDS;
 
     use super::super::page_of;
     use super::*;
