@@ -250,7 +250,8 @@ pub struct ContactPointStatus {
     /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrated_to_chat_id: Option<i64>,
-    /// Type `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason. `OutcomesRecorded` while deliveries cannot
+    /// be recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,

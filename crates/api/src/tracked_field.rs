@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::{READY, ReadyCondition};
+use qm_core::conditions::{Activity, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
@@ -325,6 +325,7 @@ impl HasReadyCondition for TrackedField {
             is_true: false,
             reason,
             message,
+            activity: Activity::default(),
         })
     }
 
@@ -345,6 +346,7 @@ impl HasReadyCondition for TrackedField {
             is_true,
             reason,
             message,
+            ..
         } = *condition;
         vec![
             (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),

@@ -4,8 +4,25 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The condition type that says whether all is well.
 pub const READY: &str = "Ready";
+/// Condition of an object that the operator is still working on; absent otherwise.
+pub const RECONCILING: &str = "Reconciling";
+/// Condition of an object that stays as it is until somebody changes its spec; absent otherwise.
+pub const STALLED: &str = "Stalled";
 /// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
 pub const MAX_MESSAGE: usize = 1024;
+
+/// What the operator does about an object that is not ready, as
+/// [kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md) has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activity {
+    /// Nothing: the object is ready or suspended.
+    #[default]
+    Idle,
+    /// The operator works on the object or retries: [`RECONCILING`] is True.
+    Reconciling,
+    /// The operator waits for another spec: [`STALLED`] is True.
+    Stalled,
+}
 
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +33,18 @@ pub struct ReadyCondition<'a> {
     pub reason: &'a str,
     /// Message for people.
     pub message: &'a str,
+    /// What the operator does about an object that is not ready.
+    pub activity: Activity,
+}
+
+impl ReadyCondition<'_> {
+    /// Returns the conditions beside `Ready`, each with whether it is True. A condition that is not True is absent.
+    pub fn others(&self) -> [(&'static str, bool); 2] {
+        [
+            (RECONCILING, self.activity == Activity::Reconciling),
+            (STALLED, self.activity == Activity::Stalled),
+        ]
+    }
 }
 
 /// A status with a list of conditions.
@@ -75,14 +104,20 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
 
 /// Returns the condition `Ready`.
 pub fn ready(conditions: &[Condition]) -> Option<ReadyCondition<'_>> {
+    let is_present = |type_| get(conditions, type_).is_some();
     get(conditions, READY).map(|ready| ReadyCondition {
         is_true: ready.status == "True",
         reason: &ready.reason,
         message: &ready.message,
+        activity: match (is_present(RECONCILING), is_present(STALLED)) {
+            (_, true) => Activity::Stalled,
+            (true, false) => Activity::Reconciling,
+            (false, false) => Activity::Idle,
+        },
     })
 }
 
-/// Sets the condition `Ready`.
+/// Sets the condition `Ready`, and [`RECONCILING`] or [`STALLED`] with the same reason and message.
 pub fn set_ready(
     conditions: &mut Vec<Condition>,
     ready: &ReadyCondition<'_>,
@@ -96,8 +131,24 @@ pub fn set_ready(
         ready.reason,
         ready.message,
         generation,
-        now,
+        now.clone(),
     );
+    for (type_, is_true) in ready.others() {
+        if is_true {
+            let (reason, message) = (ready.reason, ready.message);
+            set(
+                conditions,
+                type_,
+                true,
+                reason,
+                message,
+                generation,
+                now.clone(),
+            );
+        } else {
+            conditions.retain(|other| other.type_ != type_);
+        }
+    }
 }
 
 /// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.

@@ -24,7 +24,7 @@ use super::drift::CONTESTED;
 use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
-use super::outcome::{EventPolicy, Outcome, Progress, Requeue, SUSPENDED};
+use super::outcome::{EventPolicy, Outcome, Progress, Requeue};
 use super::owners::Owners;
 use super::ownership::{Claim, Owner};
 use super::runner::{Failure, Reconcile};
@@ -347,9 +347,9 @@ impl<C: Controller> Managed<C> {
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
         if cx.object.meta().deletion_timestamp.is_none() {
             return if cx.object.is_suspended() {
-                let message = "spec.suspend is true: nothing is changed";
-                let outcome = Outcome::in_progress(SUSPENDED, message);
-                Ok(Some(outcome.event(EventPolicy::OnReason)))
+                Ok(Some(Outcome::suspended(
+                    "spec.suspend is true: nothing is changed",
+                )))
             } else {
                 self.controller.reconcile(cx).await.map(Some)
             };
@@ -405,7 +405,7 @@ impl<C: Controller> Managed<C> {
             false
         };
         if is_due {
-            let is_failed = outcome.progress == Progress::Failed;
+            let is_failed = outcome.is_failed();
             if is_failed && !is_logged {
                 warn!(
                     reason = &*outcome.reason,
@@ -436,8 +436,12 @@ impl<C: Controller> Managed<C> {
         error: &Error,
     ) -> Option<Outcome> {
         let repeats = class != Class::Transient || !self.failing().insert(key.clone());
+        let outcome = match class {
+            Class::Terminal => Outcome::stalled,
+            _ => Outcome::failed,
+        };
         (class != Class::Stale && repeats)
-            .then(|| Outcome::failed(reason, error.to_string()).event(EventPolicy::OnMessage))
+            .then(|| outcome(reason, error.to_string()).event(EventPolicy::OnMessage))
     }
 }
 

@@ -7,11 +7,9 @@ use kube::core::Status;
 
 use super::apply::{is_denied, is_immutable, is_replaced, is_terminating};
 use super::client;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, SPEC_INVALID};
 use super::owners::Unconfirmed;
 
-/// Reason of an object whose spec the operator cannot act on.
-pub const SPEC_INVALID: &str = "SpecInvalid";
 /// Reason of an object that needs the name of an object that it does not own.
 pub const CONFLICT: &str = "Conflict";
 /// Reason of an object whose child is being deleted.

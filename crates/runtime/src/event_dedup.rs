@@ -115,6 +115,8 @@ impl EventDedup {
 
 #[cfg(test)]
 mod tests {
+    use qm_core::conditions::Activity;
+
     use super::*;
 
     const POLICIES: [EventPolicy; 3] = [
@@ -132,6 +134,7 @@ mod tests {
             is_true,
             reason,
             message,
+            activity: Activity::default(),
         }
     }
 

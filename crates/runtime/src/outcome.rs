@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use qm_core::conditions::{READY, ReadyCondition};
+use qm_core::conditions::{Activity, READY, ReadyCondition};
 
+/// Reason of an object whose spec the operator cannot act on.
+pub const SPEC_INVALID: &str = "SpecInvalid";
 /// Reason of an object that the operator leaves alone because its spec asks for it.
 pub const SUSPENDED: &str = "Suspended";
 
@@ -30,8 +32,12 @@ pub enum Progress {
     Ready,
     /// Nothing is wrong, and `Ready` is `False`. Its Event is Normal.
     InProgress,
-    /// Something is wrong, and `Ready` is `False`. Its Event is a Warning.
+    /// The spec asks the operator to do nothing, and `Ready` is `False`. Its Event is Normal.
+    Suspended,
+    /// Something is wrong, `Ready` is `False`, and the operator retries. Its Event is a Warning.
     Failed,
+    /// Something is wrong, `Ready` is `False`, and only another spec helps. Its Event is a Warning.
+    Stalled,
     /// Nothing new is known: the condition stays as it was written.
     Unchanged,
 }
@@ -102,13 +108,40 @@ impl Outcome {
         }
     }
 
-    /// Something is wrong.
+    /// Something is wrong. An invalid spec stalls the object; otherwise the operator retries.
     pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        let reason = reason.into();
         Self {
-            progress: Progress::Failed,
-            reason: reason.into(),
+            progress: if reason == SPEC_INVALID {
+                Progress::Stalled
+            } else {
+                Progress::Failed
+            },
+            reason,
             ..Self::ready(message)
         }
+    }
+
+    /// Something is wrong that only another spec can fix.
+    pub fn stalled(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Stalled,
+            ..Self::failed(reason, message)
+        }
+    }
+
+    /// `spec.suspend` is true.
+    pub fn suspended(message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Suspended,
+            reason: SUSPENDED.into(),
+            ..Self::ready(message)
+        }
+    }
+
+    /// Returns whether something is wrong.
+    pub fn is_failed(&self) -> bool {
+        matches!(self.progress, Progress::Failed | Progress::Stalled)
     }
 
     /// Nothing new is known of the object.
@@ -139,6 +172,11 @@ impl Outcome {
             is_true: self.progress == Progress::Ready,
             reason: &self.reason,
             message: &self.message,
+            activity: match self.progress {
+                Progress::Ready | Progress::Suspended | Progress::Unchanged => Activity::Idle,
+                Progress::InProgress | Progress::Failed => Activity::Reconciling,
+                Progress::Stalled => Activity::Stalled,
+            },
         }
     }
 }

@@ -11,10 +11,10 @@ use qm_core::conditions::READY;
 use qm_runtime::Key;
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{Outcome, Progress, Requeue, SUSPENDED};
+use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID, SUSPENDED};
 
 use super::build::APP;
 use crate::controllers::pod::PodProblem;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use qm_api::spec_size::StoredSpec as _;
-use qm_runtime::error::SPEC_INVALID;
+use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::{Key, Scope};
 
 use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};

@@ -4,10 +4,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::config_map_sync::ConfigMapSyncStatus;
 use qm_runtime::Key;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";

@@ -5,7 +5,7 @@ use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
-use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::{Key, short_digest};
 
 /// Condition that is False, with the reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery outcomes, and
@@ -123,7 +123,7 @@ pub fn blocked(
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     close(status, spec);
     let message = "spec.suspend is true: nothing is sent, messages wait";
-    Outcome::in_progress(SUSPENDED, message).event(EventPolicy::OnMessage)
+    Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
 fn close(status: &mut ContactPointStatus, spec: &str) {
@@ -175,7 +175,7 @@ pub fn name_left_out(
 mod tests {
     use qm_api::ContactPoint;
     use qm_core::kind::HasReadyCondition as _;
-    use qm_runtime::outcome::Progress;
+    use qm_runtime::outcome::{Progress, SUSPENDED};
     use rstest::rstest;
 
     use super::*;

@@ -8,7 +8,7 @@ use qm_api::my_app::{
     BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
 use qm_api::spec_size;
-use qm_runtime::error::SPEC_INVALID;
+use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::ownership::Owner;
 use qm_runtime::short_digest;
 

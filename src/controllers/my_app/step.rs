@@ -4,10 +4,10 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use qm_core::conditions::READY;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::ownership::{Claim, Foreign, Owner};
 
 use super::build::{DesiredPod, IMAGE_MISSING};

@@ -7,8 +7,8 @@ use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer};
 use qm_core::conditions::READY;
-use qm_runtime::error::{CONFLICT, FORBIDDEN, SPEC_INVALID, WRITE_FAILED};
-use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
+use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
 /// AWS was asked for the load balancer, and does not show it yet.
 pub(crate) const CREATING: &str = "Creating";

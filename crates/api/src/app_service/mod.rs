@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::{MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{ReadinessSummary, from_condition};
@@ -293,6 +293,7 @@ impl HasReadyCondition for AppService {
             is_true: ready.status == "True",
             reason: ready.reason.as_deref().unwrap_or_default(),
             message: ready.message.as_deref().unwrap_or_default(),
+            activity: Activity::default(),
         })
     }
 
@@ -306,24 +307,36 @@ impl HasReadyCondition for AppService {
         generation: i64,
         now: Time,
     ) {
-        let value = if condition.is_true { "True" } else { "False" };
-        let same = status
-            .condition(READY)
-            .filter(|before| before.status == value);
-        let since = same.and_then(|before| before.last_transition_time.clone());
         let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
-        let ready = AppCondition {
-            type_: READY.into(),
-            status: value.into(),
-            reason: Some(condition.reason.into()),
-            message: Some(message.into()),
-            last_transition_time: Some(since.unwrap_or(now)),
-            last_update_time: None,
-            observed_generation: Some(generation),
+        let own = |type_: &str, is_true: bool| {
+            let value = if is_true { "True" } else { "False" };
+            let same = status
+                .condition(type_)
+                .filter(|before| before.status == value);
+            let since = same.and_then(|before| before.last_transition_time.clone());
+            AppCondition {
+                type_: type_.into(),
+                status: value.into(),
+                reason: Some(condition.reason.into()),
+                message: Some(message.into()),
+                last_transition_time: Some(since.unwrap_or_else(|| now.clone())),
+                last_update_time: None,
+                observed_generation: Some(generation),
+            }
         };
+        let others = condition.others();
+        let mut conditions = vec![own(READY, condition.is_true)];
+        conditions.extend(
+            others
+                .iter()
+                .filter(|(_, is_true)| *is_true)
+                .map(|(type_, _)| own(type_, true)),
+        );
+        // The conditions of the Deployment follow.
+        let is_own = |type_: &str| type_ == READY || others.iter().any(|(own, _)| *own == type_);
+        let of_deployment = status.conditions.drain(..);
+        conditions.extend(of_deployment.filter(|other| !is_own(&other.type_)));
+        status.conditions = conditions;
         status.observed_generation = Some(generation);
-        // Before the conditions of the Deployment.
-        status.conditions.retain(|other| other.type_ != READY);
-        status.conditions.insert(0, ready);
     }
 }
