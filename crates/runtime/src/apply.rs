@@ -39,11 +39,11 @@ where
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
     let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
-    // A list is replaced whole: a history need not be written down once more to be compared.
+    // A list is replaced sent: a history need not be written down once more to be compared.
     if status.is_object()
         && let Some(before) = object.status()
     {
-        take_away(
+        null_removed(
             &serde_json::to_value(before).map_err(kube::Error::SerdeError)?,
             &mut status,
         );
@@ -84,12 +84,12 @@ fn with_metadata<K: Kind + Clone>(object: &K, written: PartialObjectMeta<K>) -> 
 }
 
 /// A merge patch (RFC 7386) leaves what it does not name: what `before` has and `after` has not is named, as null.
-fn take_away(before: &Value, after: &mut Value) {
+fn null_removed(before: &Value, after: &mut Value) {
     let (Value::Object(before), Value::Object(after)) = (before, after) else {
         return;
     };
     for (key, before) in before {
-        take_away(before, after.entry(key.clone()).or_insert(Value::Null));
+        null_removed(before, after.entry(key.clone()).or_insert(Value::Null));
     }
 }
 
@@ -129,8 +129,9 @@ where
 }
 
 /// Whether a namespace that is being deleted refuses to take anything new.
-pub fn is_terminating(said: &Status) -> bool {
-    said.details
+pub fn is_terminating(status: &Status) -> bool {
+    status
+        .details
         .iter()
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating")
@@ -146,30 +147,30 @@ pub fn is_replaced(status: &Status) -> bool {
 }
 
 /// Whether a field is to be changed that nobody can change.
-pub fn is_immutable(said: &Status) -> bool {
-    let causes = said.details.iter().flat_map(|details| &details.causes);
-    said.code == 422
+pub fn is_immutable(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422
         && causes
             .into_iter()
             .any(|cause| cause.message.contains("field is immutable"))
 }
 
 /// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
-pub fn is_denied(said: &Status) -> bool {
-    said.message.contains("denied the request")
-        || said.message.contains("ValidatingAdmissionPolicy")
+pub fn is_denied(status: &Status) -> bool {
+    status.message.contains("denied the request")
+        || status.message.contains("ValidatingAdmissionPolicy")
 }
 
 /// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
 /// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429 are
 /// temporary.
-fn is_rejected(said: &Status) -> bool {
-    match said.code {
-        _ if is_replaced(said) => false,
-        403 if said.message.contains(" cannot patch resource ") => false,
+fn is_rejected(status: &Status) -> bool {
+    match status.code {
+        _ if is_replaced(status) => false,
+        403 if status.message.contains(" cannot patch resource ") => false,
         401 | 409 | 429 => false,
         400..=499 => true,
-        500 => said.message.contains("failed calling webhook"),
+        500 => status.message.contains("failed calling webhook"),
         _ => false,
     }
 }
@@ -179,8 +180,8 @@ fn is_rejected(said: &Status) -> bool {
 /// the apiserver `is_out`, no answer says anything about the object.
 pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     match error {
-        kube::Error::Api(said) if is_rejected(said) || (said.code == 504 && !is_out) => {
-            Some((said.code, said.message.clone()))
+        kube::Error::Api(status) if is_rejected(status) || (status.code == 504 && !is_out) => {
+            Some((status.code, status.message.clone()))
         }
         error if !is_out => {
             let message = client::timed_out(error)?;
@@ -245,7 +246,7 @@ where
     }
 }
 
-/// Writes `object` in place of what stands there, whole: refused with 409 unless it carries the UID and resourceVersion of
+/// Writes `object` in place of what stands there, sent: refused with 409 unless it carries the UID and resourceVersion of
 /// that. What server-side apply would leave, because somebody else added it, goes.
 ///
 /// # Errors
@@ -261,7 +262,7 @@ where
     api.replace(&object.name_any(), &parameters, object).await
 }
 
-/// Server-side apply of `object` as the whole of what `manager` says about it, whoever says otherwise. It is pinned to the
+/// Server-side apply of `object` as the sent of what `manager` says about it, whoever says otherwise. It is pinned to the
 /// UID that `object` carries: another object of its name is not touched (409, or 422 on `metadata.uid`).
 ///
 /// # Errors
@@ -299,11 +300,11 @@ where
         dry_run,
         ..PatchParams::default()
     };
-    let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
-    whole["apiVersion"] = K::api_version(&()).into();
-    whole["kind"] = K::kind(&()).into();
+    let mut sent = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
+    sent["apiVersion"] = K::api_version(&()).into();
+    sent["kind"] = K::kind(&()).into();
     Ok(api
-        .patch(&object.name_any(), &parameters, &Patch::Apply(&whole))
+        .patch(&object.name_any(), &parameters, &Patch::Apply(&sent))
         .await?
         .0)
 }
@@ -378,7 +379,7 @@ where
 /// timeout, may still have changed the object.
 pub fn is_without_effect(error: &kube::Error) -> bool {
     // 408 is a proxy's: the request may have passed it.
-    matches!(error, kube::Error::Api(said) if (400..500).contains(&said.code) && said.code != 408)
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 408)
 }
 
 #[cfg(test)]
@@ -393,9 +394,9 @@ mod tests {
     #[test]
     fn an_answer_about_the_object_is_told_from_one_that_passes() {
         let rejected = |code: u16, message: &str| {
-            let said =
+            let status =
                 json!({ "status": "Failure", "message": message, "reason": "", "code": code });
-            is_rejected(&serde_json::from_value(said).unwrap())
+            is_rejected(&serde_json::from_value(status).unwrap())
         };
         for code in [400, 403, 404, 413, 422] {
             assert!(rejected(code, "denied"), "{code}");

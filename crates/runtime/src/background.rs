@@ -131,7 +131,7 @@ mod tests {
         let permit = background.acquire().await.unwrap();
         let panicking = AssertUnwindSafe(permit.run(|| -> usize { panic!("boom") }));
         let panic = panicking.catch_unwind().await.unwrap_err();
-        assert_eq!(super::super::tasks::words(&*panic), "boom");
+        assert_eq!(super::super::tasks::panic_message(&*panic), "boom");
         let permit = background.acquire().await.unwrap();
         assert_eq!(permit.run(|| 7).await.unwrap(), 7);
     }

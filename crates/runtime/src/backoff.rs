@@ -7,19 +7,19 @@ use std::time::Duration;
 
 /// The first and the longest delay of a series that doubles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct BackoffPolicy {
     /// The first delay.
     pub min: Duration,
     /// The longest delay.
     pub max: Duration,
 }
 
-impl Policy {
+impl BackoffPolicy {
     /// A series by this policy. Each delay is drawn at random from a range that doubles, so that what failed together does
     /// not come back together: 1 s to 2 s at first where `min` is 1 s, and half of `max` to all of it in the end. None is
     /// shorter than `min` or longer than `max`.
-    pub fn series(self) -> Series {
-        Series {
+    pub fn start(self) -> Backoff {
+        Backoff {
             policy: self,
             least: self.min,
         }
@@ -28,16 +28,16 @@ impl Policy {
 
 /// Delays that grow.
 #[derive(Clone, Debug)]
-pub struct Series {
-    policy: Policy,
+pub struct Backoff {
+    policy: BackoffPolicy,
     /// The next delay is at least this, and at most twice as long.
     least: Duration,
 }
 
-impl Series {
+impl Backoff {
     /// The next delay.
     pub fn next_delay(&mut self) -> Duration {
-        let Policy { min, max } = self.policy;
+        let BackoffPolicy { min, max } = self.policy;
         let least = self.least;
         self.least = (least * 2).min(max / 2).max(min);
         rand::random_range(least..=(least * 2).min(max).max(least))
@@ -47,13 +47,13 @@ impl Series {
 /// A series for each key that failed last time.
 #[derive(Debug)]
 pub struct Backoffs<K> {
-    policy: Policy,
-    series: Mutex<HashMap<K, Series>>,
+    policy: BackoffPolicy,
+    series: Mutex<HashMap<K, Backoff>>,
 }
 
 impl<K: Clone + Eq + Hash> Backoffs<K> {
     /// No series yet.
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,
             series: Mutex::default(),
@@ -65,7 +65,7 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
         series
             .entry(key.clone())
-            .or_insert_with(|| self.policy.series())
+            .or_insert_with(|| self.policy.start())
             .next_delay()
     }
 
@@ -82,14 +82,14 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
 mod tests {
     use super::*;
 
-    const POLICY: Policy = Policy {
+    const POLICY: BackoffPolicy = BackoffPolicy {
         min: Duration::from_secs(1),
         max: Duration::from_mins(5),
     };
 
     #[test]
     fn delays_grow_to_the_longest_and_never_beyond() {
-        let mut series = POLICY.series();
+        let mut series = POLICY.start();
         let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
         assert!(
             delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2,
@@ -119,7 +119,7 @@ mod tests {
     fn a_narrow_policy_is_kept_to() {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {
-            let mut series = Policy { min, max }.series();
+            let mut series = BackoffPolicy { min, max }.start();
             assert!(
                 (0..9)
                     .map(|_| series.next_delay())

@@ -18,25 +18,25 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 /// list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
+/// Feeds a [`Store`] from one watch a place (the cluster, or one namespace each), none of which may wipe what the
 /// others hold when it lists again.
 pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
-    shards: Vec<Shard<K>>,
+    places: Vec<Place<K>>,
 }
 
-struct Shard<K: Resource<DynamicType = ()>> {
+struct Place<K: Resource<DynamicType = ()>> {
     namespace: Option<String>,
-    answer: Answer,
+    list: ListState,
     listed: HashSet<ObjectRef<K>>,
 }
 
-/// What the list of a shard was answered with.
-enum Answer {
-    NotYet,
+/// What the list of a place was answered with.
+enum ListState {
+    Pending,
     /// It may not be listed, in the apiserver's words.
-    Refused(String),
+    Denied(String),
     /// It was listed once.
     Listed,
 }
@@ -53,23 +53,23 @@ impl<K> Cache<K>
 where
     K: Kind + Clone + Debug + Send + Sync + 'static,
 {
-    /// A cache that is fed by one watch for each of `shards`; `None` is the whole cluster.
-    pub fn new(shards: Vec<Option<String>>) -> Self {
+    /// A cache that is fed by one watch for each of `places`; `None` is the whole cluster.
+    pub fn new(places: Vec<Option<String>>) -> Self {
         let (store, mut writer) = store();
         // A store says that it is ready after one whole list only. Who reads ours waits for the kind's phase instead.
         empty(&mut writer);
-        let shards = shards
+        let places = places
             .into_iter()
-            .map(|namespace| Shard {
+            .map(|namespace| Place {
                 namespace,
-                answer: Answer::NotYet,
+                list: ListState::Pending,
                 listed: HashSet::new(),
             })
             .collect();
         Self {
             writer,
             store,
-            shards,
+            places,
         }
     }
 
@@ -78,57 +78,57 @@ where
         self.store.clone()
     }
 
-    /// Whether every shard has been listed, as far as that is let in: one that is refused holds up no other.
-    pub fn settled(&self) -> bool {
-        self.shards
+    /// Whether every place has been listed, as far as that is let in: one that is refused holds up no other.
+    pub fn is_synced(&self) -> bool {
+        self.places
             .iter()
-            .all(|shard| !matches!(shard.answer, Answer::NotYet))
+            .all(|place| !matches!(place.list, ListState::Pending))
     }
 
-    /// The shards that may not be listed, and why.
-    pub fn refused(&self) -> BTreeMap<Option<String>, String> {
-        let refused = self.shards.iter().filter_map(|shard| match &shard.answer {
-            Answer::Refused(why) => Some((shard.namespace.clone(), why.clone())),
-            Answer::NotYet | Answer::Listed => None,
+    /// The places that may not be listed, and why.
+    pub fn denied(&self) -> BTreeMap<Option<String>, String> {
+        let denied = self.places.iter().filter_map(|place| match &place.list {
+            ListState::Denied(why) => Some((place.namespace.clone(), why.clone())),
+            ListState::Pending | ListState::Listed => None,
         });
-        refused.collect()
+        denied.collect()
     }
 
-    /// Shard number `index` may not be listed. What is known of it stands if it was listed before.
-    pub fn refuse(&mut self, index: usize, why: String) {
-        let answer = &mut self.shards[index].answer;
-        if !matches!(answer, Answer::Listed) {
-            *answer = Answer::Refused(why);
+    /// Place number `index` may not be listed. What is known of it stands if it was listed before.
+    pub fn deny(&mut self, index: usize, why: String) {
+        let list = &mut self.places[index].list;
+        if !matches!(list, ListState::Listed) {
+            *list = ListState::Denied(why);
         }
     }
 
     /// The watches begin anew. What is known stands until it has been listed.
-    pub fn begin(&mut self) {
-        for shard in &mut self.shards {
-            shard.answer = Answer::NotYet;
-            shard.listed.clear();
+    pub fn restart(&mut self) {
+        for place in &mut self.places {
+            place.list = ListState::Pending;
+            place.listed.clear();
         }
     }
 
     /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
     pub fn clear(&mut self) -> Vec<CacheChange<K>> {
-        self.begin();
+        self.restart();
         let objects = self.store.state();
         empty(&mut self.writer);
         objects.into_iter().map(CacheChange::Deleted).collect()
     }
 
-    /// Takes in what the watch of shard number `index` shows.
+    /// Takes in what the watch of place number `index` shows.
     pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<CacheChange<K>> {
         match event {
             Event::Apply(object) => self.insert(object),
             Event::Delete(object) => vec![self.remove(Arc::new(object))],
             Event::Init => {
-                self.shards[index].listed.clear();
+                self.places[index].listed.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
-                self.shards[index]
+                self.places[index]
                     .listed
                     .insert(ObjectRef::from_obj(&object));
                 self.insert(object)
@@ -160,12 +160,12 @@ where
         CacheChange::Deleted(object)
     }
 
-    /// A shard has been listed: what it held and was not listed is gone.
+    /// A place has been listed: what it held and was not listed is gone.
     fn listed(&mut self, index: usize) -> Vec<CacheChange<K>> {
-        let shard = &mut self.shards[index];
-        shard.answer = Answer::Listed;
-        let listed = std::mem::take(&mut shard.listed);
-        let namespace = shard.namespace.clone();
+        let place = &mut self.places[index];
+        place.list = ListState::Listed;
+        let listed = std::mem::take(&mut place.listed);
+        let namespace = place.namespace.clone();
         let missing: Vec<_> = self
             .store
             .state()
@@ -272,14 +272,16 @@ mod tests {
                 index,
                 Event::InitApply(object(namespace, &format!("{namespace}2"))),
             );
-            assert!(!cache.settled());
+            assert!(!cache.is_synced());
             cache.apply(index, Event::InitDone);
         }
-        assert!(cache.settled());
+        assert!(cache.is_synced());
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "a1")));
-        let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "a2"));
+        let changes = cache.apply(0, Event::InitDone);
+        assert!(
+            matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "a2")
+        );
         assert_eq!(names(&cache), ["a1", "b1", "b2"]);
     }
 
@@ -288,21 +290,21 @@ mod tests {
         let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitDone);
-        cache.refuse(0, "too late".into());
-        assert!(!cache.settled());
-        cache.refuse(1, "no".into());
-        assert!(cache.settled());
-        assert_eq!(cache.refused(), [(Some("b".into()), "no".into())].into());
+        cache.deny(0, "too late".into());
+        assert!(!cache.is_synced());
+        cache.deny(1, "no".into());
+        assert!(cache.is_synced());
+        assert_eq!(cache.denied(), [(Some("b".into()), "no".into())].into());
         cache.apply(1, Event::Init);
         assert!(
-            cache.settled() && !cache.refused().is_empty(),
+            cache.is_synced() && !cache.denied().is_empty(),
             "it is let in once it has been listed"
         );
         cache.apply(1, Event::InitApply(object("b", "b1")));
         cache.apply(1, Event::InitDone);
-        assert!(cache.settled() && cache.refused().is_empty());
+        assert!(cache.is_synced() && cache.denied().is_empty());
         cache.clear();
-        assert!(!cache.settled());
+        assert!(!cache.is_synced());
     }
 
     #[test]
@@ -311,13 +313,13 @@ mod tests {
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "x")));
         cache.apply(0, Event::InitDone);
-        cache.begin();
-        assert!(!cache.settled());
+        cache.restart();
+        assert!(!cache.is_synced());
         assert_eq!(names(&cache), ["x"]);
         cache.apply(0, Event::Init);
-        let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
-        assert!(cache.settled() && names(&cache).is_empty());
+        let changes = cache.apply(0, Event::InitDone);
+        assert!(matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
+        assert!(cache.is_synced() && names(&cache).is_empty());
     }
 
     fn with_uid(name: &str, uid: &str) -> Widget {
@@ -327,12 +329,12 @@ mod tests {
     }
 
     /// Each thing that was touched: `+` present, `-` gone, and its UID.
-    fn said(touched: &[CacheChange<Widget>]) -> Vec<String> {
-        let said = |touched: &CacheChange<Widget>| match touched {
+    fn changes(all: &[CacheChange<Widget>]) -> Vec<String> {
+        let change = |change: &CacheChange<Widget>| match change {
             CacheChange::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
             CacheChange::Deleted(object) => format!("-{}", object.uid().unwrap_or_default()),
         };
-        touched.iter().map(said).collect()
+        all.iter().map(change).collect()
     }
 
     #[test]
@@ -340,17 +342,17 @@ mod tests {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
         assert_eq!(
-            said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+            changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
             ["+1"]
         );
         cache.apply(0, Event::InitDone);
         assert_eq!(
-            said(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
+            changes(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
             ["+1"]
         );
         cache.apply(0, Event::Init);
         assert_eq!(
-            said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
+            changes(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
             ["-1", "+2"]
         );
         assert!(cache.apply(0, Event::InitDone).is_empty());
@@ -442,13 +444,13 @@ mod tests {
         for _ in 0..2 {
             cache.apply(0, Event::Init);
             assert_eq!(
-                said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+                changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
                 ["+1"]
             );
             cache.apply(0, Event::InitDone);
-            assert!(cache.settled() && store.len() == 1);
-            assert_eq!(said(&cache.clear()), ["-1"]);
-            assert!(!cache.settled() && store.is_empty());
+            assert!(cache.is_synced() && store.len() == 1);
+            assert_eq!(changes(&cache.clear()), ["-1"]);
+            assert!(!cache.is_synced() && store.is_empty());
         }
     }
 }

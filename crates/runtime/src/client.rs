@@ -17,7 +17,7 @@ use tower::{BoxError, Layer, Service};
 use tracing::{Instrument as _, debug};
 
 use super::availability::{self, Availability};
-use super::cluster::Server;
+use super::cluster::ApiServerAddress;
 use super::leader::Fence;
 use super::metrics::Metrics;
 use super::nesting;
@@ -92,7 +92,7 @@ pub fn main(
     timings: &Timings,
 ) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
-    let server = Server::of(&config.cluster_url);
+    let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: Some(fence),
         availability: Some(availability),
@@ -109,7 +109,7 @@ pub fn main(
 /// # Errors
 /// As [`main`].
 pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Result<Client> {
-    let server = Server::of(&config.cluster_url);
+    let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: None,
         availability: None,
@@ -126,7 +126,7 @@ pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Re
 /// # Errors
 /// As [`main`].
 pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
-    let Server { url, .. } = Server::of(&config.cluster_url);
+    let ApiServerAddress { url, .. } = ApiServerAddress::of(&config.cluster_url);
     let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
         let mut first: &dyn Error = &*error;
         while let Some(cause) = first.source() {
@@ -138,7 +138,8 @@ pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
         }
         .into()
     });
-    let builder = ClientBuilder::try_from(common(silent_for(config, COMMAND_TIMEOUT), program)?)?;
+    let builder =
+        ClientBuilder::try_from(with_defaults(silent_for(config, COMMAND_TIMEOUT), program)?)?;
     Ok(builder
         .with_layer(&nesting::layer())
         .with_layer(&unanswered)
@@ -146,7 +147,7 @@ pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
 }
 
 fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(common(config, program)?)?
+    Ok(ClientBuilder::try_from(with_defaults(config, program)?)?
         .with_layer(&nesting::layer())
         .with_layer(gate)
         .build())
@@ -161,7 +162,7 @@ fn silent_for(mut config: Config, time: Duration) -> Config {
 }
 
 /// Applies the settings that all clients have in common.
-fn common(mut config: Config, program: &Program) -> kube::Result<Config> {
+fn with_defaults(mut config: Config, program: &Program) -> kube::Result<Config> {
     config.default_retry = false;
     // Otherwise the idle time of a pooled connection counts as the server's time to answer.
     config.reset_reader_on_write = true;
@@ -220,7 +221,7 @@ struct RequestGate {
     availability: Option<Availability>,
     metrics: Metrics,
     timeout: Duration,
-    server: Server,
+    server: ApiServerAddress,
 }
 
 impl<S> Layer<S> for RequestGate {
@@ -364,7 +365,7 @@ mod tests {
             availability: None,
             metrics: metrics.clone(),
             timeout: Duration::from_secs(30),
-            server: Server::of(&"https://api".parse().unwrap()),
+            server: ApiServerAddress::of(&"https://api".parse().unwrap()),
         }
     }
 

@@ -12,14 +12,14 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 /// # Errors
 /// There is neither, or the kubeconfig names a proxy.
 pub async fn current() -> anyhow::Result<Config> {
-    if let Some(kubeconfig) = some_of_several()? {
+    if let Some(kubeconfig) = existing_files()? {
         return of(kubeconfig).await;
     }
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a Pod's own files")?;
-    direct(config, || {
-        Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig))
+    without_proxy(config, || {
+        Kubeconfig::read().is_ok_and(|kubeconfig| has_proxy(&kubeconfig))
     })
 }
 
@@ -28,23 +28,25 @@ pub async fn current() -> anyhow::Result<Config> {
 /// # Errors
 /// There is none, or it cannot be read.
 pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
-    Ok(match some_of_several()? {
+    Ok(match existing_files()? {
         Some(kubeconfig) => kubeconfig,
         None => Kubeconfig::read()?,
     })
 }
 
 /// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
-fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
+fn existing_files() -> anyhow::Result<Option<Kubeconfig>> {
     let list = env::var_os("KUBECONFIG").unwrap_or_default();
-    let (there, missing): (Vec<_>, Vec<_>) =
+    let (existing, missing): (Vec<_>, Vec<_>) =
         env::split_paths(&list).partition(|path| path.exists());
-    if there.is_empty() || missing.is_empty() {
+    if existing.is_empty() || missing.is_empty() {
         return Ok(None);
     }
-    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| {
-        all.merge(Kubeconfig::read_from(path)?)
-    });
+    let merged = existing
+        .iter()
+        .try_fold(Kubeconfig::default(), |all, path| {
+            all.merge(Kubeconfig::read_from(path)?)
+        });
     Ok(Some(merged.context("$KUBECONFIG")?))
 }
 
@@ -53,15 +55,15 @@ fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
 /// # Errors
 /// It has none, or it names a proxy.
 pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
-    let proxied = names_a_proxy(&kubeconfig);
+    let proxied = has_proxy(&kubeconfig);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    direct(config.context("the kubeconfig")?, || proxied)
+    without_proxy(config.context("the kubeconfig")?, || proxied)
 }
 
 /// kube takes `HTTPS_PROXY` for the apiserver's proxy too, in a kubeconfig that has none.
-fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
+fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
     let proxy = config.proxy_url.take();
-    if proxy.is_some() && names_a_proxy() {
+    if proxy.is_some() && has_proxy() {
         // The URL may hold a password.
         anyhow::bail!(
             "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
@@ -72,7 +74,7 @@ fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::R
 }
 
 /// Whether the cluster of the current context has a `proxy-url` of its own.
-fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
+fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
     let current = kubeconfig.current_context.as_deref();
     let context = kubeconfig
         .contexts
@@ -93,7 +95,7 @@ fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
 
 /// An apiserver, as metrics and traces name it: its URL may also hold a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
+pub struct ApiServerAddress {
     /// Its URL without a path and without who asks.
     pub url: String,
     /// Its name or IP address.
@@ -102,7 +104,7 @@ pub struct Server {
     pub port: u16,
 }
 
-impl Server {
+impl ApiServerAddress {
     /// That of this URL.
     pub fn of(url: &Uri) -> Self {
         let scheme = url.scheme_str().unwrap_or("https");
@@ -150,10 +152,10 @@ mod tests {
         #[case] address: &str,
         #[case] port: u16,
     ) {
-        let server = Server::of(&given.parse().unwrap());
+        let server = ApiServerAddress::of(&given.parse().unwrap());
         assert_eq!(
             server,
-            Server {
+            ApiServerAddress {
                 url: url.into(),
                 address: address.into(),
                 port
@@ -178,7 +180,7 @@ clusters:
 "
         );
         assert_eq!(
-            names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()),
+            has_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()),
             expected
         );
     }

@@ -25,12 +25,12 @@ use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
 use super::outcome::{EventPolicy, Outcome, Progress, Requeue, SUSPENDED};
+use super::own_writes::OwnWrites;
 use super::owners::Owners;
-use super::ownership::{Claim, Owner};
+use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
-use super::written::Written;
-use super::{Key, apply, finalizer};
+use super::{ObjectKey, apply, finalizer};
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
@@ -118,7 +118,7 @@ pub trait Controller: Send + Sync + 'static {
     fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
     /// Called on every replica when an object is gone, and again whenever something wakes its key.
-    fn forget(&self, _key: &Key) {}
+    fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica becomes the leader, before the first reconcile.
     fn lead(&self) {}
@@ -134,7 +134,7 @@ pub struct KindContext<K: ReconciledKind> {
     pub(super) client: Client,
     pub(super) field_manager: &'static str,
     pub(super) owners: Owners<K>,
-    pub(super) own_writes: Written<K>,
+    pub(super) own_writes: OwnWrites<K>,
     pub(super) events: Events,
 }
 
@@ -150,7 +150,7 @@ impl<K: ReconciledKind> KindContext<K> {
     ) -> Arc<Self> {
         Arc::new(Self {
             owners: Owners::new(client.clone(), objects),
-            own_writes: Written::new(trigger),
+            own_writes: OwnWrites::new(trigger),
             client,
             field_manager,
             events,
@@ -165,7 +165,7 @@ pub struct Context<K: ReconciledKind> {
     /// Draft of the status. The runtime sets its condition `Ready` and writes it after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
-    pub key: Key,
+    pub key: ObjectKey,
     /// The object as the owner of children.
     pub owner: Owner,
     shared: Arc<KindContext<K>>,
@@ -176,7 +176,7 @@ impl<K: ReconciledKind> Context<K> {
     pub fn new(shared: Arc<KindContext<K>>, object: Arc<K>, owner: Owner) -> Self {
         Self {
             status: object.status().cloned().unwrap_or_default(),
-            key: Key::of(object.as_ref()),
+            key: ObjectKey::of(object.as_ref()),
             owner,
             object,
             shared,
@@ -194,9 +194,9 @@ impl<K: ReconciledKind> Context<K> {
     }
 
     /// Returns the object's claim on an object of this metadata.
-    pub fn claim(&self, metadata: &ObjectMeta) -> Claim {
+    pub fn ownership(&self, metadata: &ObjectMeta) -> Ownership {
         self.owner
-            .claim(metadata, |uid| self.shared.owners.lives(uid))
+            .ownership(metadata, |uid| self.shared.owners.exists(uid))
     }
 
     /// Publishes a Normal Event about something that the reconcile did.
@@ -253,7 +253,7 @@ impl<K: ReconciledKind> Context<K> {
         };
         let object = Arc::clone(&self.object);
         let (api, manager) = (self.api(), self.shared.field_manager);
-        let added = finalizer::put(&self.shared.own_writes, &api, manager, object, finalizer).await;
+        let added = finalizer::add(&self.shared.own_writes, &api, manager, object, finalizer).await;
         self.object = added.map_err(Error::api("the finalizer could not be added"))?;
         Ok(())
     }
@@ -274,7 +274,7 @@ impl<K: ReconciledKind> Context<K> {
             return Err(Error::Stale("the object has changed".into()));
         }
         self.status = newest.status().cloned().unwrap_or_default();
-        self.object = self.shared.own_writes.wrote(&self.key, newest);
+        self.object = self.shared.own_writes.record(&self.key, newest);
         Ok(())
     }
 
@@ -327,7 +327,7 @@ pub(super) struct Managed<C: Controller> {
     pub shared: Arc<KindContext<C::Kind>>,
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. One failure is not worth a status.
-    failing: Mutex<HashSet<Key>>,
+    failing: Mutex<HashSet<ObjectKey>>,
 }
 
 impl<C: Controller> Managed<C> {
@@ -340,7 +340,7 @@ impl<C: Controller> Managed<C> {
         }
     }
 
-    fn failing(&self) -> MutexGuard<'_, HashSet<Key>> {
+    fn failing(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -354,7 +354,7 @@ impl<C: Controller> Managed<C> {
                 self.controller.reconcile(cx).await.map(Some)
             };
         }
-        let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::is_on(cx.object.as_ref(), it));
+        let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::has(cx.object.as_ref(), it));
         let Some(finalizer) = finalizer else {
             self.forget(&cx.key);
             return Ok(None);
@@ -362,7 +362,7 @@ impl<C: Controller> Managed<C> {
         let left = self.controller.finalize(cx).await?;
         if left.is_none() {
             let (api, manager) = (cx.api(), C::FIELD_MANAGER);
-            finalizer::take(&api, manager, cx.object.as_ref(), finalizer)
+            finalizer::remove(&api, manager, cx.object.as_ref(), finalizer)
                 .await
                 .map_err(Error::api("the finalizer could not be removed"))?;
         }
@@ -413,7 +413,7 @@ impl<C: Controller> Managed<C> {
                     "not ready"
                 );
             }
-            self.shared.events.standing(
+            self.shared.events.emit(
                 !is_failed,
                 cx.object.object_ref(&()),
                 "Reconcile",
@@ -430,7 +430,7 @@ impl<C: Controller> Managed<C> {
     /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
     fn failed(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         class: Class,
         reason: Cow<'static, str>,
         error: &Error,
@@ -451,7 +451,7 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     let contested = ready.filter(|ready| ready.reason == CONTESTED);
     owner
         .fresh(object.status().is_none() && !has_foreign)
-        .handled(object.observed_generation())
+        .observed_generation(object.observed_generation())
         .contested(contested.map(|ready| ready.message.to_owned()))
 }
 
@@ -466,7 +466,7 @@ impl<C: Controller> Reconcile for Managed<C> {
         let object = self
             .shared
             .own_writes
-            .newest(&Key::of(object.as_ref()), object);
+            .newest(&ObjectKey::of(object.as_ref()), object);
         // The apiserver gives every object a UID.
         let Some(owner) = Owner::of(object.as_ref()) else {
             return Ok(Requeue::OnChange);
@@ -512,7 +512,7 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.controller.resync(default)
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.controller.forget(key);
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);

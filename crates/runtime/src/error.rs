@@ -8,7 +8,7 @@ use kube::core::Status;
 use super::apply::{is_denied, is_immutable, is_replaced, is_terminating};
 use super::client;
 use super::outcome::Outcome;
-use super::owners::Unconfirmed;
+use super::owners::OwnerError;
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
@@ -209,11 +209,11 @@ impl Error {
     }
 }
 
-impl From<Unconfirmed> for Error {
-    fn from(error: Unconfirmed) -> Self {
+impl From<OwnerError> for Error {
+    fn from(error: OwnerError) -> Self {
         match error {
-            Unconfirmed::Gone => Self::Stale(error.to_string()),
-            Unconfirmed::Unread(source) => Self::Api {
+            OwnerError::NotFound => Self::Stale(error.to_string()),
+            OwnerError::Unreadable(source) => Self::Api {
                 what: "the object could not be read".into(),
                 source,
             },

@@ -7,7 +7,7 @@ use std::time::Duration;
 use qm_core::conditions::ReadyCondition;
 use tokio::time::Instant;
 
-use super::Key;
+use super::ObjectKey;
 use super::outcome::{EventPolicy, Outcome, Progress};
 
 /// An object that has been ready for this long begins anew, as a container does for the kubelet
@@ -17,7 +17,7 @@ const SETTLED: Duration = Duration::from_mins(10);
 /// The reasons that Events have reported of each object since it was ready for a while or its spec changed. A restart of
 /// the process may report one of them once more.
 #[derive(Default)]
-pub(super) struct EventDedup(Mutex<HashMap<Key, Reported>>);
+pub(super) struct EventDedup(Mutex<HashMap<ObjectKey, Reported>>);
 
 #[derive(Default)]
 struct Reported {
@@ -32,7 +32,7 @@ impl EventDedup {
     /// Returns whether an Event is to report the outcome. `before` is the condition as it was written before.
     pub fn is_due(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         generation: i64,
         outcome: &Outcome,
         before: Option<ReadyCondition<'_>>,
@@ -79,7 +79,7 @@ impl EventDedup {
     /// Returns whether an Event that is renewed after `period` is to report the outcome now, and when the next one is due.
     pub fn renew(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         outcome: &Outcome,
         period: Duration,
     ) -> (bool, Option<Duration>) {
@@ -105,7 +105,7 @@ impl EventDedup {
         (true, Some(period))
     }
 
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reason_is_reported_once_until_the_object_has_been_ready_for_a_while() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let is_crash_due = |generation| dedup.is_due(&key, generation, &crash(), None);
         let is_ready_due = || dedup.is_due(&key, 1, &ready(), None);
         assert!(is_crash_due(1) && is_ready_due());
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unchanged_outcome_is_reported_again_after_the_period() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let (period, minute) = (Duration::from_mins(30), Duration::from_mins(1));
         let renew = |outcome: &Outcome| dedup.renew(&key, outcome, period);
         assert_eq!(renew(&crash()), (true, Some(period)));
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn recovery_is_reported_after_another_event() {
-        let key = Key::new("shop", "web");
+        let key = ObjectKey::new("shop", "web");
         let starting = Outcome::in_progress("PodPending", "");
         let pending = condition(false, "PodPending", "");
         let dedup = EventDedup::default();
@@ -200,7 +200,7 @@ mod tests {
     fn written_condition_is_not_reported_again() {
         for policy in POLICIES {
             let dedup = EventDedup::default();
-            let key = Key::new("shop", "web");
+            let key = ObjectKey::new("shop", "web");
             let outcome = crash().event(policy);
             let before = condition(false, "CrashLoopBackOff", "exit code 1");
             assert!(!dedup.is_due(&key, 1, &outcome, Some(before)), "{policy:?}");
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn message_is_reported_while_the_object_is_not_ready() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let failed = crash().event(EventPolicy::OnMessage);
         let before = condition(false, "CrashLoopBackOff", "exit code 2");
         for _ in 0..2 {

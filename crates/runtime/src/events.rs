@@ -48,7 +48,7 @@ impl Events {
                     event.metadata.namespace.as_deref().unwrap_or("default"),
                 );
                 if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
-                    if is_going(&error) {
+                    if is_namespace_terminating(&error) {
                         debug!(
                             reason = event.reason,
                             "an Event was not written: its namespace is being deleted"
@@ -86,7 +86,7 @@ impl Events {
     }
 
     /// How something stands now.
-    pub fn standing(
+    pub fn emit(
         &self,
         well: bool,
         regarding: ObjectReference,
@@ -139,7 +139,7 @@ impl Events {
 }
 
 /// Whether a namespace that is being deleted, or is gone, refuses to take anything new.
-fn is_going(error: &kube::Error) -> bool {
+fn is_namespace_terminating(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 || is_terminating(status))
 }
 
@@ -246,7 +246,7 @@ mod tests {
                 .map(|cause| json!({ "reason": cause }))
                 .collect();
             let status = json!({ "message": "", "reason": "", "code": code, "details": { "causes": causes } });
-            is_going(&kube::Error::Api(Box::new(
+            is_namespace_terminating(&kube::Error::Api(Box::new(
                 serde_json::from_value(status).unwrap(),
             )))
         };

@@ -32,6 +32,6 @@ pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a V
 }
 
 /// Returns whether an entry may cover fields other than the status.
-pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
+pub(super) fn covers_content(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref() != Some("status")
 }

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Map, Value, json};
 
-use super::field_set::{fields, find, is_element, tells_of_content};
+use super::field_set::{covers_content, fields, find, is_element};
 
 /// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
 pub type Path = Vec<String>;
@@ -67,7 +67,7 @@ pub fn content(object: &Value) -> Value {
 pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) -> Projection {
     let sets: Vec<_> = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .map(fields)
         .collect();
     let mut projection = Projection::default();
@@ -92,7 +92,7 @@ pub fn matches(
     let is_others = |path: &Path| {
         managed.iter().any(|entry| {
             entry.manager.as_deref() != Some(manager)
-                && tells_of_content(entry)
+                && covers_content(entry)
                 && find(fields(entry), path).is_some()
         })
     };
@@ -375,7 +375,7 @@ pub fn old_values(paths: &[Path], before: &Projection) -> String {
 }
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
-pub fn in_words(paths: &[Path]) -> String {
+pub fn format_paths(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths
         .iter()
         .take(NAMED)

@@ -7,11 +7,11 @@ use kube::{Api, ResourceExt};
 use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
 
-use super::written::Written;
-use super::{Key, apply, cache};
+use super::own_writes::OwnWrites;
+use super::{ObjectKey, apply, cache};
 
 /// Whether the object has it.
-pub fn is_on(object: &impl ResourceExt, finalizer: &str) -> bool {
+pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
     object.finalizers().iter().any(|name| name == finalizer)
 }
 
@@ -19,8 +19,8 @@ pub fn is_on(object: &impl ResourceExt, finalizer: &str) -> bool {
 ///
 /// # Errors
 /// What the apiserver answers, 409 among it: the object has changed since.
-pub async fn put<K>(
-    written: &Written<K>,
+pub async fn add<K>(
+    written: &OwnWrites<K>,
     api: &Api<K>,
     manager: &str,
     object: Arc<K>,
@@ -29,7 +29,7 @@ pub async fn put<K>(
 where
     K: Kind + Clone + Debug + DeserializeOwned + 'static,
 {
-    if is_on(object.as_ref(), finalizer) {
+    if has(object.as_ref(), finalizer) {
         return Ok(object);
     }
     let present = all(api, object.as_ref()).await?;
@@ -39,14 +39,14 @@ where
         .chain([finalizer])
         .collect();
     let put = apply::finalizers(api, manager, object.as_ref(), &all);
-    written.object(&Key::of(object.as_ref()), put).await
+    written.object(&ObjectKey::of(object.as_ref()), put).await
 }
 
 /// Takes the finalizer away, once all is done. An object that is gone is no error.
 ///
 /// # Errors
 /// What the apiserver answers, 409 among it: the object has changed since.
-pub async fn take<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
+pub async fn remove<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
 where
     K: Kind + Clone + Debug + DeserializeOwned,
 {
@@ -145,26 +145,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn put_keeps_finalizers_that_the_cache_dropped() {
+    async fn add_keeps_finalizers_that_the_cache_dropped() {
         let object = stored(false);
-        let own_writes = Written::new(Trigger::default());
+        let own_writes = OwnWrites::new(Trigger::default());
         let (put, finalizers) = written(&object, async |api, cached| {
-            put(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
+            add(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
                 .await
                 .unwrap()
         })
         .await;
-        assert!(is_on(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));
+        assert!(has(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));
         assert_eq!(finalizers.len(), 1001);
         assert!(finalizers.iter().any(|name| name == FINALIZER));
     }
 
     #[tokio::test]
-    async fn take_keeps_finalizers_that_the_cache_dropped() {
+    async fn remove_keeps_finalizers_that_the_cache_dropped() {
         let object = stored(true);
         let ((), finalizers) = written(&object, async |api, cached| {
-            assert!(is_on(&cached, FINALIZER));
-            take(&api, "m", &cached, FINALIZER).await.unwrap();
+            assert!(has(&cached, FINALIZER));
+            remove(&api, "m", &cached, FINALIZER).await.unwrap();
         })
         .await;
         assert_eq!(finalizers.len(), 1000);

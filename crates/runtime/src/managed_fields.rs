@@ -9,20 +9,16 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
-use super::field_set::{fields, find, is_element, tells_of_content};
+use super::field_set::{covers_content, fields, find, is_element};
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
+/// Whether anything is to be [handed over](upgraded) first: nothing was applied yet, and the fields of a writer that did not
 /// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
 /// was left is not to be any more.
-pub fn is_to_be_handed_over(
-    managed: &[ManagedFieldsEntry],
-    manager: &str,
-    left: &[&[&str]],
-) -> bool {
+pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
     let ours = |wanted| {
         managed
             .iter()
@@ -45,7 +41,7 @@ pub fn is_to_be_handed_over(
 /// theirs. The fields at the paths of `left` stay with a plain update of `manager`'s: the value stands until somebody else
 /// writes another one. Of an object of which `manager` said anything before nothing of others is taken: what they changed
 /// since is theirs.
-pub fn handed_over(
+pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
@@ -53,13 +49,13 @@ pub fn handed_over(
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
-    let tells = |entry: &ManagedFieldsEntry| {
+    let covers = |entry: &ManagedFieldsEntry| {
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         here && entry.api_version.as_deref() == Some(api_version)
     };
     let made = managed
         .iter()
-        .any(|entry| tells(entry) && is_of(entry, manager));
+        .any(|entry| covers(entry) && is_of(entry, manager));
     // Whoever made it said most of what it is.
     let said = |entry| {
         shared(&mut fields(entry).clone(), &desired)
@@ -69,7 +65,7 @@ pub fn handed_over(
     let others = managed
         .iter()
         .enumerate()
-        .filter(|(_, entry)| !made && tells(entry) && operation(entry) == UPDATE);
+        .filter(|(_, entry)| !made && covers(entry) && operation(entry) == UPDATE);
     let creator = others
         .map(|(at, entry)| (said(entry), at))
         .filter(|(said, _)| *said > 0)
@@ -80,7 +76,7 @@ pub fn handed_over(
     let mut entries = Vec::new();
     for (number, entry) in managed.iter().enumerate() {
         let mut entry = entry.clone();
-        let taken = if !tells(&entry) {
+        let taken = if !covers(&entry) {
             None
         } else if is_of(&entry, manager) || Some(number) == creator {
             entry.fields_v1.take().map(|fields| fields.0)
@@ -134,7 +130,7 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
-pub fn may_be_ours(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
+pub fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
     let ours = managed.iter().filter(|entry| is_of(entry, manager));
     let mut labels = ours
         .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
@@ -163,7 +159,7 @@ pub struct Transfer {
 
 /// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
 /// removes the fields it does not set; `None` if nobody else owns any of them.
-pub fn taken(
+pub fn transfer(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     paths: &BTreeSet<Path>,
@@ -177,7 +173,7 @@ pub fn taken(
     let (mut fields_taken, mut managers) = (BTreeSet::new(), BTreeSet::new());
     for (index, entry) in entries.iter_mut().enumerate() {
         let is_ours = index == ours;
-        if is_ours || entry.api_version != api_version || !tells_of_content(entry) {
+        if is_ours || entry.api_version != api_version || !covers_content(entry) {
             continue;
         }
         let name = entry.manager.clone().unwrap_or_default();
@@ -218,7 +214,7 @@ pub fn last_writer<'a>(
 ) -> Option<&'a str> {
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
     let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
     let holds =
@@ -276,7 +272,7 @@ pub fn rivals(
     let (desired, steps) = (content(desired), steps(field));
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
     for length in (1..=steps.len()).rev() {
         let (around, is_field) = (&steps[..length], length == steps.len());
@@ -351,7 +347,7 @@ pub fn renumbered(
 ) -> BTreeSet<Path> {
     let sets: Vec<_> = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .map(fields)
         .collect();
     let mut found = BTreeSet::new();
@@ -368,7 +364,7 @@ pub fn renumbered(
             .iter()
             .filter(|entry| entry.manager.as_deref() != Some(manager));
         others
-            .filter(|entry| tells_of_content(entry))
+            .filter(|entry| covers_content(entry))
             .any(|entry| find(fields(entry), path).is_some())
     };
     found.retain(held);

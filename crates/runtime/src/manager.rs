@@ -1,6 +1,6 @@
 //! Starts everything in order, leads, drains, ends.
 //!
-//! Every replica fills its caches and watches at once; only the one that leads runs passes and sends. What depends on a
+//! Every replica fills its caches and watches at once; only the one that leads runs controllers and sends. What depends on a
 //! kind waits for its CRD; the other kinds do not.
 
 use std::fmt::Debug;
@@ -22,22 +22,22 @@ use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use super::availability::Availability;
-use super::backoff::Policy;
+use super::backoff::BackoffPolicy;
 use super::cache::{Cache, CacheChange};
 use super::events::Events;
 use super::feed::Feed;
-use super::health::{Health, State, Watchdog};
-use super::leader::{self, Election, Fence, Outcome};
+use super::health::{KindState, Probes, Watchdog};
+use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
-use super::runner::{Limits, Reconcile, Runner};
+use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{Scope, client, cluster, crds, drain, pages, signals};
+use super::{WatchScope, client, cluster, crds, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
-/// How many passes of one controller run at once.
+/// How many controllers of one controller run at once.
 const CONCURRENCY: u16 = 16;
 
 /// What the controllers are built with, and where they are handed in.
@@ -49,12 +49,12 @@ pub struct Manager {
     /// Whether this replica leads.
     pub fence: Fence,
     /// How to watch what is ours, and what is acted on as it is shown: lists are of the newest state.
-    pub watches: watcher::Config,
+    pub watch_config: watcher::Config,
     /// How to watch what is asked for again before it is acted on.
-    pub others: watcher::Config,
+    pub streaming_watch_config: watcher::Config,
     /// What part of the cluster is served.
-    pub scope: Scope,
-    /// What is counted.
+    pub scope: WatchScope,
+    /// What is guard.
     pub metrics: Metrics,
     /// Cancelled when nothing new is to be begun.
     pub draining: CancellationToken,
@@ -62,61 +62,64 @@ pub struct Manager {
     pub tasks: Tasks,
     /// Whether the apiserver answers.
     pub availability: Availability,
-    health: Health,
+    probes: Probes,
     identity: String,
     running: JoinSet<()>,
-    passes: Vec<BoxFuture<'static, ()>>,
-    landings: Vec<BoxFuture<'static, ()>>,
-    under_way: TaskTracker,
+    controllers: Vec<BoxFuture<'static, ()>>,
+    drains: Vec<BoxFuture<'static, ()>>,
+    reconciles: TaskTracker,
 }
 
-/// One of our kinds: its objects, and what wakes its passes.
-pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
+/// One of our kinds: its objects, and what wakes its controllers.
+pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// The objects.
     pub store: Store<K>,
-    /// Wakes passes.
+    /// Wakes controllers.
     pub trigger: Trigger<K>,
     /// How far the cache is.
     pub phase: Phase,
     kind: &'static KindInfo,
-    say: watch::Sender<State>,
+    state: watch::Sender<KindState>,
     cache: Cache<K>,
 }
 
 /// How far the cache of a kind is.
 #[derive(Clone)]
-pub struct Phase(watch::Receiver<State>);
+pub struct Phase(watch::Receiver<KindState>);
 
 impl Phase {
     /// Why objects of this kind are not served in `namespace`: its CRD is missing or an older one, it is switched off, or
     /// may not be listed there. None while they are, and while that is not known yet. That one of them is not cached then
     /// says nothing of whether it exists.
-    pub fn absent(&self, namespace: &str) -> Option<String> {
+    pub fn unavailable(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
-            State::Absent(why) => Some(why.clone()),
-            State::Partly(refused) => refused
+            KindState::Absent(why) => Some(why.clone()),
+            KindState::PartiallySynced(denied) => denied
                 .get(&None)
-                .or_else(|| refused.get(&Some(namespace.to_owned())))
+                .or_else(|| denied.get(&Some(namespace.to_owned())))
                 .cloned(),
-            State::Syncing | State::Synced => None,
+            KindState::Syncing | KindState::Synced => None,
         }
     }
 
     /// Creates a phase that `sender` ends.
-    pub fn until() -> (watch::Sender<State>, Self) {
-        let (sender, phase) = watch::channel(State::Syncing);
+    pub fn syncing() -> (watch::Sender<KindState>, Self) {
+        let (sender, phase) = watch::channel(KindState::Syncing);
         (sender, Self(phase))
     }
 
     /// Whether objects are cached, where they may be listed.
     fn is_served(&self) -> bool {
-        matches!(&*self.0.borrow(), State::Synced | State::Partly(_))
+        matches!(
+            &*self.0.borrow(),
+            KindState::Synced | KindState::PartiallySynced(_)
+        )
     }
 
     /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
-    async fn settled(&mut self) {
+    async fn synced(&mut self) {
         // The sender is gone once its last word is said.
-        let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
+        let _ = self.0.wait_for(|phase| *phase != KindState::Syncing).await;
     }
 }
 
@@ -134,8 +137,8 @@ pub async fn run_with_defaults(
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = Metrics::new(&settings.program);
-    let (health, tasks) = (Health::new(), Tasks::new());
-    run(start, settings, kubernetes, metrics, health, tasks, stop).await
+    let (probes, tasks) = (Probes::new(), Tasks::new());
+    run(start, settings, kubernetes, metrics, probes, tasks, stop).await
 }
 
 /// Runs the operator, with the controllers that `start` adds, until `stop` is cancelled.
@@ -147,7 +150,7 @@ pub async fn run(
     settings: Settings,
     kubernetes: kube::Config,
     metrics: Metrics,
-    health: Health,
+    probes: Probes,
     tasks: Tasks,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -165,27 +168,27 @@ pub async fn run(
         &settings.program,
         &settings.timings,
     )?;
-    let watches = how_to_watch(&settings.timings);
-    let others = tokio::select! {
-        others = how_to_watch_others(&client, &watches, &settings.timings) => others,
+    let watch_config = newest_config(&settings.timings);
+    let streaming_watch_config = tokio::select! {
+        config = streaming_config(&client, &watch_config, &settings.timings) => config,
         () = stop.cancelled() => return Ok(()),
     };
     let mut manager = Manager {
-        scope: Scope::of(&settings.watch_namespaces),
+        scope: WatchScope::of(&settings.watch_namespaces),
         identity: leader::identity(settings.pod_name.as_deref(), settings.program.name),
         draining: CancellationToken::new(),
         running: JoinSet::new(),
         tasks: tasks.clone(),
-        passes: Vec::new(),
-        landings: Vec::new(),
-        under_way: TaskTracker::new(),
+        controllers: Vec::new(),
+        drains: Vec::new(),
+        reconciles: TaskTracker::new(),
         fence,
         client,
         availability,
-        watches,
-        others,
+        watch_config,
+        streaming_watch_config,
         metrics,
-        health,
+        probes,
         settings,
     };
     let watch = manager.availability.clone().watch(manager.client.clone());
@@ -198,7 +201,7 @@ pub async fn run(
 
 /// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
 /// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
-fn how_to_watch(timings: &Timings) -> watcher::Config {
+fn newest_config(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
         .max(1);
@@ -211,20 +214,20 @@ fn how_to_watch(timings: &Timings) -> watcher::Config {
 
 /// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
 /// The apiserver is asked until it answers.
-async fn how_to_watch_others(
+async fn streaming_config(
     client: &Client,
-    watches: &watcher::Config,
+    newest: &watcher::Config,
     timings: &Timings,
 ) -> watcher::Config {
-    let mut backoff = Policy {
+    let mut backoff = BackoffPolicy {
         min: Duration::from_millis(200),
         max: timings.api_timeout,
     }
-    .series();
+    .start();
     loop {
         match client::streaming_lists_supported(client).await {
-            Ok(true) => return watches.clone().streaming_lists(),
-            Ok(false) => return watches.clone(),
+            Ok(true) => return newest.clone().streaming_lists(),
+            Ok(false) => return newest.clone(),
             Err(error) => warn!(
                 error = &error as &dyn std::error::Error,
                 "waiting for the apiserver"
@@ -235,19 +238,19 @@ async fn how_to_watch_others(
 }
 
 impl Manager {
-    /// What a kind needs. Nothing is watched before [`Manager::control`].
-    pub fn kind<K>(&self, kind: &'static KindInfo) -> Watched<K>
+    /// What a kind needs. Nothing is watched before [`Manager::add_runner`].
+    pub fn kind<K>(&self, kind: &'static KindInfo) -> KindHandles<K>
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let cache = Cache::new(self.scope.shards());
-        let (say, phase) = watch::channel(State::Syncing);
-        Watched {
+        let cache = Cache::new(self.scope.places());
+        let (state, phase) = watch::channel(KindState::Syncing);
+        KindHandles {
             store: cache.store(),
             trigger: Trigger::default(),
             phase: Phase(phase),
             kind,
-            say,
+            state,
             cache,
         }
     }
@@ -265,9 +268,9 @@ impl Manager {
 
     /// Watches a kind and, while this replica leads, reconciles its objects, once the kinds of `after` are listed too. `on`
     /// is called with each change of the cache, on every replica, and with whether all objects have been listed.
-    pub(super) fn control<R>(
+    pub(super) fn add_runner<R>(
         &mut self,
-        watched: Watched<R::Object>,
+        watched: KindHandles<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
@@ -275,15 +278,15 @@ impl Manager {
         R: Reconcile,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
     {
-        let Watched {
+        let KindHandles {
             store,
             trigger,
             mut phase,
             kind,
-            say,
+            state,
             cache,
         } = watched;
-        let (ask, asked) = mpsc::channel(1);
+        let (relist, relists) = mpsc::channel(1);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.show_resources(name, move || {
@@ -292,13 +295,13 @@ impl Manager {
                 .then(|| tally(objects.state().iter().map(|object| object.readiness())))
         });
         if self.settings.runs(name) {
-            self.health.set(name, State::Syncing);
-            self.feed(kind, cache, say, asked, on);
+            self.probes.set(name, KindState::Syncing);
+            self.feed(kind, cache, state, relists, on);
         } else {
             let by = self.settings.program.hints.select_controllers;
-            let off = State::Absent(format!("switched off by {by}"));
-            self.health.set(name, off.clone());
-            say.send_replace(off);
+            let off = KindState::Absent(format!("switched off by {by}"));
+            self.probes.set(name, off.clone());
+            state.send_replace(off);
         }
         let limits = self.limits();
         let watchdog = self.watchdog(name);
@@ -309,32 +312,32 @@ impl Manager {
             &self.metrics,
             self.availability.clone(),
             watchdog,
-            self.under_way.clone(),
+            self.reconciles.clone(),
         );
-        let stood_by = self.settings.leader_elect;
-        let passes = async move {
-            if stood_by {
+        let is_candidate = self.settings.leader_elect;
+        let controllers = async move {
+            if is_candidate {
                 runner.lead();
-                listed_anew(ask).await;
+                relisted(relist).await;
             }
-            phase.settled().await;
-            join_all(after.iter_mut().map(Phase::settled)).await;
+            phase.synced().await;
+            join_all(after.iter_mut().map(Phase::synced)).await;
             runner.run(store, trigger).await;
         };
-        self.passes.push(
+        self.controllers.push(
             self.tasks
-                .guard(format!("the controller of {name}s"), passes)
+                .guard(format!("the controller of {name}s"), controllers)
                 .boxed(),
         );
     }
 
     /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
-    /// says and converted by `into`, once they are `wanted`.
-    pub fn look<W, K>(
+    /// says and converted by `into`, once they are `is_needed`.
+    pub fn watch_resource<W, K>(
         &mut self,
         places: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
-        wanted: &Arc<SetOnce<()>>,
+        is_needed: &Arc<SetOnce<()>>,
         observer: &Arc<impl Observer<K>>,
         into: fn(W) -> K,
     ) where
@@ -342,26 +345,26 @@ impl Manager {
         K: 'static,
     {
         let resource = ResourceName::from(&ApiResource::erase::<W>(&()));
-        for (shard, api) in places {
+        for (place, api) in places {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
             let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
             let (metrics, full) = (self.metrics.clone(), resource.full());
-            let counted = move || metrics.watch(&full, Purpose::Own);
+            let guard = move || metrics.watch(&full, Purpose::Own);
             let (config, resource) = (config.clone(), resource.clone());
             let watch = ResourceWatch {
                 api,
                 config,
                 resource,
-                shard,
+                place,
                 observer,
                 into,
-                counted,
+                guard,
                 watchdog,
             };
-            let (wanted, once) = (Arc::clone(wanted), watch::channel(0).1);
+            let (is_needed, once) = (Arc::clone(is_needed), watch::channel(0).1);
             self.spawn(name, async move {
-                wanted.wait().await;
+                is_needed.wait().await;
                 watch.run(once).await;
             });
         }
@@ -378,21 +381,20 @@ impl Manager {
 
     /// Watches over a loop that is called `name` in `/livez`.
     pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
-        self.health
-            .watchdog(name, longest_step(&self.settings.timings))
+        self.probes.watchdog(name, max_step(&self.settings.timings))
     }
 
-    /// At the end `landing` is waited for a moment: what is under way may come to rest.
-    pub fn land(&mut self, landing: impl Future<Output = ()> + Send + 'static) {
-        self.landings.push(landing.boxed());
+    /// At the end `drained` is waited for a moment: what is under way may come to rest.
+    pub fn wait_on_shutdown(&mut self, drained: impl Future<Output = ()> + Send + 'static) {
+        self.drains.push(drained.boxed());
     }
 
     fn feed<K>(
         &mut self,
         kind: &KindInfo,
         cache: Cache<K>,
-        phase: watch::Sender<State>,
-        asked: mpsc::Receiver<oneshot::Sender<()>>,
+        phase: watch::Sender<KindState>,
+        relists: mpsc::Receiver<oneshot::Sender<()>>,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
     ) where
         K: Kind
@@ -404,11 +406,11 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) = crds::follow(
+        let (crd, follow) = crds::follow(
             self.client.clone(),
             kind,
             self.settings.program.hints.replace_crds,
-            &self.watches,
+            &self.watch_config,
             &self.metrics,
         );
         self.spawn(
@@ -419,17 +421,17 @@ impl Manager {
             name: kind.controller,
             apis: self
                 .scope
-                .places(&self.client)
+                .apis(&self.client)
                 .into_iter()
                 .map(|(_, api)| api)
                 .collect(),
-            watches: self.watches.clone(),
+            watch_config: self.watch_config.clone(),
             metrics: self.metrics.clone(),
-            health: self.health.clone(),
+            probes: self.probes.clone(),
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),
             phase,
-            presence,
-            asked,
+            crd,
+            relists,
         };
         self.spawn(
             format!("the cache of {}s", kind.controller),
@@ -437,20 +439,20 @@ impl Manager {
         );
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ReconcileLimits {
         let timings = &self.settings.timings;
-        Limits {
+        ReconcileLimits {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
-            failed: Policy {
+            failed: BackoffPolicy {
                 min: timings.retry_min,
                 max: timings.retry_max,
             },
-            slow: Policy {
+            slow: BackoffPolicy {
                 min: timings.slow_min,
                 max: timings.slow_max,
             },
-            waiting: Policy {
+            waiting: BackoffPolicy {
                 min: timings.waiting_min,
                 max: timings.waiting_max,
             },
@@ -463,19 +465,19 @@ impl Manager {
             settings,
             fence,
             metrics,
-            health,
+            probes,
             draining,
             identity,
-            passes,
-            landings,
-            under_way,
+            controllers,
+            drains,
+            reconciles,
             running,
             ..
         } = self;
-        let work = drain::work(
-            passes,
+        let work = drain::run(
+            controllers,
             stop.clone(),
-            drain::rest(draining, landings, under_way, settings.timings.drain),
+            drain::drain(draining, drains, reconciles, settings.timings.drain),
         );
         metrics.show_leadership(&settings.leader_election_id, fence.clone());
         if !settings.leader_elect {
@@ -484,29 +486,29 @@ impl Manager {
         }
         let lease = client::unfenced(kubernetes, &settings.program, metrics)?;
         let place = (&*settings.operator_namespace, &*settings.leader_election_id);
-        let watchdog = health.watchdog("lease", longest_step(&settings.timings));
-        let election = Election::new(lease, place, identity, &settings.timings, watchdog);
+        let watchdog = probes.watchdog("lease", max_step(&settings.timings));
+        let election = LeaderElector::new(lease, place, identity, &settings.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
         drop(running);
         match outcome {
-            Outcome::Finished(()) | Outcome::Stopped => Ok(()),
-            Outcome::Lost => anyhow::bail!("lost the lease; the process must restart"),
+            LeadershipEnd::Finished(()) | LeadershipEnd::Stopped => Ok(()),
+            LeadershipEnd::Lost => anyhow::bail!("lost the lease; the process must restart"),
         }
     }
 }
 
 /// Waits until a feed has listed its objects anew. A watch that fell silent while this replica stood by shows the past, and
 /// a pass over that would undo what the other one did since.
-async fn listed_anew(ask: mpsc::Sender<oneshot::Sender<()>>) {
+async fn relisted(relist: mpsc::Sender<oneshot::Sender<()>>) {
     let (done, listed) = oneshot::channel();
     // Where nothing is served there is nobody to ask, and nothing to pass over.
-    if ask.send(done).await.is_ok() {
+    if relist.send(done).await.is_ok() {
         let _ = listed.await;
     }
 }
 
 /// What every loop stays below: a pass that overstays is dropped, and whatever does not even do that is stuck.
-fn longest_step(timings: &Timings) -> Duration {
+fn max_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }
 
@@ -518,19 +520,21 @@ mod tests {
 
     #[test]
     fn a_phase_says_why_its_kind_is_not_served() {
-        let (say, phase) = watch::channel(State::Syncing);
+        let (state, phase) = watch::channel(KindState::Syncing);
         let phase = Phase(phase);
-        assert_eq!(phase.absent("a"), None, "that is not known yet");
-        say.send_replace(State::Absent("switched off".into()));
-        assert_eq!(phase.absent("a").as_deref(), Some("switched off"));
-        say.send_replace(State::Partly([(Some("b".into()), "no".into())].into()));
+        assert_eq!(phase.unavailable("a"), None, "that is not known yet");
+        state.send_replace(KindState::Absent("switched off".into()));
+        assert_eq!(phase.unavailable("a").as_deref(), Some("switched off"));
+        state.send_replace(KindState::PartiallySynced(
+            [(Some("b".into()), "no".into())].into(),
+        ));
         assert_eq!(
-            (phase.absent("a"), phase.absent("b")),
+            (phase.unavailable("a"), phase.unavailable("b")),
             (None, Some("no".into()))
         );
-        say.send_replace(State::Partly([(None, "no".into())].into()));
-        assert_eq!(phase.absent("a").as_deref(), Some("no"));
-        say.send_replace(State::Synced);
-        assert_eq!(phase.absent("a"), None);
+        state.send_replace(KindState::PartiallySynced([(None, "no".into())].into()));
+        assert_eq!(phase.unavailable("a").as_deref(), Some("no"));
+        state.send_replace(KindState::Synced);
+        assert_eq!(phase.unavailable("a"), None);
     }
 }

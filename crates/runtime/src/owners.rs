@@ -17,13 +17,13 @@ pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
 
 /// It is not certain that the owner is there.
 #[derive(Debug, thiserror::Error)]
-pub enum Unconfirmed {
+pub enum OwnerError {
     /// The cache is behind.
     #[error("the object is gone, or another one has its name")]
-    Gone,
+    NotFound,
     /// It could not be read.
     #[error("the object could not be read: {0}")]
-    Unread(#[source] kube::Error),
+    Unreadable(#[source] kube::Error),
 }
 
 impl<K> Owners<K>
@@ -40,7 +40,7 @@ where
     }
 
     /// Whether one of them has that UID, as far as the cache shows.
-    pub fn lives(&self, uid: &str) -> bool {
+    pub fn exists(&self, uid: &str) -> bool {
         self.shown
             .find(|resource| resource.meta().uid.as_deref() == Some(uid))
             .is_some()
@@ -51,16 +51,16 @@ where
     ///
     /// # Errors
     /// When it is not, or that could not be read.
-    pub async fn confirm(&self, owner: &Owner) -> Result<(), Unconfirmed> {
+    pub async fn confirm(&self, owner: &Owner) -> Result<(), OwnerError> {
         let api: Api<K> = Api::namespaced(self.client.clone(), owner.namespace());
         let there = api
             .get_metadata_opt(owner.name())
             .await
-            .map_err(Unconfirmed::Unread)?;
+            .map_err(OwnerError::Unreadable)?;
         if there.is_some_and(|there| there.uid().as_deref() == Some(owner.uid())) {
             Ok(())
         } else {
-            Err(Unconfirmed::Gone)
+            Err(OwnerError::NotFound)
         }
     }
 }

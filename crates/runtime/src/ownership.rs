@@ -11,7 +11,7 @@ use qm_core::kind::Kind;
 use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
-use super::Key;
+use super::ObjectKey;
 
 /// A resource that makes objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,29 +21,29 @@ pub struct Owner {
     reference: OwnerReference,
     fresh: bool,
     generation: Option<i64>,
-    handled: Option<i64>,
+    observed_generation: Option<i64>,
     contested: Option<String>,
     requested: Option<String>,
 }
 
 /// What an object is to an [`Owner`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum Ownership {
     /// It is ours.
-    Ours,
+    Owned,
     /// It was that of a resource of our name which is gone: both were restored from a backup.
     Restored,
     /// Its owner hands it over.
-    HandedOver,
+    Adoptable,
     /// It is somebody else's, or nobody's.
-    Foreign(Foreign),
+    Foreign(ForeignOwner),
 }
 
 /// Whose an object is that is not ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Foreign {
+pub enum ForeignOwner {
     /// Nobody's that we know of: it can be handed over.
-    Unmarked,
+    Unowned,
     /// That of another resource of our kind, `NAMESPACE/NAME` as the object itself says: it can be handed over.
     Sibling(String),
     /// It is to be handed over to another resource of our kind, `NAMESPACE/NAME`, and was not taken over yet.
@@ -69,7 +69,7 @@ impl Owner {
             reference,
             fresh: false,
             generation,
-            handled: None,
+            observed_generation: None,
             contested: None,
             requested,
         })
@@ -93,13 +93,16 @@ impl Owner {
 
     /// Sets the generation that the owner's status reports.
     #[must_use]
-    pub fn handled(self, handled: Option<i64>) -> Self {
-        Self { handled, ..self }
+    pub fn observed_generation(self, observed_generation: Option<i64>) -> Self {
+        Self {
+            observed_generation,
+            ..self
+        }
     }
 
     /// Returns whether the owner's spec is the one that its status reports.
-    pub fn is_handled(&self) -> bool {
-        self.handled.is_some() && self.handled == self.generation
+    pub fn is_observed(&self) -> bool {
+        self.observed_generation.is_some() && self.observed_generation == self.generation
     }
 
     /// Sets the message with which the owner's status reports that other managers keep changing a child.
@@ -109,8 +112,8 @@ impl Owner {
     }
 
     /// Returns the message with which the status of the present spec reports that other managers keep changing a child.
-    pub fn contest(&self) -> Option<&str> {
-        self.contested.as_deref().filter(|_| self.is_handled())
+    pub fn contest_message(&self) -> Option<&str> {
+        self.contested.as_deref().filter(|_| self.is_observed())
     }
 
     /// Returns the owner's generation.
@@ -167,13 +170,13 @@ impl Owner {
             namespace: Some(self.namespace.clone()),
             ..ObjectMeta::default()
         };
-        self.mark(&mut metadata);
+        self.set_ownership(&mut metadata);
         metadata
     }
 
     /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
     /// we take it over; another's is for them to use.
-    pub fn mark(&self, metadata: &mut ObjectMeta) {
+    pub fn set_ownership(&self, metadata: &mut ObjectMeta) {
         metadata
             .labels
             .get_or_insert_default()
@@ -184,7 +187,7 @@ impl Owner {
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
             references
-                .retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+                .retain(|owner| owner.uid == self.reference.uid || !self.has_same_name(owner));
             match references
                 .iter_mut()
                 .find(|owner| owner.uid == self.reference.uid)
@@ -195,10 +198,10 @@ impl Owner {
         }
     }
 
-    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::mark`] does.
-    pub fn marks(&self, metadata: &ObjectMeta) -> Value {
+    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::set_ownership`] does.
+    pub fn ownership_patch(&self, metadata: &ObjectMeta) -> Value {
         let mut marked = metadata.clone();
-        self.mark(&mut marked);
+        self.set_ownership(&mut marked);
         json!({
             "labels": { self.names.owner_uid: self.uid() },
             "annotations": { self.names.owner: self.path(), self.names.adopt_by: marked.annotations.unwrap_or_default().get(self.names.adopt_by) },
@@ -207,7 +210,7 @@ impl Owner {
     }
 
     /// Takes our marks away from an object that is to stay.
-    pub fn unmark(&self, metadata: &mut ObjectMeta) {
+    pub fn clear_ownership(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
             labels.remove(self.names.owner_uid);
         }
@@ -216,14 +219,14 @@ impl Owner {
         }
         if let Some(references) = &mut metadata.owner_references {
             references
-                .retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
+                .retain(|owner| owner.uid != self.reference.uid && !self.has_same_name(owner));
         }
     }
 
     /// Whether an object has all marks of ours, and no consent of ours is left on it.
-    pub fn has_marked(&self, metadata: &ObjectMeta) -> bool {
+    pub fn has_ownership(&self, metadata: &ObjectMeta) -> bool {
         let mut marked = metadata.clone();
-        self.mark(&mut marked);
+        self.set_ownership(&mut marked);
         marked.labels == metadata.labels
             && marked.annotations == metadata.annotations
             && marked.owner_references.iter().flatten().all(|mark| {
@@ -235,8 +238,8 @@ impl Owner {
             })
     }
 
-    /// What the object of `metadata` is to us. `lives` says whether a resource of our kind has that UID.
-    pub fn claim(&self, metadata: &ObjectMeta, lives: impl Fn(&str) -> bool) -> Claim {
+    /// What the object of `metadata` is to us. `exists` says whether a resource of our kind has that UID.
+    pub fn ownership(&self, metadata: &ObjectMeta, exists: impl Fn(&str) -> bool) -> Ownership {
         let here = metadata.namespace.as_deref() == Some(&self.namespace);
         let controller = metadata
             .owner_references
@@ -257,14 +260,16 @@ impl Owner {
 
         match controller {
             // In another namespace a reference means some other resource, if any.
-            Some(controller) if here && controller.uid == self.reference.uid => return Claim::Ours,
+            Some(controller) if here && controller.uid == self.reference.uid => {
+                return Ownership::Owned;
+            }
             Some(controller)
-                if here && self.is_of_our_name(controller) && !lives(&controller.uid) =>
+                if here && self.has_same_name(controller) && !exists(&controller.uid) =>
             {
-                return Claim::Restored;
+                return Ownership::Restored;
             }
             Some(controller) => {
-                return Claim::Foreign(Foreign::Controlled(format!(
+                return Ownership::Foreign(ForeignOwner::Controlled(format!(
                     "{} {}",
                     controller.kind, controller.name
                 )));
@@ -272,26 +277,26 @@ impl Owner {
             None => {}
         }
         match label {
-            Some(uid) if *uid == self.reference.uid => return Claim::Ours,
-            Some(uid) if names_us(self.names.owner) && !lives(uid) => return Claim::Restored,
+            Some(uid) if *uid == self.reference.uid => return Ownership::Owned,
+            Some(uid) if names_us(self.names.owner) && !exists(uid) => return Ownership::Restored,
             _ => {}
         }
         if names_us(self.names.adopt_by) {
-            return Claim::HandedOver;
+            return Ownership::Adoptable;
         }
         if let Some(other) = annotation(self.names.adopt_by) {
-            return Claim::Foreign(Foreign::Promised(other.clone()));
+            return Ownership::Foreign(ForeignOwner::Promised(other.clone()));
         }
         match (label, annotation(self.names.owner)) {
-            (Some(_), Some(owner)) => Claim::Foreign(Foreign::Sibling(owner.clone())),
-            _ => Claim::Foreign(Foreign::Unmarked),
+            (Some(_), Some(owner)) => Ownership::Foreign(ForeignOwner::Sibling(owner.clone())),
+            _ => Ownership::Foreign(ForeignOwner::Unowned),
         }
     }
 
     /// What to say of an object that is not ours: `resource` is its plural with its group, as kubectl takes it.
-    pub fn conflict(
+    pub fn conflict_message(
         &self,
-        foreign: &Foreign,
+        foreign: &ForeignOwner,
         resource: &str,
         namespace: &str,
         name: &str,
@@ -302,26 +307,26 @@ impl Owner {
             self.path()
         );
         match foreign {
-            Foreign::Unmarked => {
+            ForeignOwner::Unowned => {
                 format!(
                     "{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}"
                 )
             }
-            Foreign::Sibling(owner) => format!(
+            ForeignOwner::Sibling(owner) => format!(
                 "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
                 self.reference.kind
             ),
-            Foreign::Promised(other) => format!(
+            ForeignOwner::Promised(other) => format!(
                 "{resource} {namespace}/{name} is to be handed over to {other} and is left alone; to hand it over to this one: \
                  {command} --overwrite"
             ),
-            Foreign::Controlled(controller) => format!(
+            ForeignOwner::Controlled(controller) => format!(
                 "{resource} {namespace}/{name} is controlled by {controller} and is left alone: choose another name, or delete it"
             ),
         }
     }
 
-    fn is_of_our_name(&self, owner: &OwnerReference) -> bool {
+    fn has_same_name(&self, owner: &OwnerReference) -> bool {
         let group = |api_version: &str| {
             api_version
                 .split_once('/')
@@ -334,7 +339,10 @@ impl Owner {
 }
 
 /// Returns whose child an object says it is: namespace, name, and UID, which is empty if the object lacks it.
-pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(Key, &'a str)> {
+pub fn owner_of<'a>(
+    metadata: &'a ObjectMeta,
+    names: &MetadataNames,
+) -> Option<(ObjectKey, &'a str)> {
     // Anybody may write another annotation; a controller stands there for a reason.
     let controller = metadata
         .owner_references
@@ -342,7 +350,7 @@ pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(
         .flatten()
         .find(|owner| owner.controller == Some(true));
     if let Some(controller) = controller {
-        let key = Key::new(metadata.namespace.as_deref()?, &controller.name);
+        let key = ObjectKey::new(metadata.namespace.as_deref()?, &controller.name);
         return Some((key, &controller.uid));
     }
     let (namespace, name) = metadata
@@ -354,7 +362,10 @@ pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(
         .labels
         .as_ref()
         .and_then(|labels| labels.get(names.owner_uid));
-    Some((Key::new(namespace, name), uid.map_or("", String::as_str)))
+    Some((
+        ObjectKey::new(namespace, name),
+        uid.map_or("", String::as_str),
+    ))
 }
 
 #[cfg(test)]
@@ -381,35 +392,35 @@ mod tests {
     }
 
     /// Resources of our kind that are there, besides the owner.
-    fn lives(uid: &str) -> bool {
+    fn exists(uid: &str) -> bool {
         uid == "sibling" || uid == "ours"
     }
 
-    fn controlled(name: &str) -> Claim {
-        Claim::Foreign(Foreign::Controlled(format!("Widget {name}")))
+    fn controlled(name: &str) -> Ownership {
+        Ownership::Foreign(ForeignOwner::Controlled(format!("Widget {name}")))
     }
 
     #[rstest]
-    #[case::both_marks(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
-    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
+    #[case::both_marks(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
+    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
+    #[case::the_label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
+    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
     #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
-    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
-    #[case::no_mark(json!({ "namespace": "shop" }), Claim::Foreign(Foreign::Unmarked))]
-    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Claim::Restored)]
-    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Claim::Restored)]
+    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::no_mark(json!({ "namespace": "shop" }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Ownership::Restored)]
+    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Ownership::Restored)]
     #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
     #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
-    #[case::a_former_label(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Restored)]
-    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
-    #[case::a_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::handed_over(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Claim::HandedOver)]
-    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
+    #[case::a_former_label(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
+    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/web".into())))]
+    #[case::a_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::handed_over(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Ownership::Adoptable)]
+    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Ownership::Foreign(ForeignOwner::Promised("shop/db".into())))]
     #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
-    fn whose_it_is(#[case] object: Value, #[case] claim: Claim) {
-        assert_eq!(owner().claim(&metadata(object), lives), claim);
+    fn whose_it_is(#[case] object: Value, #[case] claim: Ownership) {
+        assert_eq!(owner().ownership(&metadata(object), exists), claim);
     }
 
     #[test]
@@ -421,10 +432,10 @@ mod tests {
                 "annotations": { NAMES.adopt_by: "shop/web", "c": "d" },
                 "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }],
             }));
-            assert!(!owner().has_marked(&marked));
-            owner().mark(&mut marked);
-            assert!(owner().has_marked(&marked));
-            assert_eq!(owner().claim(&marked, lives), Claim::Ours);
+            assert!(!owner().has_ownership(&marked));
+            owner().set_ownership(&mut marked);
+            assert!(owner().has_ownership(&marked));
+            assert_eq!(owner().ownership(&marked, exists), Ownership::Owned);
             assert_eq!(
                 marked.owner_references.as_ref().unwrap().len(),
                 if namespace == "shop" { 2 } else { 1 }
@@ -436,10 +447,10 @@ mod tests {
                     .unwrap()
                     .contains_key(NAMES.adopt_by)
             );
-            owner().unmark(&mut marked);
+            owner().clear_ownership(&mut marked);
             assert_eq!(
-                owner().claim(&marked, lives),
-                Claim::Foreign(Foreign::Unmarked)
+                owner().ownership(&marked, exists),
+                Ownership::Foreign(ForeignOwner::Unowned)
             );
             assert_eq!(
                 marked.labels,
@@ -451,21 +462,21 @@ mod tests {
     #[test]
     fn the_consent_for_another_is_kept() {
         let mut marked = metadata(json!({ "namespace": "far" }));
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         marked
             .annotations
             .as_mut()
             .unwrap()
             .insert(NAMES.adopt_by.into(), "shop/db".into());
         assert!(
-            owner().has_marked(&marked),
+            owner().has_ownership(&marked),
             "nothing is to be written because of it"
         );
         assert_eq!(
-            owner().marks(&marked)["annotations"][NAMES.adopt_by],
+            owner().ownership_patch(&marked)["annotations"][NAMES.adopt_by],
             "shop/db"
         );
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         assert_eq!(marked.annotations.unwrap()[NAMES.adopt_by], "shop/db");
     }
 
@@ -474,7 +485,7 @@ mod tests {
         let mut marked = metadata(
             json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }),
         );
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         let uids: Vec<_> = marked
             .owner_references
             .unwrap()
@@ -486,15 +497,16 @@ mod tests {
 
     #[test]
     fn a_conflict_says_the_command_that_ends_it() {
-        let words = owner().conflict(&Foreign::Unmarked, "configmaps", "far", "settings");
+        let words =
+            owner().conflict_message(&ForeignOwner::Unowned, "configmaps", "far", "settings");
         assert!(
             words.ends_with(
                 "kubectl annotate configmaps settings -n far example.com/adopt-by=shop/web"
             ),
             "{words}"
         );
-        let words = owner().conflict(
-            &Foreign::Promised("shop/db".into()),
+        let words = owner().conflict_message(
+            &ForeignOwner::Promised("shop/db".into()),
             "configmaps",
             "far",
             "settings",
@@ -503,8 +515,8 @@ mod tests {
             words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"),
             "{words}"
         );
-        let words = owner().conflict(
-            &Foreign::Controlled("X y".into()),
+        let words = owner().conflict_message(
+            &ForeignOwner::Controlled("X y".into()),
             "configmaps",
             "far",
             "settings",

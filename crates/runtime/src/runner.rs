@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, warn};
 
-use super::Key;
+use super::ObjectKey;
 use super::availability::{self, Availability};
-use super::backoff::{Backoffs, Policy};
+use super::backoff::{BackoffPolicy, Backoffs};
 use super::error::{Class, Error};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
@@ -51,7 +51,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
 
     /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a reconcile in
     /// flight at the deletion may have left something behind.
-    fn forget(&self, _key: &Key) {}
+    fn forget(&self, _key: &ObjectKey) {}
 }
 
 /// A failed reconcile, with the class that decides when to retry.
@@ -89,27 +89,27 @@ const CANARY: Duration = Duration::from_secs(8);
 const STEP: Duration = Duration::from_millis(50);
 /// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
 /// longest delay.
-const RETURNS: Policy = Policy {
+const RETURNS: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
 };
 
 /// Generation and `requested-at` of an object: with another one the delays begin anew.
-type Requested = (Option<i64>, Option<String>);
+type TriggerKey = (Option<i64>, Option<String>);
 
-/// Limits of the reconciles of one controller.
+/// ReconcileLimits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct ReconcileLimits {
     /// Most concurrent reconciles.
     pub concurrency: u16,
     /// Timeout of one reconcile.
     pub timeout: Duration,
     /// Delays after failures.
-    pub failed: Policy,
+    pub failed: BackoffPolicy,
     /// Delays after failures that somebody has to fix elsewhere.
-    pub slow: Policy,
+    pub slow: BackoffPolicy,
     /// Delays while an object waits.
-    pub waiting: Policy,
+    pub waiting: BackoffPolicy,
     /// Interval of reconciles that nothing triggers.
     pub resync: Duration,
 }
@@ -118,7 +118,7 @@ pub(super) struct Limits {
 pub(super) struct Runner<R: Reconcile> {
     name: &'static str,
     reconciler: Arc<R>,
-    limits: Limits,
+    limits: ReconcileLimits,
     metrics: ControllerMetrics,
     availability: Availability,
     watchdog: Watchdog,
@@ -151,7 +151,7 @@ type Turn = (Instant, u64);
 #[derive(Default)]
 struct Item {
     /// Last request for the object.
-    requested: Option<Requested>,
+    requested: Option<TriggerKey>,
     /// When its next reconcile may begin.
     due: Option<Due>,
 }
@@ -266,7 +266,7 @@ impl<R: Reconcile> Runner<R> {
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
-        limits: Limits,
+        limits: ReconcileLimits,
         metrics: &Metrics,
         availability: Availability,
         watchdog: Watchdog,
@@ -358,7 +358,7 @@ impl<R: Reconcile> Runner<R> {
 
     fn gone(&self, object: &ObjectRef<R::Object>) {
         self.forget(object);
-        self.reconciler.forget(&Key::new(
+        self.reconciler.forget(&ObjectKey::new(
             object.namespace.as_deref().unwrap_or_default(),
             &object.name,
         ));
@@ -368,7 +368,7 @@ impl<R: Reconcile> Runner<R> {
     /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
         let mut returns = self.availability.returns();
-        let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
+        let (mut next, mut pauses) = (Instant::now(), RETURNS.start());
         loop {
             tokio::select! {
                 // The sender is dropped only while the process ends.
@@ -380,7 +380,7 @@ impl<R: Reconcile> Runner<R> {
             }
             // An apiserver that returns again and again must not disable the backoff.
             if next.elapsed() > RETURNS.max {
-                pauses = RETURNS.series();
+                pauses = RETURNS.start();
             }
             sleep_until(next).await;
             let began = Instant::now();
@@ -392,7 +392,7 @@ impl<R: Reconcile> Runner<R> {
                 // Another trigger may have been faster.
                 if self.transient().contains_key(&key) {
                     self.reset(&key);
-                    trigger.wake(&Key::new(
+                    trigger.wake(&ObjectKey::new(
                         key.namespace.as_deref().unwrap_or_default(),
                         &key.name,
                     ));
@@ -407,7 +407,7 @@ impl<R: Reconcile> Runner<R> {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
         {
-            trigger.wake(&Key::new(
+            trigger.wake(&ObjectKey::new(
                 key.namespace.as_deref().unwrap_or_default(),
                 &key.name,
             ));
@@ -508,7 +508,7 @@ impl<R: Reconcile> Runner<R> {
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(
-                    panic = tasks::words(&*panic),
+                    panic = tasks::panic_message(&*panic),
                     "reconcile panicked; will retry"
                 );
                 self.metrics.panicked();
@@ -644,7 +644,7 @@ mod tests {
 
     use super::*;
     use crate::cache::Cache;
-    use crate::health::Health;
+    use crate::health::Probes;
     use crate::testing::{PROGRAM, Widget};
 
     #[tokio::test(start_paused = true)]
@@ -729,7 +729,7 @@ mod tests {
                 .unwrap()
                 .entry(object.name_any())
                 .or_default() += 1;
-            self.trigger.wake(&Key::of(object.as_ref()));
+            self.trigger.wake(&ObjectKey::of(object.as_ref()));
             Ok(Requeue::OnChange)
         }
     }
@@ -744,7 +744,7 @@ mod tests {
         });
         let (limits, cache) = (limits(2), filled(OBJECTS));
         let (health, metrics) = (
-            Health::new().watchdog("busy", limits.resync),
+            Probes::new().watchdog("busy", limits.resync),
             Metrics::new(&PROGRAM),
         );
         let tracker = TaskTracker::new();
@@ -779,11 +779,11 @@ mod tests {
     /// An unfinished reconcile's request may fail each time it is answered.
     #[test]
     fn unfinished_reconcile_does_not_reset_the_delays() {
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: Duration::from_secs(1),
             max: Duration::from_hours(1),
         };
-        let limits = Limits {
+        let limits = ReconcileLimits {
             concurrency: 1,
             timeout: policy.max,
             failed: policy,
@@ -791,7 +791,7 @@ mod tests {
             waiting: policy,
             resync: policy.max,
         };
-        let watchdog = Health::new().watchdog("idle", policy.max);
+        let watchdog = Probes::new().watchdog("idle", policy.max);
         let runner = Runner::new(
             "idle",
             Arc::new(Failing::default()),
@@ -818,14 +818,14 @@ mod tests {
         json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
     }
 
-    /// Limits whose delays are an hour.
-    fn limits(concurrency: u16) -> Limits {
+    /// ReconcileLimits whose delays are an hour.
+    fn limits(concurrency: u16) -> ReconcileLimits {
         let hour = Duration::from_hours(1);
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: hour,
             max: hour,
         };
-        Limits {
+        ReconcileLimits {
             concurrency,
             timeout: hour,
             failed: policy,
@@ -862,7 +862,7 @@ mod tests {
             status: Mutex::new(Some(status)),
             ..Failing::default()
         });
-        let watchdog = Health::new().watchdog("test", hour);
+        let watchdog = Probes::new().watchdog("test", hour);
         let availability = availability.clone();
         let runner = Runner::new(
             "test",
@@ -1006,7 +1006,7 @@ mod tests {
         let (failing, trigger) = run(1, status, &availability);
         for _ in 0..15 {
             sleep(Duration::from_secs(1)).await;
-            trigger.wake(&Key::new("n", "o-0"));
+            trigger.wake(&ObjectKey::new("n", "o-0"));
             availability.come_back();
         }
         assert_eq!(failing.count(), 1);
@@ -1025,11 +1025,11 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
-            let policy = Policy {
+            let policy = BackoffPolicy {
                 min: Duration::from_secs(1),
                 max: hour,
             };
-            let limits = Limits {
+            let limits = ReconcileLimits {
                 concurrency: 1,
                 timeout: hour,
                 failed: policy,
@@ -1037,7 +1037,7 @@ mod tests {
                 waiting: policy,
                 resync: hour,
             };
-            let watchdog = Health::new().watchdog("test", hour);
+            let watchdog = Probes::new().watchdog("test", hour);
             let reconciler = Arc::new(Failing::default());
             let tracker = TaskTracker::new();
             let runner = Runner::new(

@@ -100,7 +100,7 @@ impl Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsCertificate {
     /// Self-signed, generated at start.
-    Own,
+    SelfSigned,
     /// `tls.crt` and `tls.key` in this folder, reread when they change.
     Mounted(PathBuf),
 }

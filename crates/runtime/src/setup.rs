@@ -5,13 +5,13 @@ use std::sync::Arc;
 use kube::runtime::reflector::Store;
 use tokio::sync::SetOnce;
 
-use super::Key;
+use super::ObjectKey;
 use super::cache::CacheChange;
-use super::children::{ChildKind, Children, Quirks, Report, Writer};
+use super::children::{ChildKind, ChildSummary, Children, Quirks, Writer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::Advice;
 use super::events::Events;
-use super::manager::{Manager, Phase, Watched};
+use super::manager::{KindHandles, Manager, Phase};
 use super::runner::Reconcile as _;
 use super::trigger::Trigger;
 
@@ -36,18 +36,18 @@ pub struct Setup<'a, K: ReconciledKind> {
 impl<K: ReconciledKind> Setup<'_, K> {
     /// Watches children of kind `T`, of which `report` extracts what the status needs. If a person edits one of the fields of
     /// `advice`, an Event names the change to make instead.
-    pub fn children<T: ChildKind, S: Report>(
+    pub fn children<T: ChildKind, S: ChildSummary>(
         &mut self,
-        report: fn(&T) -> S,
+        summary: fn(&T) -> S,
         advice: Advice,
     ) -> Arc<Children<T, S>> {
-        self.children_with_quirks(report, advice, Quirks::default())
+        self.children_with_quirks(summary, advice, Quirks::default())
     }
 
     /// Watches children of a kind with properties of its own.
-    pub fn children_with_quirks<T: ChildKind, S: Report>(
+    pub fn children_with_quirks<T: ChildKind, S: ChildSummary>(
         &mut self,
-        report: fn(&T) -> S,
+        summary: fn(&T) -> S,
         advice: Advice,
         quirks: Quirks<T>,
     ) -> Arc<Children<T, S>> {
@@ -60,7 +60,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
             needs_watch: Arc::clone(&self.needs_watch),
         };
         let trigger = self.trigger.clone();
-        Children::new(self.manager, &writer, report, quirks, move |owner| {
+        Children::new(self.manager, &writer, summary, quirks, move |owner| {
             trigger.wake(owner);
         })
     }
@@ -86,7 +86,7 @@ impl Manager {
     /// The errors of `new`.
     pub fn add_controller<C: Controller>(
         &mut self,
-        watched: Watched<C::Kind>,
+        watched: KindHandles<C::Kind>,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
         let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
@@ -113,7 +113,7 @@ impl Manager {
         let after = setup.after;
         let managed = Arc::new(Managed::new(controller, shared));
         let observed = Arc::clone(&managed);
-        self.control(
+        self.add_runner(
             watched,
             managed,
             after,
@@ -122,14 +122,14 @@ impl Manager {
                     // Once is enough.
                     let _ = needs_watch.set(());
                     observed.controller.changed(&object, is_listed);
-                    let key = Key::of(object.as_ref());
+                    let key = ObjectKey::of(object.as_ref());
                     // Each object is shown once more when all of them have been listed.
-                    if is_listed && !observed.shared.own_writes.knows(&key, &object) {
+                    if is_listed && !observed.shared.own_writes.is_known(&key, &object) {
                         trigger.wake(&key);
                     }
                 }
                 CacheChange::Deleted(object) => {
-                    let key = Key::of(object.as_ref());
+                    let key = ObjectKey::of(object.as_ref());
                     observed.controller.deleted(&object);
                     observed.forget(&key);
                     trigger.wake(&key);

@@ -15,12 +15,12 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
-use super::Scope;
+use super::WatchScope;
 use super::health::Watchdog;
 use super::metrics::{Metrics, Purpose, WatchGuard};
 use super::raw_object::RawObject;
 use super::tasks::Tasks;
-use super::watching::{self, Told};
+use super::watch::{WatchUpdate, watch_updates};
 
 /// A resource as the API's paths have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,25 +62,25 @@ impl From<&ApiResource> for ResourceName {
 /// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
 pub trait Observer<K = RawObject>: Send + Sync + 'static {
     /// Handles the start of a watch: all later events come from lists of this generation, see [`WatchHub::relist`].
-    fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
-    /// A watch begins to list its shard (`None` is the whole cluster).
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>);
+    fn on_started(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
+    /// A watch begins to list its place (`None` is the whole cluster).
+    fn on_list_started(&self, resource: &ResourceName, place: Option<&str>);
     /// An object is there; of some resources only the metadata, see [`ResourceName::is_watched_by_metadata`].
-    fn present(&self, resource: &ResourceName, object: K);
+    fn on_applied(&self, resource: &ResourceName, object: K);
     /// An object was deleted: this is its last state.
-    fn gone(&self, resource: &ResourceName, object: K);
-    /// Everything in the shard has been shown since [`Observer::listing`].
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>);
+    fn on_deleted(&self, resource: &ResourceName, object: K);
+    /// Everything in the place has been shown since [`Observer::on_list_started`].
+    fn on_list_done(&self, resource: &ResourceName, place: Option<&str>);
     /// It is certain that the resource may be listed and watched: what was refused before is over.
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>);
+    fn on_recovered(&self, resource: &ResourceName, place: Option<&str>);
     /// The watch gets no answer, or a refusal; it goes on trying.
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error);
+    fn on_error(&self, resource: &ResourceName, place: Option<&str>, error: &watcher::Error);
 }
 
 /// The watches.
 pub struct WatchHub {
     client: Client,
-    scope: Scope,
+    scope: WatchScope,
     config: watcher::Config,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
@@ -94,7 +94,7 @@ impl WatchHub {
     /// No watch yet. `config` says how to list.
     pub fn new(
         client: Client,
-        scope: Scope,
+        scope: WatchScope,
         config: watcher::Config,
         observer: Arc<dyn Observer>,
         metrics: Metrics,
@@ -135,18 +135,18 @@ impl WatchHub {
             apiVersion = name.api_version,
             "watching"
         );
-        let shards = if namespaced {
-            self.scope.shards()
+        let places = if namespaced {
+            self.scope.places()
         } else {
             vec![None]
         };
-        let handles = shards
+        let handles = places
             .into_iter()
-            .map(|shard| {
+            .map(|place| {
                 if name.is_watched_by_metadata() {
-                    self.spawn::<PartialObjectMeta>(resource, &name, shard)
+                    self.spawn::<PartialObjectMeta>(resource, &name, place)
                 } else {
-                    self.spawn::<RawObject>(resource, &name, shard)
+                    self.spawn::<RawObject>(resource, &name, place)
                 }
             })
             .collect();
@@ -157,7 +157,7 @@ impl WatchHub {
         &self,
         resource: &ApiResource,
         name: &ResourceName,
-        shard: Option<String>,
+        place: Option<String>,
     ) -> AbortHandle
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
@@ -168,7 +168,7 @@ impl WatchHub {
             + Send
             + 'static,
     {
-        let api = match &shard {
+        let api = match &place {
             Some(namespace) => Api::<K>::namespaced_with(self.client.clone(), namespace, resource),
             None => Api::all_with(self.client.clone(), resource),
         };
@@ -177,10 +177,10 @@ impl WatchHub {
             api,
             config: self.config.clone(),
             resource: name.clone(),
-            shard,
+            place,
             observer: Arc::clone(&self.observer),
             into: K::into,
-            counted: move || metrics.watch(&full, Purpose::Target),
+            guard: move || metrics.watch(&full, Purpose::Target),
             watchdog: self.watchdog.clone(),
         };
         let watch = watch.run(self.generation.subscribe());
@@ -191,11 +191,11 @@ impl WatchHub {
         .abort_handle()
     }
 
-    /// Ends the watches of resources for which `wanted` says no.
-    pub fn retain(&self, wanted: impl Fn(&ResourceName) -> bool) {
+    /// Ends the watches of resources for which `is_needed` says no.
+    pub fn retain(&self, is_needed: impl Fn(&ResourceName) -> bool) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|name, handles| {
-            let keep = wanted(name);
+            let keep = is_needed(name);
             if !keep {
                 info!(
                     resource = name.plural,
@@ -224,13 +224,13 @@ pub struct ResourceWatch<W, K, C> {
     /// The resource's name.
     pub resource: ResourceName,
     /// The namespace; `None` is the whole cluster.
-    pub shard: Option<String>,
+    pub place: Option<String>,
     /// The observer.
     pub observer: Arc<dyn Observer<K>>,
     /// Converts what is watched into what is shown.
     pub into: fn(W) -> K,
     /// Counts a watch that begins.
-    pub counted: C,
+    pub guard: C,
     /// Guards each step.
     pub watchdog: Watchdog,
 }
@@ -246,7 +246,7 @@ where
         loop {
             let current = *generation.borrow_and_update();
             self.observer
-                .begins(&self.resource, self.shard.as_deref(), current);
+                .on_started(&self.resource, self.place.as_deref(), current);
             tokio::select! {
                 () = self.watch() => {}
                 () = next(&mut generation) => {}
@@ -255,41 +255,43 @@ where
     }
 
     async fn watch(&self) {
-        let mut told = std::pin::pin!(watching::watch(
+        let mut update = std::pin::pin!(watch_updates(
             self.api.clone(),
             self.config.clone(),
-            (self.counted)()
+            (self.guard)()
         ));
-        while let Some(told) = told.next().await {
+        while let Some(update) = update.next().await {
             let _busy = self.watchdog.busy();
-            self.show(told);
+            self.notify(update);
         }
     }
 
-    fn show(&self, told: Told<W>) {
+    fn notify(&self, update: WatchUpdate<W>) {
         let Self {
             resource, observer, ..
         } = self;
-        let shard = self.shard.as_deref();
-        match told {
-            Told::Shown(Event::Init) => observer.listing(resource, shard),
-            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => {
-                observer.present(resource, (self.into)(object));
+        let place = self.place.as_deref();
+        match update {
+            WatchUpdate::Event(Event::Init) => observer.on_list_started(resource, place),
+            WatchUpdate::Event(Event::InitApply(object) | Event::Apply(object)) => {
+                observer.on_applied(resource, (self.into)(object));
             }
-            Told::Shown(Event::Delete(object)) => observer.gone(resource, (self.into)(object)),
-            Told::Shown(Event::InitDone) => {
+            WatchUpdate::Event(Event::Delete(object)) => {
+                observer.on_deleted(resource, (self.into)(object))
+            }
+            WatchUpdate::Event(Event::InitDone) => {
                 debug!(resource = resource.plural, "listed");
-                observer.listed(resource, shard);
+                observer.on_list_done(resource, place);
             }
-            Told::Stands => observer.stands(resource, shard),
-            Told::Failed(error) => {
+            WatchUpdate::Recovered => observer.on_recovered(resource, place),
+            WatchUpdate::Failed(error) => {
                 let cause = &error as &dyn std::error::Error;
                 warn!(
                     resource = resource.plural,
                     error = cause,
                     "watch failed; will retry"
                 );
-                observer.failing(resource, shard, &error);
+                observer.on_error(resource, place, &error);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::Key;
+use crate::ObjectKey;
 
 /// Writes that fill this time, one in each period, may happen at once.
 const BURST: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ pub(super) struct Pacer {
 struct Turns {
     /// Time of the next free write.
     next: Option<Instant>,
-    given: HashMap<Key, Turn>,
+    given: HashMap<ObjectKey, Turn>,
 }
 
 struct Turn {
@@ -29,11 +29,11 @@ struct Turn {
     basis: Basis,
 }
 
-/// State in which a child waits: somebody's change of the child or of its owner ends the wait.
+/// Comparison in which a child waits: somebody's change of the child or of its owner ends the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
     /// Digest of the child's content.
-    pub(super) print: u64,
+    pub(super) fingerprint: u64,
     /// The owner's generation.
     pub(super) generation: Option<i64>,
     /// The author's last reconcile request.
@@ -54,7 +54,7 @@ impl Pacer {
     }
 
     /// Returns whether the child waits for its turn, and nobody has changed anything since.
-    pub(super) fn waits(&self, child: &Key, basis: &Basis) -> bool {
+    pub(super) fn waits(&self, child: &ObjectKey, basis: &Basis) -> bool {
         self.turns()
             .given
             .get(child)
@@ -65,7 +65,7 @@ impl Pacer {
     /// turn until [`Pacer::forget`], however often its write fails.
     pub(super) fn must_wait(
         &self,
-        child: &Key,
+        child: &ObjectKey,
         basis: Basis,
         wake: impl FnOnce() + Send + 'static,
     ) -> bool {
@@ -93,7 +93,7 @@ impl Pacer {
     }
 
     /// Forgets a child that is confirmed, or no longer desired.
-    pub(super) fn forget(&self, child: &Key) {
+    pub(super) fn forget(&self, child: &ObjectKey) {
         self.turns().given.remove(child);
     }
 }
@@ -113,16 +113,16 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(50);
 
-    fn basis(print: u64) -> Basis {
+    fn basis(fingerprint: u64) -> Basis {
         Basis {
-            print,
+            fingerprint,
             generation: Some(1),
             requested: None,
         }
     }
 
-    fn key(number: u32) -> Key {
-        Key::new("shop", &number.to_string())
+    fn key(number: u32) -> ObjectKey {
+        ObjectKey::new("shop", &number.to_string())
     }
 
     #[tokio::test(start_paused = true)]

@@ -27,24 +27,24 @@ fn name() -> ResourceName {
 }
 
 /// Of these the apiserver loses `data` now and then.
-fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
+fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
         client,
         names: &NAMES,
         manager: "example/test",
-        report: |_| (),
+        summary: |_| (),
         quirks: Quirks {
             lost: |sent, there| sent.data != there.data,
             ..Quirks::default()
         },
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
-        seen: Seen::new([None].into(), Duration::from_mins(30)),
+        cache: ChildCache::new([None].into(), Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
-    maps.seen.settled(None);
+    maps.cache.set_synced(None);
     maps
 }
 
@@ -56,9 +56,9 @@ fn owner() -> Owner {
 
 /// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
 #[rstest]
-#[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
-#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.listing(&name(), None); maps.listed(&name(), None); }, true)]
-#[case::it_is_shown(|maps: &Maps, made| maps.present(&name(), made), false)]
+#[case::it_is_gone(|maps: &Maps, made| maps.on_deleted(&name(), made), true)]
+#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.on_list_started(&name(), None); maps.on_list_done(&name(), None); }, true)]
+#[case::it_is_shown(|maps: &Maps, made| maps.on_applied(&name(), made), false)]
 #[tokio::test]
 async fn whoever_made_what_may_be_gone_already_is_woken(
     #[case] meanwhile: fn(&Maps, ConfigMap),
@@ -88,13 +88,13 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     let (applied, ()) = tokio::join!(maps.apply(&cx, desired, &[]), answer);
     applied.unwrap();
     let expected = if may_be_gone {
-        vec![Key::new("shop", "web")]
+        vec![ObjectKey::new("shop", "web")]
     } else {
         Vec::new()
     };
     assert_eq!(*woken.lock().unwrap(), expected);
     assert_eq!(
-        maps.seen.known(&Key::new("shop", "child")).is_none(),
+        maps.cache.known(&ObjectKey::new("shop", "child")).is_none(),
         may_be_gone
     );
 }
@@ -144,10 +144,13 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
     let maps = maps(Client::new(service, "shop"), |_| ());
     let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" } } });
-    let (cx, child) = (context(&maps.client, owner()), Key::new("shop", "child"));
+    let (cx, child) = (
+        context(&maps.client, owner()),
+        ObjectKey::new("shop", "child"),
+    );
     let answers = async {
         let (_, answer) = apiserver.next_request().await.unwrap();
-        maps.present(&name(), serde_json::from_value(live.clone()).unwrap());
+        maps.on_applied(&name(), serde_json::from_value(live.clone()).unwrap());
         answer.send_response(not_found());
         let mut asked = Vec::new();
         for _ in 0..2 {
@@ -179,7 +182,7 @@ async fn one_that_was_going_is_asked_for() {
     let maps = maps(Client::new(service, "shop"), |_| ());
     let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-    maps.present(&name(), serde_json::from_value(child.clone()).unwrap());
+    maps.on_applied(&name(), serde_json::from_value(child.clone()).unwrap());
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::GET);

@@ -31,8 +31,8 @@ fn owner(requested: Option<&str>) -> Owner {
     Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
-fn child() -> Key {
-    Key::new("shop", "web")
+fn child() -> ObjectKey {
+    ObjectKey::new("shop", "web")
 }
 
 fn correct(drift: &Drift, field: &str) {
@@ -141,7 +141,7 @@ async fn what_is_kept_and_told_is_bounded() {
         manager: None,
         digest: "d",
     };
-    drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
+    drift.corrected(&owner(None), &ObjectKey::new("shop", "db"), &correction);
     assert_eq!(drift.episodes().len(), 1, "the other one is over");
 }
 

@@ -79,7 +79,7 @@ fn drift_is_a_difference_of_the_desired_fields(
     );
     assert_eq!(before.digest() != after.digest(), drift.is_some());
     assert_eq!(
-        in_words(&after.differences(&before)),
+        format_paths(&after.differences(&before)),
         drift.unwrap_or_default()
     );
     assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
@@ -101,7 +101,7 @@ fn list_whose_items_were_taken_is_still_told_apart_by_key() {
         &[ours()],
     ));
     assert_eq!(
-        in_words(&differences),
+        format_paths(&differences),
         "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]"
     );
 }
@@ -165,15 +165,15 @@ fn many_fields_are_named_by_the_first() {
         .map(|number| vec!["f:spec".to_owned(), format!("f:a{number}")])
         .collect();
     assert_eq!(
-        in_words(&paths),
+        format_paths(&paths),
         "spec.a0, spec.a1, spec.a2, spec.a3, spec.a4 and 2 more"
     );
-    assert_eq!(in_words(&paths[..1]), "spec.a0");
+    assert_eq!(format_paths(&paths[..1]), "spec.a0");
     let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"]
         .map(str::to_owned)
         .to_vec();
     assert_eq!(
-        in_words(&[label]),
+        format_paths(&[label]),
         "metadata.labels[app.kubernetes.io/name]"
     );
 }

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 /// Says whether this process may write now. Cheap to clone and to ask.
 #[derive(Clone)]
-pub struct Fence(Arc<Inner>);
+pub struct Fence(Arc<FenceState>);
 
-struct Inner {
+struct FenceState {
     /// Instants are kept as nanoseconds since this one.
     origin: Instant,
     /// Held until then; zero: not held.
@@ -23,7 +23,7 @@ struct Inner {
 impl Fence {
     fn new(until: u64) -> Self {
         let until = AtomicU64::new(until);
-        Self(Arc::new(Inner {
+        Self(Arc::new(FenceState {
             origin: Instant::now(),
             until,
             closed: AtomicBool::new(false),

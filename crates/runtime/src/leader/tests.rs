@@ -10,17 +10,17 @@ use tokio::time::advance;
 use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::health::Health;
+use crate::health::Probes;
 
 const LEASE: &str = "lease";
 
 /// An apiserver that knows one Lease: versions, conflicts, and faults on demand.
 #[derive(Clone, Default)]
-struct Server(Arc<Mutex<State>>);
+struct FakeApiserver(Arc<Mutex<FakeState>>);
 
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools)] // each switches one fault on
-struct State {
+struct FakeState {
     lease: Option<Lease>,
     version: u64,
     /// Requests in order, as `METHOD`.
@@ -39,8 +39,8 @@ struct State {
     edits: u32,
 }
 
-impl Server {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl FakeApiserver {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.lock().unwrap()
     }
 
@@ -142,7 +142,7 @@ impl Server {
     }
 }
 
-impl State {
+impl FakeState {
     fn store(&mut self, mut lease: Lease) -> Lease {
         self.version += 1;
         lease.metadata.name = Some(LEASE.into());
@@ -155,9 +155,9 @@ fn ok(lease: &Lease) -> Result<Response<Body>, BoxError> {
     Ok(Response::new(Body::from(serde_json::to_vec(lease)?)))
 }
 
-fn election(server: &Server, identity: &str) -> Election {
-    let watchdog = Health::new().watchdog("lease", Duration::from_mins(1));
-    Election::new(
+fn elector(server: &FakeApiserver, identity: &str) -> LeaderElector {
+    let watchdog = Probes::new().watchdog("lease", Duration::from_mins(1));
+    LeaderElector::new(
         server.client(),
         ("ops", LEASE),
         identity.into(),
@@ -170,19 +170,19 @@ fn election(server: &Server, identity: &str) -> Election {
 struct Replica {
     fence: Fence,
     stop: CancellationToken,
-    task: tokio::task::JoinHandle<Outcome<&'static str>>,
+    task: tokio::task::JoinHandle<LeadershipEnd<&'static str>>,
 }
 
-fn start(server: &Server, identity: &str) -> Replica {
+fn start(server: &FakeApiserver, identity: &str) -> Replica {
     let (fence, stop) = (Fence::shut(), CancellationToken::new());
-    let (election, held, token) = (election(server, identity), fence.clone(), stop.clone());
+    let (elector, held, token) = (elector(server, identity), fence.clone(), stop.clone());
     let task = tokio::spawn(async move {
         let work = async {
             assert!(held.held(), "the fence is open before the work begins");
             token.cancelled().await;
             "done"
         };
-        lead(&election, &held, &token, work).await
+        lead(&elector, &held, &token, work).await
     });
     Replica { fence, stop, task }
 }
@@ -228,7 +228,7 @@ async fn the_fence_is_computed_from_time() {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let first = server.spec();
@@ -246,7 +246,7 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
     assert_ne!(server.spec().renew_time, first.renew_time);
 
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Finished("done"));
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Finished("done"));
     assert!(!one.fence.held());
     let released = server.spec();
     assert_eq!(released.holder_identity.as_deref(), Some(""));
@@ -258,7 +258,7 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
 
 #[tokio::test(start_paused = true)]
 async fn one_of_two_leads_and_hands_over_at_once() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
@@ -276,7 +276,7 @@ async fn one_of_two_leads_and_hands_over_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_leader_is_replaced_after_its_own_duration() {
     for (seconds, min, max) in [(9, 9_000, 10_300), (15, 15_000, 16_300)] {
-        let server = Server::default();
+        let server = FakeApiserver::default();
         server.held_by("gone", seconds);
         let two = start(&server, "two");
         let took = until(|| two.fence.held()).await;
@@ -291,7 +291,7 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
 
 #[tokio::test(start_paused = true)]
 async fn of_many_candidates_one_takes_over() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     server.held_by("gone", 9);
     let replicas: Vec<_> = ["one", "two", "three", "four"]
         .map(|name| start(&server, name))
@@ -312,10 +312,10 @@ async fn of_many_candidates_one_takes_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_without_the_apiserver_stops_in_time() {
-    type Fault = fn(&mut State, bool);
-    let faults: [Fault; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
+    type Failure = fn(&mut FakeState, bool);
+    let faults: [Failure; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
     for fault in faults {
-        let server = Server::default();
+        let server = FakeApiserver::default();
         let one = start(&server, "one");
         until(|| one.fence.held()).await;
         let two = start(&server, "two");
@@ -323,7 +323,7 @@ async fn a_leader_without_the_apiserver_stops_in_time() {
         fault(&mut server.state(), true);
         let took = until(|| !one.fence.held()).await;
         assert!(took <= Duration::from_millis(6_020), "{took:?}");
-        assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+        assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
         fault(&mut server.state(), false);
         until(|| two.fence.held()).await;
         assert_eq!(
@@ -337,7 +337,7 @@ async fn a_leader_without_the_apiserver_stops_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_short_fault_is_survived() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().fails = true;
@@ -353,7 +353,7 @@ async fn a_short_fault_is_survived() {
 
 #[tokio::test(start_paused = true)]
 async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
@@ -370,13 +370,13 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
 
 /// Every write is applied, and no answer says so: the lease does.
 #[rstest]
-#[case::repeated(|state: &mut State| state.repeats = true)]
-#[case::unanswered(|state: &mut State| state.loses_answers = true)]
+#[case::repeated(|state: &mut FakeState| state.repeats = true)]
+#[case::unanswered(|state: &mut FakeState| state.loses_answers = true)]
 #[tokio::test(start_paused = true)]
 async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
-    #[case] fault: fn(&mut State),
+    #[case] fault: fn(&mut FakeState),
 ) {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     server.held_by("gone", 9);
     fault(&mut server.state());
     let one = start(&server, "one");
@@ -390,13 +390,13 @@ async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
     // Somebody else's lease is not taken for a write of this candidate.
     server.held_by("two", 9);
     until(|| !one.fence.held()).await;
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     two.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().edits = u32::MAX;
@@ -405,25 +405,25 @@ async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
         took > Duration::from_secs(5) && took <= Duration::from_millis(6_020),
         "{took:?}"
     );
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_another_took_is_lost_at_once() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.held_by("two", 9);
     let took = until(|| !one.fence.held()).await;
     assert!(took <= Duration::from_millis(520), "{took:?}");
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(server.holder().as_deref(), Some("two"));
 }
 
 /// SIGSTOP past the lease, then SIGCONT: the clock jumps before any task runs.
 #[tokio::test(start_paused = true)]
 async fn a_frozen_leader_wakes_with_its_fence_shut() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.held_by("two", 9);
@@ -433,7 +433,7 @@ async fn a_frozen_leader_wakes_with_its_fence_shut() {
     assert!(futures::poll!(jump.as_mut()).is_pending());
     assert!(!one.fence.held());
     jump.await;
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(
         server.state().log.len(),
         before,
@@ -444,7 +444,7 @@ async fn a_frozen_leader_wakes_with_its_fence_shut() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_lease_is_made_again_by_its_holder() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().lease = None;
@@ -456,12 +456,12 @@ async fn a_deleted_lease_is_made_again_by_its_holder() {
 
 #[tokio::test(start_paused = true)]
 async fn a_standby_stops_without_touching_the_lease() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     server.held_by("other", 9);
     let two = start(&server, "two");
     sleep(Duration::from_secs(2)).await;
     two.stop.cancel();
-    assert_eq!(two.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(two.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder().as_deref(), Some("other"));
     assert!(
         server
@@ -475,14 +475,14 @@ async fn a_standby_stops_without_touching_the_lease() {
 /// The request that takes the lease may arrive although its sender was told to stop: nobody would hold it for 9 s.
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_stops_in_the_middle_gives_back_what_it_took() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     server.state().hangs = true;
     let one = start(&server, "one");
     until(|| !server.state().log.is_empty()).await;
     server.held_by("one", 9);
     server.state().hangs = false;
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);
     assert!(!one.fence.held());
 }
@@ -490,13 +490,13 @@ async fn a_candidate_that_stops_in_the_middle_gives_back_what_it_took() {
 /// The same between two attempts: the one before took the lease, and its answer was lost.
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_stops_after_an_attempt_without_an_answer_gives_back_what_it_took() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     server.state().loses_answer = true;
     let one = start(&server, "one");
     until(|| server.holder().is_some()).await;
     assert!(!one.fence.held());
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);
 }
 

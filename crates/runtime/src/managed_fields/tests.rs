@@ -82,12 +82,12 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
             json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {} } } } } } }),
         ),
     ];
-    assert!(is_to_be_handed_over(&managed, US, &[]));
-    let after = handed_over(&managed, US, &desired(), &[]);
-    let told = |entry: &ManagedFieldsEntry| {
+    assert!(needs_upgrade(&managed, US, &[]));
+    let after = upgraded(&managed, US, &desired(), &[]);
+    let name = |entry: &ManagedFieldsEntry| {
         format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry))
     };
-    let names: Vec<_> = after.iter().map(told).collect();
+    let names: Vec<_> = after.iter().map(name).collect();
     assert_eq!(
         names,
         [
@@ -106,7 +106,7 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
         "what we say nothing of stays theirs"
     );
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
-    assert!(!is_to_be_handed_over(&after, US, &[]));
+    assert!(!needs_upgrade(&after, US, &[]));
 }
 
 #[test]
@@ -115,10 +115,8 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
     let mut wanted = desired();
     wanted["spec"].as_object_mut().unwrap().remove("replicas");
     let applied = [entry(US, APPLY, "", whole())];
-    assert!(
-        !is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas])
-    );
-    let after = handed_over(&applied, US, &wanted, &[replicas]);
+    assert!(!needs_upgrade(&applied, US, &[]) && needs_upgrade(&applied, US, &[replicas]));
+    let after = upgraded(&applied, US, &wanted, &[replicas]);
     assert_eq!(after.len(), 2);
     assert_eq!(
         (operation(&after[0]), find(fields(&after[0]), replicas)),
@@ -128,10 +126,10 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
         (operation(&after[1]), fields(&after[1])),
         (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
     );
-    assert!(!is_to_be_handed_over(&after, US, &[replicas]));
+    assert!(!needs_upgrade(&after, US, &[replicas]));
     // And back: an apply that does not name what is ours by an update as well would not take it away.
-    assert!(is_to_be_handed_over(&after, US, &[]));
-    let back = handed_over(&after, US, &desired(), &[]);
+    assert!(needs_upgrade(&after, US, &[]));
+    let back = upgraded(&after, US, &desired(), &[]);
     assert_eq!(
         (back.len(), find(fields(&back[0]), replicas)),
         (1, Some(&json!({})))
@@ -174,7 +172,7 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
         status.clone(),
     ];
     let paths = [path(&["f:spec", "f:ports", &port(8080)])].into();
-    let taken = taken(&managed, US, &paths).unwrap();
+    let taken = transfer(&managed, US, &paths).unwrap();
     let label = json!({ "f:metadata": { "f:labels": { "f:team": {} } } });
     let after = [
         entry(US, APPLY, "", ports(&[80, 8080])),
@@ -189,12 +187,12 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
     };
     assert_eq!(taken.taken, expected);
     assert_eq!(
-        super::taken(&taken.entries, US, &paths),
+        super::transfer(&taken.entries, US, &paths),
         None,
         "nobody else holds it any more"
     );
     assert_eq!(
-        super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
+        super::transfer(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
         None,
         "nothing is ours"
     );
@@ -395,7 +393,7 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
         entry("agent", UPDATE, "", labels(&["seen"])),
     ];
     let ours = |managed: &[ManagedFieldsEntry]| {
-        ["app", "uid", "seen"].map(|name| may_be_ours(managed, US, name))
+        ["app", "uid", "seen"].map(|name| may_own_label(managed, US, name))
     };
     assert_eq!(ours(&managed), [true, true, false]);
     assert_eq!(

@@ -8,7 +8,7 @@ use tracing::instrument::WithSubscriber as _;
 use tracing::{debug, error, info, info_span, trace, warn};
 
 use super::*;
-use crate::cluster::Server;
+use crate::cluster::ApiServerAddress;
 use crate::testing::PROGRAM;
 
 /// Writer that keeps the log.
@@ -181,8 +181,12 @@ fn no_level_lets_other_crates_log_data() {
 fn spans_for_traces_are_in_no_line() {
     let kept = logged("trace", true, || {
         let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
-        let _request =
-            traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
+        let _request = traces::request(
+            &http::Method::GET,
+            "/api/v1/nodes/n",
+            &ApiServerAddress::default(),
+        )
+        .entered();
         info!("asked");
     });
     let line = kept.lines().remove(0);

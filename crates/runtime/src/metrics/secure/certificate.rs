@@ -56,7 +56,7 @@ impl Certificate {
     /// When the certificate cannot be generated, or the folder has no valid one.
     pub async fn open(which: &MetricsCertificate, name: &'static str) -> anyhow::Result<Self> {
         match which {
-            MetricsCertificate::Own => {
+            MetricsCertificate::SelfSigned => {
                 let cert = SelfSignedCert::new(name, Timestamp::now())?;
                 Ok(Self::Own(Mutex::new(cert)))
             }

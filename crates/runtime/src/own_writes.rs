@@ -11,24 +11,24 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::trigger::Trigger;
-use super::{Key, apply, is_newer};
+use super::{ObjectKey, apply, is_newer};
 
 /// The last state of each object that our own write brought about, until the cache has caught up: a pass that decided
 /// on an older one would repeat itself.
-pub struct Written<K: Resource> {
+pub struct OwnWrites<K: Resource> {
     trigger: Trigger<K>,
-    objects: Mutex<HashMap<Key, Arc<K>>>,
+    objects: Mutex<HashMap<ObjectKey, Arc<K>>>,
     /// What the cache showed of objects whose write is under way.
-    under_way: Mutex<HashMap<Key, Option<Arc<K>>>>,
+    in_flight: Mutex<HashMap<ObjectKey, Option<Arc<K>>>>,
 }
 
-impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
+impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
     /// `trigger` wakes the pass over an object that somebody else changed while we wrote it.
     pub fn new(trigger: Trigger<K>) -> Self {
         Self {
             trigger,
             objects: Mutex::default(),
-            under_way: Mutex::default(),
+            in_flight: Mutex::default(),
         }
     }
 
@@ -56,7 +56,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
         }
         match self
             .object(
-                &Key::of(object),
+                &ObjectKey::of(object),
                 apply::status(api, manager, object, status),
             )
             .await
@@ -72,36 +72,39 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     /// Those of `write`.
     pub async fn object(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         write: impl Future<Output = kube::Result<K>>,
     ) -> kube::Result<Arc<K>> {
-        let _writing = self.writing(key);
-        Ok(self.wrote(key, write.await?))
+        let _guard = self.begin_write(key);
+        Ok(self.record(key, write.await?))
     }
 
-    fn objects(&self) -> MutexGuard<'_, HashMap<Key, Arc<K>>> {
+    fn objects(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<K>>> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn under_way(&self) -> MutexGuard<'_, HashMap<Key, Option<Arc<K>>>> {
-        self.under_way
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Arc<K>>>> {
+        self.in_flight
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An object is about to be written, until this value goes. The cache may show what comes of it before the answer is
     /// there: until then nothing of the object is news, and its pass is woken in the end if something was.
-    fn writing<'a>(&'a self, key: &'a Key) -> Writing<'a, K> {
-        self.under_way().insert(key.clone(), None);
-        Writing { written: self, key }
+    fn begin_write<'a>(&'a self, key: &'a ObjectKey) -> WriteGuard<'a, K> {
+        self.in_flight().insert(key.clone(), None);
+        WriteGuard {
+            own_writes: self,
+            key,
+        }
     }
 
     /// The newer of what is cached and what we wrote.
-    pub fn newest(&self, key: &Key, cached: Arc<K>) -> Arc<K> {
+    pub fn newest(&self, key: &ObjectKey, cached: Arc<K>) -> Arc<K> {
         let mut objects = self.objects();
         match objects.get(key) {
-            Some(ours) if ours.uid() == cached.uid() && newer(ours.as_ref(), cached.as_ref()) => {
-                Arc::clone(ours)
+            Some(own) if own.uid() == cached.uid() && newer(own.as_ref(), cached.as_ref()) => {
+                Arc::clone(own)
             }
             _ => {
                 objects.remove(key);
@@ -111,49 +114,49 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
     }
 
     /// We wrote `object`.
-    pub fn wrote(&self, key: &Key, object: K) -> Arc<K> {
+    pub fn record(&self, key: &ObjectKey, object: K) -> Arc<K> {
         let object = Arc::new(object);
         self.objects().insert(key.clone(), Arc::clone(&object));
         object
     }
 
     /// Whether this state of an object, as the cache shows it, is the one that we brought about, or an older one.
-    pub fn knows(&self, key: &Key, cached: &Arc<K>) -> bool {
-        if let Some(shown) = self.under_way().get_mut(key) {
+    pub fn is_known(&self, key: &ObjectKey, cached: &Arc<K>) -> bool {
+        if let Some(shown) = self.in_flight().get_mut(key) {
             *shown = Some(Arc::clone(cached));
             return true;
         }
         let mut objects = self.objects();
-        let Some(ours) = objects.get_mut(key) else {
+        let Some(own) = objects.get_mut(key) else {
             return false;
         };
-        if ours.uid() != cached.uid() || newer(cached.as_ref(), ours.as_ref()) {
+        if own.uid() != cached.uid() || newer(cached.as_ref(), own.as_ref()) {
             return false;
         }
-        if !newer(ours.as_ref(), cached.as_ref()) {
+        if !newer(own.as_ref(), cached.as_ref()) {
             // The next pass may be long in coming: no second copy until then.
-            *ours = Arc::clone(cached);
+            *own = Arc::clone(cached);
         }
         true
     }
 
     /// The object is gone.
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         self.objects().remove(key);
     }
 }
 
 /// A write that is under way.
-struct Writing<'a, K: Resource<DynamicType = ()> + 'static> {
-    written: &'a Written<K>,
-    key: &'a Key,
+struct WriteGuard<'a, K: Resource<DynamicType = ()> + 'static> {
+    own_writes: &'a OwnWrites<K>,
+    key: &'a ObjectKey,
 }
 
-impl<K: Resource<DynamicType = ()> + 'static> Drop for Writing<'_, K> {
+impl<K: Resource<DynamicType = ()> + 'static> Drop for WriteGuard<'_, K> {
     fn drop(&mut self) {
-        let shown = self.written.under_way().remove(self.key).flatten();
-        if shown.is_some_and(|shown| !self.written.knows(self.key, &shown)) {
-            self.written.trigger.wake(self.key);
+        let shown = self.own_writes.in_flight().remove(self.key).flatten();
+        if shown.is_some_and(|shown| !self.own_writes.is_known(self.key, &shown)) {
+            self.own_writes.trigger.wake(self.key);
         }
     }
 }
@@ -182,22 +185,22 @@ mod tests {
 
     #[test]
     fn our_own_write_is_known_again_and_kept_once() {
-        let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
-        let ours = Arc::downgrade(&written.wrote(&key, object("1", "7")));
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        let own = Arc::downgrade(&own_writes.record(&key, object("1", "7")));
         assert!(
-            written.knows(&key, &Arc::new(object("1", "6"))),
+            own_writes.is_known(&key, &Arc::new(object("1", "6"))),
             "an older state is no news"
         );
-        assert!(ours.upgrade().is_some(), "the cache has not caught up");
+        assert!(own.upgrade().is_some(), "the cache has not caught up");
         let cached = Arc::new(object("1", "7"));
-        assert!(written.knows(&key, &cached));
-        assert!(ours.upgrade().is_none(), "the cache's copy is enough");
+        assert!(own_writes.is_known(&key, &cached));
+        assert!(own.upgrade().is_none(), "the cache's copy is enough");
         assert!(
-            written.knows(&key, &cached),
+            own_writes.is_known(&key, &cached),
             "shown again, it is still no news"
         );
-        assert!(!written.knows(&key, &Arc::new(object("1", "8"))));
-        assert!(!written.knows(&key, &Arc::new(object("2", "7"))));
+        assert!(!own_writes.is_known(&key, &Arc::new(object("1", "8"))));
+        assert!(!own_writes.is_known(&key, &Arc::new(object("2", "7"))));
     }
 
     /// The watch may be faster than the answer.
@@ -205,38 +208,38 @@ mod tests {
     fn what_is_shown_while_it_is_written_is_judged_once_that_is_done() {
         let trigger = Trigger::default();
         let mut woken = trigger.open();
-        let (written, key) = (Written::new(trigger), Key::new("a", "x"));
-        for (ours, shown, news) in [("7", "7", false), ("8", "7", false), ("8", "9", true)] {
-            let writing = written.writing(&key);
-            assert!(written.knows(&key, &Arc::new(object("1", shown))));
-            written.wrote(&key, object("1", ours));
-            drop(writing);
+        let (own_writes, key) = (OwnWrites::new(trigger), ObjectKey::new("a", "x"));
+        for (own, shown, news) in [("7", "7", false), ("8", "7", false), ("8", "9", true)] {
+            let guard = own_writes.begin_write(&key);
+            assert!(own_writes.is_known(&key, &Arc::new(object("1", shown))));
+            own_writes.record(&key, object("1", own));
+            drop(guard);
             assert_eq!(
                 woken.try_recv().is_ok(),
                 news,
-                "{ours} written, {shown} shown"
+                "{own} written, {shown} shown"
             );
         }
-        let other = Key::new("a", "y");
-        let writing = written.writing(&other);
-        assert!(written.knows(&other, &Arc::new(object("1", "3"))));
-        drop(writing);
+        let other = ObjectKey::new("a", "y");
+        let guard = own_writes.begin_write(&other);
+        assert!(own_writes.is_known(&other, &Arc::new(object("1", "3"))));
+        drop(guard);
         assert!(
             woken.try_recv().is_ok(),
             "the write failed, and something came"
         );
         assert!(
-            !written.knows(&other, &Arc::new(object("1", "4"))),
+            !own_writes.is_known(&other, &Arc::new(object("1", "4"))),
             "nothing is under way any more"
         );
     }
 
     #[test]
     fn the_newest_is_decided_on() {
-        let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
-        written.wrote(&key, object("1", "7"));
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        own_writes.record(&key, object("1", "7"));
         let version = |cached| {
-            written
+            own_writes
                 .newest(&key, Arc::new(cached))
                 .metadata
                 .resource_version

@@ -98,7 +98,7 @@ fn added(name: &str, version: &str) -> Value {
 }
 
 /// What is told within `time`, in short.
-async fn told<S: Stream<Item = Told<Widget>>>(
+async fn told<S: Stream<Item = WatchUpdate<Widget>>>(
     watch: &mut Pin<Box<S>>,
     time: Duration,
 ) -> Vec<&'static str> {
@@ -106,12 +106,12 @@ async fn told<S: Stream<Item = Told<Widget>>>(
     let all = async {
         loop {
             words.push(match watch.next().await.unwrap() {
-                Told::Shown(Event::Init) => "init",
-                Told::Shown(Event::InitApply(_)) => "listed",
-                Told::Shown(Event::InitDone) => "done",
-                Told::Shown(_) => "shown",
-                Told::Stands => "stands",
-                Told::Failed(_) => "failed",
+                WatchUpdate::Event(Event::Init) => "init",
+                WatchUpdate::Event(Event::InitApply(_)) => "listed",
+                WatchUpdate::Event(Event::InitDone) => "done",
+                WatchUpdate::Event(_) => "shown",
+                WatchUpdate::Recovered => "stands",
+                WatchUpdate::Failed(_) => "failed",
             });
         }
     };
@@ -135,7 +135,7 @@ async fn who_may_list_and_not_watch_lists_less_and_less_often() {
             (403, vec![])
         }
     });
-    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
     let words = told(&mut watch, 10 * MINUTE).await;
     assert!(log.count(Asked::List) < 60, "{}", log.count(Asked::List));
     assert!(
@@ -147,9 +147,12 @@ async fn who_may_list_and_not_watch_lists_less_and_less_often() {
 #[tokio::test(start_paused = true)]
 async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once() {
     let (quiet, _) = api(|_, _| (200, vec![]));
-    let mut watch_quiet = Box::pin(watch(quiet, Config::default(), counted()));
-    assert_eq!(told(&mut watch_quiet, STANDS / 2).await, ["init", "done"]);
-    assert_eq!(told(&mut watch_quiet, STANDS).await, ["stands"]);
+    let mut watch_quiet = Box::pin(watch_updates(quiet, Config::default(), counted()));
+    assert_eq!(
+        told(&mut watch_quiet, RECOVERY_DELAY / 2).await,
+        ["init", "done"]
+    );
+    assert_eq!(told(&mut watch_quiet, RECOVERY_DELAY).await, ["stands"]);
     assert_eq!(told(&mut watch_quiet, MINUTE).await, Vec::<&str>::new());
 
     let shows = |asked, _| {
@@ -162,7 +165,7 @@ async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once
             },
         )
     };
-    let mut watch = Box::pin(watch(api(shows).0, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api(shows).0, Config::default(), counted()));
     assert_eq!(
         told(&mut watch, Duration::from_secs(1)).await,
         ["init", "listed", "done", "shown", "stands"]
@@ -176,12 +179,15 @@ async fn a_right_that_is_granted_shows_within_the_longest_delay() {
         let granted = asked == Asked::List || began.elapsed() > 5 * MINUTE;
         (if granted { 200 } else { 403 }, vec![])
     });
-    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
     assert!(!told(&mut watch, 5 * MINUTE).await.contains(&"stands"));
     assert_eq!(
-        told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1))
-            .await
-            .last(),
+        told(
+            &mut watch,
+            RETRY.max + RECOVERY_DELAY + Duration::from_secs(1)
+        )
+        .await
+        .last(),
         Some(&"stands")
     );
 }
@@ -193,7 +199,7 @@ async fn a_version_that_is_gone_is_answered_with_a_new_list() {
         (Asked::Watch, 0) => (410, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
     let words = told(&mut watch, MINUTE).await;
     assert_eq!(words, ["init", "done", "failed", "init", "done", "stands"]);
     assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (2, 2));
@@ -206,7 +212,7 @@ async fn an_apiserver_in_trouble_is_asked_for_no_new_list() {
         (Asked::Watch, 1) => (503, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
     let words = told(&mut watch, 2 * MINUTE).await;
     assert_eq!(words, ["init", "done", "failed", "failed", "stands"]);
     assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (1, 3));
@@ -220,11 +226,15 @@ async fn a_watch_that_failed_stands_again_when_it_goes_on() {
         let fails = asked == Asked::Watch && began.elapsed() < 10 * MINUTE;
         (if fails { 500 } else { 200 }, vec![])
     });
-    let mut watch = Box::pin(watch(api, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
     let words = told(&mut watch, 10 * MINUTE).await;
     assert_eq!(words[..2], ["init", "done"]);
     assert!(words[2..].iter().all(|word| *word == "failed"), "{words:?}");
-    let words = told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1)).await;
+    let words = told(
+        &mut watch,
+        RETRY.max + RECOVERY_DELAY + Duration::from_secs(1),
+    )
+    .await;
     assert_eq!(words, ["stands"]);
     assert_eq!(log.count(Asked::List), 1);
 }
@@ -238,7 +248,11 @@ async fn a_server_without_streaming_lists_is_asked_for_pages() {
             (200, vec![])
         }
     });
-    let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default().streaming_lists(),
+        counted(),
+    ));
     assert_eq!(told(&mut watch, MINUTE).await, ["init", "done", "stands"]);
     assert_eq!((log.count(Asked::Streamed), log.count(Asked::List)), (1, 1));
 }
@@ -248,7 +262,11 @@ async fn a_list_that_came_through_a_watch_proves_it() {
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Widget", "apiVersion": "example.com/v1", "spec": {}, "metadata": {
         "resourceVersion": "5", "annotations": { "k8s.io/initial-events-end": "true" } } } });
     let (api, log) = api(move |_, _| (200, vec![added("x", "4"), bookmark.clone()]));
-    let mut watch = Box::pin(watch(api, Config::default().streaming_lists(), counted()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default().streaming_lists(),
+        counted(),
+    ));
     assert_eq!(
         told(&mut watch, Duration::from_secs(1)).await,
         ["init", "listed", "done", "stands"]
@@ -275,7 +293,7 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
         (Asked::Watch, _) => (200, vec![added("x", "6")]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch(
+    let mut watch = Box::pin(watch_updates(
         api,
         Config::default(),
         metrics.watch("configmaps", Purpose::Own),
@@ -287,7 +305,9 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
     );
     let mut seen = Vec::new();
     while seen.last() != Some(&"healthy".to_owned()) {
-        let (Told::Failed(_) | Told::Shown(Event::Apply(_))) = watch.next().await.unwrap() else {
+        let (WatchUpdate::Failed(_) | WatchUpdate::Event(Event::Apply(_))) =
+            watch.next().await.unwrap()
+        else {
             continue;
         };
         seen.extend(state(&metrics));
@@ -320,12 +340,12 @@ async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
         timeout: Some(120),
         ..Config::default()
     };
-    let mut watch = Box::pin(watch(
+    let mut watch = Box::pin(watch_updates(
         api,
         config,
         metrics.watch("configmaps", Purpose::Own),
     ));
-    let just_before = Duration::from_secs(119) + SILENCE;
+    let just_before = Duration::from_secs(119) + STALL_MARGIN;
     assert_eq!(told(&mut watch, just_before).await.last(), Some(&"stands"));
     assert_eq!(state(&metrics).as_deref(), Some("failing"));
     told(&mut watch, Duration::from_secs(2)).await;
@@ -343,7 +363,7 @@ async fn what_a_tracked_field_names_and_is_refused_is_told_apart() {
     ] {
         let metrics = Metrics::new(&PROGRAM);
         let (api, _) = api(move |_, _| (code, vec![]));
-        let mut watch = Box::pin(watch(
+        let mut watch = Box::pin(watch_updates(
             api,
             Config::default(),
             metrics.watch("configmaps", purpose),

@@ -4,41 +4,41 @@
 use kube::core::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
-use super::{ChildKind, Children, Report, resource};
+use super::{ChildKind, ChildSummary, Children, resource};
+use crate::child_cache::KnownChild;
 use crate::error::Result;
 use crate::fields::Projection;
-use crate::ownership::{Foreign, Owner};
+use crate::ownership::{ForeignOwner, Owner};
 use crate::raw_object::BoundedObject;
-use crate::seen::Known;
-use crate::{Key, apply};
+use crate::{ObjectKey, apply};
 
 /// A child in one state: what is then done to it is refused with 409 if it has changed since.
 #[derive(Clone, Debug)]
-pub struct Child<S> {
+pub struct ChildSnapshot<S> {
     /// Its namespace and name.
-    pub key: Key,
+    pub key: ObjectKey,
     /// Its UID.
     pub uid: String,
     /// Its resourceVersion.
     pub version: String,
     /// What its owner reports of it.
-    pub report: S,
+    pub summary: S,
 }
 
-impl<K: ChildKind, S: Report> Children<K, S> {
+impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// The child of this name that has our label, as it is known without asking.
-    pub fn child(&self, key: &Key) -> Option<Child<S>> {
-        let Known {
+    pub fn child(&self, key: &ObjectKey) -> Option<ChildSnapshot<S>> {
+        let KnownChild {
             uid,
             version,
-            report,
+            summary,
             ..
-        } = self.seen.known(key)?;
-        Some(Child {
+        } = self.cache.known(key)?;
+        Some(ChildSnapshot {
             key: key.clone(),
             uid,
             version: version.to_string(),
-            report,
+            summary,
         })
     }
 
@@ -46,18 +46,19 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be read.
-    pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>> {
-        let _asking = self.seen.asking(key);
-        let Some(BoundedObject(live)) = Self::sent(key, self.api(key).get_opt(&key.name).await)?
+    pub async fn read(&self, key: &ObjectKey) -> Result<Option<ChildSnapshot<S>>> {
+        let _read = self.cache.begin_read(key);
+        let Some(BoundedObject(live)) =
+            Self::classified(key, self.api(key).get_opt(&key.name).await)?
         else {
-            self.seen.absent(key);
+            self.cache.record_absent(key);
             return Ok(None);
         };
         let labelled = live.labels().contains_key(self.names.owner_uid);
         Ok(Some(if labelled {
-            self.noted(key, &live)
+            self.record(key, &live)
         } else {
-            self.as_it_is(key, &live)
+            self.snapshot(key, &live)
         }))
     }
 
@@ -65,14 +66,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be made.
-    pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>> {
-        let key = Key::of(desired);
-        let _asking = self.seen.asking(&key);
-        let made = Self::sent(
+    pub async fn create(&self, desired: &K) -> Result<Option<ChildSnapshot<S>>> {
+        let key = ObjectKey::of(desired);
+        let _read = self.cache.begin_read(&key);
+        let made = Self::classified(
             &key,
             apply::create(&self.api(&key), self.manager, desired).await,
         )?;
-        Ok(made.map(|made| self.noted(&key, &made)))
+        Ok(made.map(|made| self.record(&key, &made)))
     }
 
     /// Puts the owner's marks and these labels on a child; the consent to take it over is used up. `metadata` has the owner
@@ -80,58 +81,63 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// It could not be changed.
-    pub async fn mark(
+    pub async fn set_ownership(
         &self,
         owner: &Owner,
-        child: &Child<S>,
+        child: &ChildSnapshot<S>,
         metadata: &ObjectMeta,
         labels: &[(&str, &str)],
-    ) -> Result<Child<S>> {
-        let mut patch = owner.marks(metadata);
+    ) -> Result<ChildSnapshot<S>> {
+        let mut patch = owner.ownership_patch(metadata);
         for (name, value) in labels {
             patch["labels"][name] = (*value).into();
         }
-        let _asking = self.seen.asking(&child.key);
+        let _read = self.cache.begin_read(&child.key);
         let api = self.api(&child.key);
         let written = apply::metadata(&api, self.manager, &stub::<K, S>(child), patch).await;
-        Ok(self.noted(&child.key, &Self::sent(&child.key, written)?))
+        Ok(self.record(&child.key, &Self::classified(&child.key, written)?))
     }
 
     /// Deletes a child, with the grace that it asks for.
     ///
     /// # Errors
     /// It could not be deleted.
-    pub async fn delete(&self, child: &Child<S>) -> Result<()> {
-        Self::sent(
+    pub async fn delete(&self, child: &ChildSnapshot<S>) -> Result<()> {
+        Self::classified(
             &child.key,
             apply::remove(&self.api(&child.key), &stub::<K, S>(child)).await,
         )
     }
 
     /// What to say of an object that is not ours.
-    pub fn conflict(&self, owner: &Owner, foreign: &Foreign, key: &Key) -> String {
-        owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name)
+    pub fn conflict_message(
+        &self,
+        owner: &Owner,
+        foreign: &ForeignOwner,
+        key: &ObjectKey,
+    ) -> String {
+        owner.conflict_message(foreign, &resource::<K>(), &key.namespace, &key.name)
     }
 
-    fn as_it_is(&self, key: &Key, object: &K) -> Child<S> {
-        Child {
+    fn snapshot(&self, key: &ObjectKey, object: &K) -> ChildSnapshot<S> {
+        ChildSnapshot {
             key: key.clone(),
             uid: object.uid().unwrap_or_default(),
             version: object.resource_version().unwrap_or_default(),
-            report: (self.report)(object),
+            summary: (self.summary)(object),
         }
     }
 
     /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
-    fn noted(&self, key: &Key, object: &K) -> Child<S> {
+    fn record(&self, key: &ObjectKey, object: &K) -> ChildSnapshot<S> {
         // Nobody compares it with a digest.
-        self.wrote(key, object, String::new(), &Projection::default());
-        self.as_it_is(key, object)
+        self.record_match(key, object, String::new(), &Projection::default());
+        self.snapshot(key, object)
     }
 }
 
 /// An object of which only that is known that tells its state.
-fn stub<K: Resource + Default, S>(child: &Child<S>) -> K {
+fn stub<K: Resource + Default, S>(child: &ChildSnapshot<S>) -> K {
     let mut object = K::default();
     *object.meta_mut() = ObjectMeta {
         namespace: Some(child.key.namespace.to_string()),

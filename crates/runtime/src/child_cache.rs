@@ -10,36 +10,36 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::{Key, apply};
+use crate::{ObjectKey, apply};
 
 /// How many deleted children are remembered until they are created again.
 const MAX_LOST: usize = 10_000;
 
 /// What is kept of the children of one kind.
-pub struct Seen<S> {
-    state: Mutex<State<S>>,
+pub struct ChildCache<S> {
+    state: Mutex<CacheState<S>>,
     listed: watch::Sender<bool>,
     trust: Duration,
 }
 
-struct State<S> {
-    known: HashMap<Key, (Known<S>, Option<Confirmed>)>,
+struct CacheState<S> {
+    known: HashMap<ObjectKey, (KnownChild<S>, Option<Confirmed>)>,
     /// Looked for, and not ours.
-    absent: HashSet<Key>,
+    absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
-    lost: HashSet<Key>,
+    lost: HashSet<ObjectKey>,
     /// UIDs of children that the operator deletes.
-    removing: HashMap<Key, String>,
+    deleting: HashMap<ObjectKey, String>,
     /// Not listed yet.
     unlisted: BTreeSet<Option<String>>,
     /// What the lists that are under way have shown.
-    listing: HashMap<Option<String>, HashSet<Key>>,
-    asking: HashMap<Key, Asked>,
+    listing: HashMap<Option<String>, HashSet<ObjectKey>>,
+    reads: HashMap<ObjectKey, PendingRead>,
 }
 
-/// What is asked for.
+/// What is read for.
 #[derive(Default)]
-struct Asked {
+struct PendingRead {
     /// By how many.
     by: usize,
     /// The UIDs that have gone meanwhile.
@@ -52,21 +52,21 @@ struct Asked {
 
 /// What is kept of a child.
 #[derive(Clone)]
-pub struct Known<S> {
+pub struct KnownChild<S> {
     /// Its UID.
     pub uid: String,
     /// Its resourceVersion.
     pub version: u64,
     /// Whom it is news to.
-    pub owner: Option<Key>,
+    pub owner: Option<ObjectKey>,
     /// The owner's UID; empty if the child lacks it.
     pub owner_uid: String,
     /// Digest of the relevant content; a change triggers a check.
-    pub print: u64,
+    pub fingerprint: u64,
     /// It is being deleted.
-    pub going: bool,
+    pub terminating: bool,
     /// What is reported of it.
-    pub report: S,
+    pub summary: S,
 }
 
 /// Confirmed match of a child with its desired state.
@@ -82,43 +82,43 @@ pub struct Match {
 
 struct Confirmed {
     matched: Match,
-    /// The child's [`Known::print`] at that time.
-    print: u64,
+    /// The child's [`KnownChild::fingerprint`] at that time.
+    fingerprint: u64,
     at: Instant,
 }
 
-/// What is known of a child without asking.
+/// What is known of a child without reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ChildLookup {
     /// There is none that has our mark.
     Unknown,
     /// It is being deleted.
-    Going,
+    Terminating,
     /// It is as wanted.
-    Fine,
+    UpToDate,
     /// It is there.
-    Other,
+    Unconfirmed,
 }
 
-impl<S: Clone + PartialEq> Seen<S> {
+impl<S: Clone + PartialEq> ChildCache<S> {
     /// Nothing is known, and these places are to be listed. That a child was found to be as wanted is believed for as long
     /// as `trust`.
     pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
-        let (known, absent, listing, asking) = (
+        let (known, absent, listing, reads) = (
             HashMap::new(),
             HashSet::new(),
             HashMap::new(),
             HashMap::new(),
         );
-        let (lost, removing) = (HashSet::new(), HashMap::new());
-        let state = Mutex::new(State {
+        let (lost, deleting) = (HashSet::new(), HashMap::new());
+        let state = Mutex::new(CacheState {
             known,
             absent,
             lost,
-            removing,
+            deleting,
             unlisted,
             listing,
-            asking,
+            reads,
         });
         Self {
             state,
@@ -127,39 +127,39 @@ impl<S: Clone + PartialEq> Seen<S> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<S>> {
+    fn state(&self) -> MutexGuard<'_, CacheState<S>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all has been listed, as far as that is let in.
-    pub async fn ready(&self) {
+    pub async fn synced(&self) {
         // The sender is ours.
         let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
     }
 
     /// What is known of a child that is wanted as `digest` says.
-    pub fn look(&self, key: &Key, digest: &str) -> Look {
+    pub fn lookup(&self, key: &ObjectKey, digest: &str) -> ChildLookup {
         match self.state().known.get(key) {
-            None => Look::Unknown,
-            Some((known, _)) if known.going => Look::Going,
+            None => ChildLookup::Unknown,
+            Some((known, _)) if known.terminating => ChildLookup::Terminating,
             Some((known, Some(confirmed)))
                 if confirmed.matched.desired == digest
-                    && confirmed.print == known.print
+                    && confirmed.fingerprint == known.fingerprint
                     && confirmed.at.elapsed() < self.trust =>
             {
-                Look::Fine
+                ChildLookup::UpToDate
             }
-            Some(_) => Look::Other,
+            Some(_) => ChildLookup::Unconfirmed,
         }
     }
 
     /// All that is known of a child.
-    pub fn known(&self, key: &Key) -> Option<Known<S>> {
+    pub fn known(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
         self.state().known.get(key).map(|(known, _)| known.clone())
     }
 
     /// Returns the last confirmed match of the child of that UID, even if the child has changed since.
-    pub fn matched(&self, key: &Key, uid: &str) -> Option<Match> {
+    pub fn matched(&self, key: &ObjectKey, uid: &str) -> Option<Match> {
         let state = self.state();
         let (known, confirmed) = state.known.get(key)?;
         confirmed
@@ -169,7 +169,7 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// Those of which this is known.
-    pub fn those(&self, wanted: impl Fn(&Known<S>) -> bool) -> Vec<Key> {
+    pub fn keys_where(&self, wanted: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
         let state = self.state();
         state
             .known
@@ -180,16 +180,16 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// Whether it is known that no child of this name is ours, with our label or without it.
-    pub fn is_absent(&self, key: &Key) -> bool {
+    pub fn is_absent(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// It was looked for, and is not there or not ours; unless the watch has shown it while it was asked for, which is never
+    /// It was looked for, and is not there or not ours; unless the watch has shown it while it was read for, which is never
     /// said again: then that stands.
-    pub fn absent(&self, key: &Key) {
+    pub fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
-        if state.asking.get(key).is_some_and(|asked| asked.shown) {
+        if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
         }
         state.known.remove(key);
@@ -197,14 +197,14 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// Nobody will ask for it again.
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.absent.remove(key);
         state.lost.remove(key);
-        state.removing.remove(key);
+        state.deleting.remove(key);
     }
 
-    /// Deletes the child in the state in which it was read: its end is then no loss, see [`Seen::take_lost`]. A child that
+    /// Deletes the child in the state in which it was read: its end is then no loss, see [`ChildCache::take_lost`]. A child that
     /// is gone is no error.
     ///
     /// # Errors
@@ -212,7 +212,7 @@ impl<S: Clone + PartialEq> Seen<S> {
     pub async fn delete<K>(
         &self,
         api: &Api<K>,
-        key: &Key,
+        key: &ObjectKey,
         live: &impl ResourceExt,
     ) -> kube::Result<()>
     where
@@ -220,16 +220,16 @@ impl<S: Clone + PartialEq> Seen<S> {
     {
         let uid = live.uid().unwrap_or_default();
         // The watch may show the end before the answer comes.
-        self.state().removing.insert(key.clone(), uid.clone());
+        self.state().deleting.insert(key.clone(), uid.clone());
         let answer = apply::remove(api, live).await;
         if answer.as_ref().is_err_and(apply::is_without_effect) {
-            self.state().take_removing(key, &uid);
+            self.state().take_deleting(key, &uid);
         }
         answer
     }
 
     /// Records that a desired child does not exist, perhaps before a watch shows its deletion.
-    pub fn missing(&self, key: &Key) {
+    pub fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
         if let Some(uid) = state.known.get(key).map(|(known, _)| known.uid.clone()) {
             state.lose(key, &uid);
@@ -237,15 +237,15 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// Returns whether another client deleted the child, and forgets that.
-    pub fn take_lost(&self, key: &Key) -> bool {
+    pub fn take_lost(&self, key: &ObjectKey) -> bool {
         self.state().lost.remove(key)
     }
 
-    /// The apiserver is asked for a child, or to make or change it, until this value goes.
-    pub fn asking(&self, key: &Key) -> Asking<'_, S> {
-        self.state().asking.entry(key.clone()).or_default().by += 1;
-        Asking {
-            seen: self,
+    /// The apiserver is read for a child, or to make or change it, until this value goes.
+    pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
+        self.state().reads.entry(key.clone()).or_default().by += 1;
+        ReadGuard {
+            cache: self,
             key: key.clone(),
         }
     }
@@ -253,28 +253,28 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
     /// `false` if the owner has to look at the child again, because no event will repeat what was shown during the request:
     /// a deletion, a list without the child (it is then not kept), or a later change.
-    pub fn wrote(&self, key: &Key, known: Known<S>, matched: Match) -> bool {
+    pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Match) -> bool {
         let mut state = self.state();
         if state
-            .asking
+            .reads
             .get(key)
-            .is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid))
+            .is_some_and(|read| read.missed || read.gone.contains(&known.uid))
         {
             return false;
         }
         state.absent.remove(key);
         state.lost.remove(key);
-        state.removing.remove(key);
+        state.deleting.remove(key);
         let confirmed = Confirmed {
             matched,
-            print: known.print,
+            fingerprint: known.fingerprint,
             at: Instant::now(),
         };
         match state.known.get_mut(key) {
             // The watch was faster; the relevant content may be the same.
             Some((newer, before)) if newer.version > known.version => {
                 if newer.uid == known.uid {
-                    let same = newer.print == confirmed.print;
+                    let same = newer.fingerprint == confirmed.fingerprint;
                     *before = Some(confirmed);
                     // A list may have shown a change made meanwhile, which no later event repeats.
                     return same;
@@ -286,15 +286,15 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// A watch shows it so; whose news that is.
-    pub fn shown(&self, key: Key, mut known: Known<S>) -> Option<Key> {
+    pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
         let mut state = self.state();
-        for shard in [None, Some(key.namespace.to_string())] {
-            if let Some(shown) = state.listing.get_mut(&shard) {
+        for place in [None, Some(key.namespace.to_string())] {
+            if let Some(shown) = state.listing.get_mut(&place) {
                 shown.insert(key.clone());
             }
         }
-        if let Some(asked) = state.asking.get_mut(&key) {
-            asked.shown = true;
+        if let Some(read) = state.reads.get_mut(&key) {
+            read.shown = true;
         }
         state.absent.remove(&key);
         // The watch still speaks of the one before.
@@ -314,8 +314,9 @@ impl<S: Clone + PartialEq> Seen<S> {
             if known.version <= before.version {
                 return None;
             }
-            let same = before.print == known.print && before.going == known.going;
-            news = !same || before.report != known.report;
+            let same =
+                before.fingerprint == known.fingerprint && before.terminating == known.terminating;
+            news = !same || before.summary != known.summary;
             confirmed = found.take();
             // Who knew it is told of what becomes of it, whatever it now says of its owner.
             known.owner = before.owner.clone().or(known.owner);
@@ -326,17 +327,17 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// A watch shows that it is gone; whose news that is.
-    pub fn gone(&self, key: &Key, uid: &str) -> Option<Key> {
+    pub fn on_deleted(&self, key: &ObjectKey, uid: &str) -> Option<ObjectKey> {
         let mut state = self.state();
-        if let Some(asked) = state.asking.get_mut(key) {
-            asked.gone.push(uid.to_owned());
+        if let Some(read) = state.reads.get_mut(key) {
+            read.gone.push(uid.to_owned());
         }
         if state
             .known
             .get(key)
             .is_none_or(|(known, _)| known.uid != uid)
         {
-            state.take_removing(key, uid);
+            state.take_deleting(key, uid);
             return None;
         }
         state.lose(key, uid);
@@ -344,32 +345,32 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// A place begins to be listed.
-    pub fn listing(&self, shard: Option<&str>) {
+    pub fn on_list_started(&self, place: Option<&str>) {
         self.state()
             .listing
-            .insert(shard.map(str::to_owned), HashSet::new());
+            .insert(place.map(str::to_owned), HashSet::new());
     }
 
     /// A place has been listed: what was not shown is gone, which is news to these.
-    pub fn listed(&self, shard: Option<&str>) -> Vec<Key> {
+    pub fn on_list_done(&self, place: Option<&str>) -> Vec<ObjectKey> {
         let mut state = self.state();
         let shown = state
             .listing
-            .remove(&shard.map(str::to_owned))
+            .remove(&place.map(str::to_owned))
             .unwrap_or_default();
-        let here = |key: &Key| shard.is_none_or(|namespace| *key.namespace == *namespace);
+        let here = |key: &ObjectKey| place.is_none_or(|namespace| *key.namespace == *namespace);
         let missing: Vec<_> = state
             .known
             .keys()
             .filter(|key| here(key) && !shown.contains(*key))
             .cloned()
             .collect();
-        for (_, asked) in state
-            .asking
+        for (_, read) in state
+            .reads
             .iter_mut()
             .filter(|(key, _)| here(key) && !shown.contains(*key))
         {
-            asked.missed = true;
+            read.missed = true;
         }
         let mut owners = Vec::new();
         for key in &missing {
@@ -380,14 +381,14 @@ impl<S: Clone + PartialEq> Seen<S> {
             owners.extend(known.owner);
         }
         drop(state);
-        self.settled(shard);
+        self.set_synced(place);
         owners
     }
 
     /// The list of a place is whole, or refused.
-    pub fn settled(&self, shard: Option<&str>) {
+    pub fn set_synced(&self, place: Option<&str>) {
         let mut state = self.state();
-        state.unlisted.remove(&shard.map(str::to_owned));
+        state.unlisted.remove(&place.map(str::to_owned));
         if state.unlisted.is_empty() {
             self.listed
                 .send_if_modified(|listed| !std::mem::replace(listed, true));
@@ -395,13 +396,13 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 }
 
-impl<S> State<S> {
+impl<S> CacheState<S> {
     /// The known child of this UID is gone.
-    fn lose(&mut self, key: &Key, uid: &str) {
-        if self.take_removing(key, uid) {
+    fn lose(&mut self, key: &ObjectKey, uid: &str) {
+        if self.take_deleting(key, uid) {
             return;
         }
-        // Only a report depends on it.
+        // Only a summary depends on it.
         if self.lost.len() >= MAX_LOST {
             self.lost.clear();
         }
@@ -409,31 +410,31 @@ impl<S> State<S> {
     }
 
     /// Returns whether the operator deletes the child of this UID, and forgets that.
-    fn take_removing(&mut self, key: &Key, uid: &str) -> bool {
-        let is_removing = self
-            .removing
+    fn take_deleting(&mut self, key: &ObjectKey, uid: &str) -> bool {
+        let is_deleting = self
+            .deleting
             .get(key)
-            .is_some_and(|removing| removing == uid);
-        if is_removing {
-            self.removing.remove(key);
+            .is_some_and(|deleting| deleting == uid);
+        if is_deleting {
+            self.deleting.remove(key);
         }
-        is_removing
+        is_deleting
     }
 }
 
-/// A child is asked for: [`Seen::asking`].
-pub struct Asking<'a, S: Clone + PartialEq> {
-    seen: &'a Seen<S>,
-    key: Key,
+/// A child is read for: [`ChildCache::begin_read`].
+pub struct ReadGuard<'a, S: Clone + PartialEq> {
+    cache: &'a ChildCache<S>,
+    key: ObjectKey,
 }
 
-impl<S: Clone + PartialEq> Drop for Asking<'_, S> {
+impl<S: Clone + PartialEq> Drop for ReadGuard<'_, S> {
     fn drop(&mut self) {
-        let mut state = self.seen.state();
-        if let Some(asked) = state.asking.get_mut(&self.key) {
-            asked.by -= 1;
-            if asked.by == 0 {
-                state.asking.remove(&self.key);
+        let mut state = self.cache.state();
+        if let Some(read) = state.reads.get_mut(&self.key) {
+            read.by -= 1;
+            if read.by == 0 {
+                state.reads.remove(&self.key);
             }
         }
     }

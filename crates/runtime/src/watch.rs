@@ -13,44 +13,44 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::info;
 
-use super::backoff::{Policy, Series};
+use super::backoff::{Backoff, BackoffPolicy};
 use super::metrics::WatchGuard;
 
 /// How often a watch that failed is tried again: a right that is granted should show at once.
-const RETRY: Policy = Policy {
+const RETRY: BackoffPolicy = BackoffPolicy {
     min: Duration::from_millis(500),
     max: Duration::from_secs(30),
 };
 
 /// A watch that has not failed for this long since its list stands, also when it has nothing to show.
-const STANDS: Duration = Duration::from_secs(30);
+const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
 /// This much later than the server was to end it a watch that hangs in silence has failed.
-pub const SILENCE: Duration = Duration::from_secs(45);
+pub const STALL_MARGIN: Duration = Duration::from_secs(45);
 
 /// What a watch tells.
 #[derive(Debug)]
-pub enum Told<K> {
+pub enum WatchUpdate<K> {
     /// What it shows.
-    Shown(Event<K>),
+    Event(Event<K>),
     /// It is certain that list and watch are both let in: what it was refused with before is over.
-    Stands,
+    Recovered,
     /// It gets no answer, or a refusal; it goes on trying.
     Failed(Error),
 }
 
 /// Watches for ever, and has `counted` say how it is.
-pub fn watch<K>(
+pub fn watch_updates<K>(
     api: Api<K>,
     config: Config,
     counted: WatchGuard,
-) -> impl Stream<Item = Told<K>> + Send
+) -> impl Stream<Item = WatchUpdate<K>> + Send
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let events = begin(&api, &config);
-    let failures = RETRY.series();
-    let watching = Watching {
+    let failures = RETRY.start();
+    let watching = WatchStream {
         api,
         config,
         counted,
@@ -72,12 +72,12 @@ where
     watcher(api.clone(), config.clone()).boxed()
 }
 
-struct Watching<K> {
+struct WatchStream<K> {
     api: Api<K>,
     config: Config,
     counted: WatchGuard,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
-    failures: Series,
+    failures: Backoff,
     /// It failed: what is done before the next try.
     pause: Option<Pause>,
     /// It was told that it stands, and has not failed since.
@@ -94,11 +94,11 @@ struct Pause {
     listed: bool,
 }
 
-impl<K> Watching<K>
+impl<K> WatchStream<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    async fn next(&mut self) -> Told<K> {
+    async fn next(&mut self) -> WatchUpdate<K> {
         loop {
             if let Some(Pause {
                 delay,
@@ -107,7 +107,7 @@ where
             }) = self.pause.take()
             {
                 sleep(delay).await;
-                self.proof = listed.then(|| Instant::now() + STANDS);
+                self.proof = listed.then(|| Instant::now() + RECOVERY_DELAY);
                 if anew {
                     self.events = begin(&self.api, &self.config);
                 }
@@ -117,15 +117,15 @@ where
                 () = due(self.proof) => {
                     self.proof = None;
                     self.stood = true;
-                    self.failures = RETRY.series();
-                    return Told::Stands;
+                    self.failures = RETRY.start();
+                    return WatchUpdate::Recovered;
                 }
                 event = self.events.next() => event,
             };
             match event {
                 Some(Ok(event)) => {
                     self.weigh(&event);
-                    return Told::Shown(event);
+                    return WatchUpdate::Event(event);
                 }
                 Some(Err(error)) if self.streams() && is_invalid(&error) => {
                     info!(
@@ -137,11 +137,11 @@ where
                 }
                 Some(Err(error)) => {
                     let refused =
-                        refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404));
+                        error_status(&error).is_some_and(|status| matches!(status.code, 403 | 404));
                     self.counted.failed(refused, self.lasts());
                     let anew = is_for_good(&error);
                     self.failed(anew);
-                    return Told::Failed(error);
+                    return WatchUpdate::Failed(error);
                 }
                 // kube's own never ends.
                 None => self.failed(true),
@@ -161,7 +161,7 @@ where
 
     /// By when it has failed again, if it hangs.
     fn lasts(&self) -> Duration {
-        Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + SILENCE
+        Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
     }
 
     fn streams(&self) -> bool {
@@ -172,7 +172,7 @@ where
     /// shown does, and so does a list that came through a watch.
     fn weigh(&mut self, event: &Event<K>) {
         let proof = match event {
-            Event::InitDone if !self.streams() => Instant::now() + STANDS,
+            Event::InitDone if !self.streams() => Instant::now() + RECOVERY_DELAY,
             Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
                 self.counted.shown();
                 Instant::now()
@@ -193,7 +193,7 @@ async fn due(at: Option<Instant>) {
 }
 
 /// The apiserver's own words, where a watch failed because it refused.
-pub fn refusal(error: &Error) -> Option<&Status> {
+pub fn error_status(error: &Error) -> Option<&Status> {
     match error {
         Error::InitialListFailed(kube::Error::Api(status))
         | Error::WatchStartFailed(kube::Error::Api(status))
@@ -208,7 +208,7 @@ fn is_for_good(error: &Error) -> bool {
     match error {
         // kube lists anew by itself after 410 in an event, and after others it goes on reading.
         Error::WatchError(status) => matches!(status.code, 403 | 404),
-        _ => refusal(error).is_some_and(|status| status.code < 500 && status.code != 429),
+        _ => error_status(error).is_some_and(|status| status.code < 500 && status.code != 429),
     }
 }
 
