@@ -1,16 +1,16 @@
-//! Conditions as the API conventions have them: one of each type, and a transition time that moves with the status only.
+//! Conditions by the API conventions: one of each type, and a transition time that changes only with the status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// The condition type that says whether all is well.
+/// Type of the condition that summarizes the state of an object.
 pub const READY: &str = "Ready";
-/// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
+/// Longest message, in bytes: the API allows 32 KiB, but people read messages in a table.
 pub const MAX_MESSAGE: usize = 1024;
 
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyCondition<'a> {
-    /// True if the status is `True`.
+    /// Whether the status is `True`.
     pub is_true: bool,
     /// CamelCase reason.
     pub reason: &'a str,
@@ -26,7 +26,7 @@ pub trait HasConditions {
     /// Returns the conditions for a change.
     fn conditions_mut(&mut self) -> &mut Vec<Condition>;
 
-    /// Returns the generation of the spec that the status is about.
+    /// Returns the observed generation of the spec.
     fn observed_generation(&self) -> Option<i64> {
         get(self.conditions(), READY)?.observed_generation
     }
@@ -35,7 +35,7 @@ pub trait HasConditions {
     fn mirror_ready(&mut self, _is_ready: bool, _generation: i64) {}
 }
 
-/// Puts a condition into `conditions`, in place of the one of its type.
+/// Sets a condition; replaces the condition of the same type.
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
@@ -68,7 +68,7 @@ pub fn set(
     }
 }
 
-/// The condition of that type.
+/// Returns the condition of that type.
 pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
@@ -100,7 +100,8 @@ pub fn set_ready(
     );
 }
 
-/// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.
+/// Returns the condition of that type if an Event should publish it: its reason differs from `before`, or its message
+/// does while the status is not `True`.
 pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     let (then, now) = (get(before, type_), get(now, type_)?);
     let said = |then: &Condition| then.message == now.message || now.status == "True";
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transition_time_moves_with_the_status_only() {
+    fn transition_time_changes_with_the_status_only() {
         let mut conditions = Vec::new();
         set(
             &mut conditions,
@@ -165,16 +166,20 @@ mod tests {
     type Said = (&'static str, bool, &'static str, &'static str);
 
     #[rstest]
-    #[case::the_first((READY, false, "Loop", "a"), None, true)]
-    #[case::the_first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
+    #[case::first((READY, false, "Loop", "a"), None, true)]
+    #[case::first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
     #[case::of_another_type(("Other", false, "Loop", "a"), None, false)]
-    #[case::well_at_once((READY, true, "Ready", "a"), None, true)]
-    #[case::the_same((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
+    #[case::true_first((READY, true, "Ready", "a"), None, true)]
+    #[case::unchanged((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
     #[case::another_reason((READY, false, "Refused", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::well_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::other_words((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
-    #[case::other_words_of_one_that_is_well((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
-    fn what_is_news(#[case] now: Said, #[case] before: Option<Said>, #[case] told: bool) {
+    #[case::true_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::another_message((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
+    #[case::another_message_while_true((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
+    fn condition_is_published_when_it_changes(
+        #[case] now: Said,
+        #[case] before: Option<Said>,
+        #[case] told: bool,
+    ) {
         let conditions = |said: Option<Said>| {
             let mut conditions = Vec::new();
             if let Some((type_, well, reason, message)) = said {

@@ -1,23 +1,23 @@
-//! Growing, jittered delays, one series an object.
+//! Backoff: growing delays with jitter, for each object.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The first and the longest delay of a series that doubles.
+/// First and longest delay of a backoff that doubles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffPolicy {
-    /// The first delay.
+    /// First delay.
     pub min: Duration,
-    /// The longest delay.
+    /// Longest delay.
     pub max: Duration,
 }
 
 impl BackoffPolicy {
-    /// A series by this policy. Each delay is drawn at random from a range that doubles, so that what failed together does
-    /// not come back together: 1 s to 2 s at first where `min` is 1 s, and half of `max` to all of it in the end. None is
-    /// shorter than `min` or longer than `max`.
+    /// Starts a backoff. Each delay is random within a range that doubles, so that objects that failed together do not
+    /// retry together: from 1 s to 2 s at first if `min` is 1 s, and from half of `max` to `max` in the end. No delay
+    /// is shorter than `min` or longer than `max`.
     pub fn start(self) -> Backoff {
         Backoff {
             policy: self,
@@ -26,16 +26,16 @@ impl BackoffPolicy {
     }
 }
 
-/// Delays that grow.
+/// Backoff of one series of failures.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     policy: BackoffPolicy,
-    /// The next delay is at least this, and at most twice as long.
+    /// Lower bound of the next delay; the upper bound is twice as long.
     least: Duration,
 }
 
 impl Backoff {
-    /// The next delay.
+    /// Returns the next delay, which is longer than the last one unless that reached the maximum.
     pub fn next_delay(&mut self) -> Duration {
         let BackoffPolicy { min, max } = self.policy;
         let least = self.least;
@@ -44,7 +44,7 @@ impl Backoff {
     }
 }
 
-/// A series for each key that failed last time.
+/// Backoff of each key whose last try failed.
 #[derive(Debug)]
 pub struct Backoffs<K> {
     policy: BackoffPolicy,
@@ -52,7 +52,7 @@ pub struct Backoffs<K> {
 }
 
 impl<K: Clone + Eq + Hash> Backoffs<K> {
-    /// No series yet.
+    /// Creates a set without backoffs.
     pub fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,
@@ -60,7 +60,7 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
         }
     }
 
-    /// How long to wait after this failure of `key`.
+    /// Returns the delay after this failure of `key`.
     pub fn next_delay(&self, key: &K) -> Duration {
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
         series
@@ -69,7 +69,7 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
             .next_delay()
     }
 
-    /// `key` is well again, or gone.
+    /// Resets the backoff of `key` after a success or a deletion.
     pub fn reset(&self, key: &K) {
         self.series
             .lock()
@@ -88,7 +88,7 @@ mod tests {
     };
 
     #[test]
-    fn delays_grow_to_the_longest_and_never_beyond() {
+    fn delays_grow_up_to_the_maximum() {
         let mut series = POLICY.start();
         let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
         assert!(
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_policy_is_kept_to() {
+    fn delays_stay_within_a_narrow_policy() {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {
             let mut series = BackoffPolicy { min, max }.start();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_starts_again() {
+    fn delays_start_again_after_a_reset() {
         let backoffs = Backoffs::new(POLICY);
         for _ in 0..10 {
             backoffs.next_delay(&"a");

@@ -1,4 +1,5 @@
-//! What is kept of objects that are watched and not stored: whether each is as it is wanted, and what is reported of it.
+//! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
+//! owner's status.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
@@ -12,10 +13,10 @@ use tokio::time::Instant;
 
 use crate::{ObjectKey, apply};
 
-/// How many deleted children are remembered until they are created again.
+/// Most deleted children that are remembered until they are created again.
 const MAX_LOST: usize = 10_000;
 
-/// What is kept of the children of one kind.
+/// Cache of the children of one kind.
 pub struct ChildCache<S> {
     state: Mutex<CacheState<S>>,
     listed: watch::Sender<bool>,
@@ -24,48 +25,48 @@ pub struct ChildCache<S> {
 
 struct CacheState<S> {
     known: HashMap<ObjectKey, (KnownChild<S>, Option<Confirmed>)>,
-    /// Looked for, and not ours.
+    /// Names that were read and found to have no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
     lost: HashSet<ObjectKey>,
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
-    /// Not listed yet.
+    /// Places without a complete list yet.
     unlisted: BTreeSet<Option<String>>,
-    /// What the lists that are under way have shown.
+    /// Children that each running list has shown so far, by place.
     listing: HashMap<Option<String>, HashSet<ObjectKey>>,
     reads: HashMap<ObjectKey, PendingRead>,
 }
 
-/// What is read for.
+/// Reads and writes of one child in flight, and what the watch showed meanwhile.
 #[derive(Default)]
 struct PendingRead {
-    /// By how many.
+    /// Number of requests in flight.
     by: usize,
-    /// The UIDs that have gone meanwhile.
+    /// UIDs that the watch showed as deleted meanwhile.
     gone: Vec<String>,
-    /// Whether a watch meanwhile showed it.
+    /// Whether a watch showed the child meanwhile.
     shown: bool,
-    /// Whether a list meanwhile did not show it.
+    /// Whether a list ended meanwhile without the child.
     missed: bool,
 }
 
-/// What is kept of a child.
+/// Cached state of a child.
 #[derive(Clone)]
 pub struct KnownChild<S> {
-    /// Its UID.
+    /// UID of the child.
     pub uid: String,
-    /// Its resourceVersion.
+    /// resourceVersion of the child, as a number.
     pub version: u64,
-    /// Whom it is news to.
+    /// Owner that the child names; changes of the child wake this owner.
     pub owner: Option<ObjectKey>,
     /// The owner's UID; empty if the child lacks it.
     pub owner_uid: String,
     /// Digest of the relevant content; a change triggers a check.
     pub fingerprint: u64,
-    /// It is being deleted.
+    /// Whether the child is being deleted.
     pub terminating: bool,
-    /// What is reported of it.
+    /// Summary for the owner's status.
     pub summary: S,
 }
 
@@ -82,27 +83,27 @@ pub struct Match {
 
 struct Confirmed {
     matched: Match,
-    /// The child's [`KnownChild::fingerprint`] at that time.
+    /// [`KnownChild::fingerprint`] of the confirmed state.
     fingerprint: u64,
     at: Instant,
 }
 
-/// What is known of a child without reads.
+/// State of a child, as far as the cache knows without a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildLookup {
-    /// There is none that has our mark.
+    /// No owned child is known.
     Unknown,
-    /// It is being deleted.
+    /// The child is being deleted.
     Terminating,
-    /// It is as wanted.
+    /// The child matches its desired state.
     UpToDate,
-    /// It is there.
+    /// The child exists, and nothing confirms that it matches its desired state.
     Unconfirmed,
 }
 
 impl<S: Clone + PartialEq> ChildCache<S> {
-    /// Nothing is known, and these places are to be listed. That a child was found to be as wanted is believed for as long
-    /// as `trust`.
+    /// Creates an empty cache that waits for the lists of the places `unlisted`. A confirmed match counts for the time
+    /// `trust`.
     pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
         let (known, absent, listing, reads) = (
             HashMap::new(),
@@ -131,13 +132,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all has been listed, as far as that is let in.
+    /// Waits until every place has been listed or its list was denied.
     pub async fn synced(&self) {
-        // The sender is ours.
+        // The sender lives as long as `self`.
         let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
     }
 
-    /// What is known of a child that is wanted as `digest` says.
+    /// Returns the state of a child whose desired state has this digest.
     pub fn lookup(&self, key: &ObjectKey, digest: &str) -> ChildLookup {
         match self.state().known.get(key) {
             None => ChildLookup::Unknown,
@@ -153,7 +154,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         }
     }
 
-    /// All that is known of a child.
+    /// Returns the cached state of a child.
     pub fn known(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
         self.state().known.get(key).map(|(known, _)| known.clone())
     }
@@ -168,7 +169,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             .map(|confirmed| confirmed.matched.clone())
     }
 
-    /// Those of which this is known.
+    /// Returns the keys of all children that satisfy the predicate.
     pub fn keys_where(&self, wanted: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
         let state = self.state();
         state
@@ -179,14 +180,14 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             .collect()
     }
 
-    /// Whether it is known that no child of this name is ours, with our label or without it.
+    /// Returns whether a read has shown that no child of this name is owned, with or without the ownership label.
     pub fn is_absent(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// It was looked for, and is not there or not ours; unless the watch has shown it while it was read for, which is never
-    /// said again: then that stands.
+    /// Records that a read found no owned child of this name. If the watch showed one during the read, the watch wins,
+    /// because no event repeats that one.
     pub fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
@@ -196,7 +197,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.absent.insert(key.clone());
     }
 
-    /// Nobody will ask for it again.
+    /// Forgets a child that no owner needs any more.
     pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.absent.remove(key);
@@ -204,11 +205,11 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.deleting.remove(key);
     }
 
-    /// Deletes the child in the state in which it was read: its end is then no loss, see [`ChildCache::take_lost`]. A child that
-    /// is gone is no error.
+    /// Deletes the child in the state in which it was read, so that [`ChildCache::take_lost`] does not report its
+    /// deletion. A missing child is no error.
     ///
     /// # Errors
-    /// The apiserver's answer: 409 when the child has changed since, or is another one.
+    /// The apiserver's error, such as 409 when the child has changed since or was replaced.
     pub async fn delete<K>(
         &self,
         api: &Api<K>,
@@ -219,7 +220,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         K: Clone + Debug + DeserializeOwned,
     {
         let uid = live.uid().unwrap_or_default();
-        // The watch may show the end before the answer comes.
+        // The watch may show the deletion before the response arrives.
         self.state().deleting.insert(key.clone(), uid.clone());
         let answer = apply::remove(api, live).await;
         if answer.as_ref().is_err_and(apply::is_without_effect) {
@@ -228,7 +229,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         answer
     }
 
-    /// Records that a desired child does not exist, perhaps before a watch shows its deletion.
+    /// Records that a desired child does not exist, perhaps before the watch shows its deletion.
     pub fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
         if let Some(uid) = state.known.get(key).map(|(known, _)| known.uid.clone()) {
@@ -236,12 +237,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         }
     }
 
-    /// Returns whether another client deleted the child, and forgets that.
+    /// Returns whether another client deleted the child, and forgets the deletion.
     pub fn take_lost(&self, key: &ObjectKey) -> bool {
         self.state().lost.remove(key)
     }
 
-    /// The apiserver is read for a child, or to make or change it, until this value goes.
+    /// Marks a read or write of the child as in flight until the guard is dropped.
     pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
         self.state().reads.entry(key.clone()).or_default().by += 1;
         ReadGuard {
@@ -251,8 +252,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
-    /// `false` if the owner has to look at the child again, because no event will repeat what was shown during the request:
-    /// a deletion, a list without the child (it is then not kept), or a later change.
+    /// `false` if the owner must check the child again, because no event will repeat what the watch showed during the
+    /// request: a deletion, a list without the child (which is then not kept), or a later change.
     pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Match) -> bool {
         let mut state = self.state();
         if state
@@ -285,7 +286,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         true
     }
 
-    /// A watch shows it so; whose news that is.
+    /// Records a state that the watch showed. Returns the owner if the change concerns it.
     pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
         let mut state = self.state();
         for place in [None, Some(key.namespace.to_string())] {
@@ -297,7 +298,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             read.shown = true;
         }
         state.absent.remove(&key);
-        // The watch still speaks of the one before.
+        // The event is older than the child's replacement.
         if state
             .known
             .get(&key)
@@ -318,7 +319,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
                 before.fingerprint == known.fingerprint && before.terminating == known.terminating;
             news = !same || before.summary != known.summary;
             confirmed = found.take();
-            // Who knew it is told of what becomes of it, whatever it now says of its owner.
+            // The first known owner stays, so that it learns of a change of the owner's label.
             known.owner = before.owner.clone().or(known.owner);
         }
         let owner = known.owner.clone().filter(|_| news);
@@ -326,7 +327,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         owner
     }
 
-    /// A watch shows that it is gone; whose news that is.
+    /// Records a deletion that the watch showed. Returns the owner of the child, if the child was known.
     pub fn on_deleted(&self, key: &ObjectKey, uid: &str) -> Option<ObjectKey> {
         let mut state = self.state();
         if let Some(read) = state.reads.get_mut(key) {
@@ -344,14 +345,14 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.remove(key)?.0.owner
     }
 
-    /// A place begins to be listed.
+    /// Starts a list of a place.
     pub fn on_list_started(&self, place: Option<&str>) {
         self.state()
             .listing
             .insert(place.map(str::to_owned), HashSet::new());
     }
 
-    /// A place has been listed: what was not shown is gone, which is news to these.
+    /// Ends a list of a place, and removes the children that it did not show. Returns their owners.
     pub fn on_list_done(&self, place: Option<&str>) -> Vec<ObjectKey> {
         let mut state = self.state();
         let shown = state
@@ -385,7 +386,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         owners
     }
 
-    /// The list of a place is whole, or refused.
+    /// Records that the list of a place is complete or was denied.
     pub fn set_synced(&self, place: Option<&str>) {
         let mut state = self.state();
         state.unlisted.remove(&place.map(str::to_owned));
@@ -397,19 +398,19 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 }
 
 impl<S> CacheState<S> {
-    /// The known child of this UID is gone.
+    /// Records the loss of the known child of this UID.
     fn lose(&mut self, key: &ObjectKey, uid: &str) {
         if self.take_deleting(key, uid) {
             return;
         }
-        // Only a summary depends on it.
+        // Only an Event depends on this set.
         if self.lost.len() >= MAX_LOST {
             self.lost.clear();
         }
         self.lost.insert(key.clone());
     }
 
-    /// Returns whether the operator deletes the child of this UID, and forgets that.
+    /// Returns whether the operator is deleting the child of this UID, and forgets the deletion.
     fn take_deleting(&mut self, key: &ObjectKey, uid: &str) -> bool {
         let is_deleting = self
             .deleting
@@ -422,7 +423,7 @@ impl<S> CacheState<S> {
     }
 }
 
-/// A child is read for: [`ChildCache::begin_read`].
+/// Guard of a request in flight: [`ChildCache::begin_read`].
 pub struct ReadGuard<'a, S: Clone + PartialEq> {
     cache: &'a ChildCache<S>,
     key: ObjectKey,

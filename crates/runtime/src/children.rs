@@ -1,11 +1,12 @@
 //! Objects that controllers create in the cluster: one rule for every kind of child.
 //!
-//! A missing child is created, which cannot overwrite. An existing child is found first, then applied unless it
-//! matches its desired state. Children are watched by their ownership label and never stored; of each the operator
-//! keeps only what shows a change, and the little that the owner's status reports.
+//! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
+//! the ownership first, and applies the child unless it matches its desired state. Children are watched by their
+//! ownership label and never stored; the operator keeps only a fingerprint of each, and a summary for the owner's
+//! status.
 //!
-//! Drift is judged by values. The operator keeps a digest of the values that the apiserver returned for the fields of
-//! the desired state, whatever admission and defaults made of them; a child has drifted when those values differ.
+//! Values decide about drift. The operator keeps a digest of the values that the apiserver returned for the fields of
+//! the desired state, after admission and defaults; a child has drifted when those values differ.
 
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -43,7 +44,7 @@ use super::{ObjectKey, apply, short_digest};
 mod immutable;
 mod pacer;
 
-/// How often what is found is looked at once more, because it came or went in between.
+/// Most tries in one reconcile, because another client may create, change or delete the child in between.
 const TRIES: usize = 3;
 
 /// Writer of children, with its Events and metrics.
@@ -51,7 +52,7 @@ const TRIES: usize = 3;
 pub struct Writer {
     /// Names of the operator's labels and annotations.
     pub names: &'static MetadataNames,
-    /// The field manager.
+    /// Field manager of all writes.
     pub manager: &'static str,
     /// Events of the writer's controller.
     pub events: Events,
@@ -90,12 +91,12 @@ impl<K> ChildKind for K where
 {
 }
 
-/// What is kept of a child.
+/// Summary of a child for its owner's status.
 pub trait ChildSummary: Clone + PartialEq + Send + Sync + 'static {}
 
 impl<S: Clone + PartialEq + Send + Sync + 'static> ChildSummary for S {}
 
-/// One kind of children of one controller. `S` is what is kept of each for its owner's status.
+/// Children of one kind and controller. `S` is the summary of each for its owner's status.
 pub struct Children<K, S> {
     client: Client,
     names: &'static MetadataNames,
@@ -111,10 +112,11 @@ pub struct Children<K, S> {
 
 /// Properties of a kind that its own code knows.
 pub struct Quirks<K> {
-    /// Returns whether the apiserver answered an apply of the first object with something else, the second. It is then
-    /// applied again.
+    /// Returns whether the apiserver answered an apply of the first object with other values, the second object. The
+    /// object is then applied again.
     pub lost: fn(&K, &K) -> bool,
-    /// Removes from a desired object what the live object holds, and the apiserver would give no second object.
+    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
+    /// run.
     pub release: fn(&mut K, &K),
 }
 
@@ -128,8 +130,8 @@ impl<K> Default for Quirks<K> {
 }
 
 impl<K: ChildKind, S: ChildSummary> Children<K, S> {
-    /// Creates the children of `writer`. `report` extracts what the owner's status needs; `wake` gets the owner of each
-    /// changed child. The watch starts once `writer` needs it.
+    /// Creates the children of `writer`. `summary` extracts the values that the owner's status needs; `wake` gets the
+    /// owner of each changed child. The watch starts once `writer` needs it.
     pub fn new(
         manager: &mut Manager,
         writer: &Writer,
@@ -170,7 +172,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         children
     }
 
-    /// Returns what is known of the child of this name, if `owner` owns it.
+    /// Returns the summary of the child of this name, if `owner` owns it.
     pub fn summary(&self, key: &ObjectKey, owner: &Owner) -> Option<S> {
         self.cache
             .known(key)
@@ -178,9 +180,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .map(|known| known.summary)
     }
 
-    /// Waits until the children have been listed, as far as that is let in.
+    /// Waits until the children have been listed, or their list was denied.
     pub async fn synced(&self) {
-        // Once is enough.
+        // Later calls have no effect.
         let _ = self.needs_watch.set(());
         self.cache.synced().await;
     }
@@ -188,11 +190,13 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of
     /// `managedFields`, are released and keep their values.
     ///
-    /// A child whose state this process has not confirmed, and which nobody has asked to change since, may wait for its
-    /// turn; the owner is woken then.
+    /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
+    /// wait for the rate limit; `wake` gets the owner then.
     ///
     /// # Errors
-    /// Why the child does not match.
+    /// [`Error::NotOwned`] if a foreign object has the name, [`Error::Terminating`] while the child is being deleted,
+    /// [`Error::Rejected`] if the apiserver rejects the child, [`Error::Stale`] if the owner no longer exists,
+    /// [`Error::Api`] otherwise.
     pub async fn apply<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -250,7 +254,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                         return Ok(());
                     }
                     Ok(None) => {}
-                    // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
+                    // The apiserver rejects a second Service because the node port is allocated: to the existing
+                    // Service itself.
                     Err(error @ Error::Rejected { .. }) => refused = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -312,7 +317,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 return Ok(());
             }
             desired.meta_mut().uid = live.uid();
-            // One that can never be as it is wanted is not found: it would go with its owner.
+            // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
             if ownership == Ownership::Adoptable
                 && let Err(kube::Error::Api(status)) =
                     apply::try_apply(&api, self.manager, &desired).await
@@ -359,13 +364,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Err(Error::Terminating(what::<K>(&key)))
     }
 
-    /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
+    /// Returns whether another client has written the child since it was read: the fields of that client are not known
+    /// yet.
     async fn has_changed(api: &Api<BoundedObject<K>>, key: &ObjectKey, read: &K) -> Result<bool> {
         let newest = Self::classified(key, api.get_opt(&key.name).await)?;
         Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
     }
 
-    /// Returns whether the child waits for its turn to be written, as far as is known without asking.
+    /// Returns whether the write of the child waits for the rate limit, as far as the cache knows.
     fn waits(&self, owner: &Owner, key: &ObjectKey) -> bool {
         self.cache.known(key).is_some_and(|known| {
             self.unconfirmed
@@ -373,7 +379,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         })
     }
 
-    /// Returns whether a child without a confirmed state must wait for its turn to be written.
+    /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
     fn must_wait(&self, owner: &Owner, key: &ObjectKey, live: &K) -> bool {
         if self
             .cache
@@ -476,8 +482,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         )
     }
 
-    /// Returns the fields of other managers that the apiserver refuses beside the desired state; none if it refuses the
-    /// desired state alone.
+    /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
+    /// rejects the desired state alone.
     async fn rivals(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -512,7 +518,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     .unwrap_or_default();
                 Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
             }
-            // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
+            // No other error says anything about the object alone, such as that of a webhook without support for dry
+            // runs.
             Err(Error::Rejected { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -556,7 +563,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
-    /// Call it after [`Children::apply`].
+    /// Call this after [`Children::apply`].
     pub fn contested(&self, key: &ObjectKey) -> Option<(String, Duration)> {
         self.drift.contested(key)
     }
@@ -570,11 +577,12 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         fields::project(&Self::content(object), desired, managed(object))
     }
 
-    /// Deletes the child of this name, if the context's object owns it; returns whether it was deleted now. A child that no
-    /// watch shows may exist without our label: it is read once.
+    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
+    /// child that no watch shows may exist without the ownership label, so its name is read once.
     ///
     /// # Errors
-    /// Why the child could not be read or deleted.
+    /// [`Error::Stale`] if the owner no longer exists, [`Error::Rejected`] or [`Error::Api`] if the read or the
+    /// deletion failed.
     pub async fn ensure_absent<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -587,7 +595,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.synced().await;
         let _read = self.cache.begin_read(key);
         if owner.is_fresh() && self.cache.known(key).is_none() {
-            // Nor is it asked for later.
+            // No later reconcile needs to read it either.
             self.cache.record_absent(key);
         }
         if self.cache.is_absent(key) || self.cache.lookup(key, "") == ChildLookup::Terminating {
@@ -609,7 +617,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Ok(true)
     }
 
-    /// The owner is gone: what is kept beside the watch may go.
+    /// Forgets a child whose owner was deleted.
     pub fn forget(&self, key: &ObjectKey) {
         self.cache.forget(key);
         self.drift.forget(key);
@@ -620,7 +628,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Marks `desired`; gives it as it is sent, and its digest.
+    /// Sets the ownership of `desired`; returns the object as sent, and its digest.
     fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String)> {
         owner.set_ownership(desired.meta_mut());
         let value = |desired: &K| -> Result<Value> {
@@ -646,7 +654,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: String,
         values: &Projection,
     ) {
-        // A new owner's name may be that of a former one, whose children went with it.
+        // A new owner may have the name of an earlier one, whose children were deleted with it.
         if self.cache.take_lost(key) && !owner.is_fresh() {
             self.drift.recreated(owner, key, &what::<K>(key));
         } else {
@@ -655,7 +663,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.record_match(key, object, desired, values);
     }
 
-    /// Records a child that was written or found and matches its desired state, unless newer state is known.
+    /// Records a child that was written or read and matches its desired state, unless newer state is known.
     fn record_match(&self, key: &ObjectKey, object: &K, desired: String, values: &Projection) {
         self.unconfirmed.forget(key);
         let known = self.known(object);
@@ -683,7 +691,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }
     }
 
-    /// Returns a digest of what a change of the child is news by: agents stamp annotations and labels of their own on it.
+    /// Returns a digest of the content whose change wakes the owner. Annotations and labels that other agents set do
+    /// not count.
     fn fingerprint(&self, object: &K) -> u64 {
         let mut content = Self::content(object);
         if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
@@ -704,7 +713,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         hash.finish()
     }
 
-    /// An answer, sorted.
+    /// Converts the error of a request for the child.
     fn classified<T>(key: &ObjectKey, answer: kube::Result<T>) -> Result<T> {
         answer.map_err(|error| Error::of_child(what::<K>(key), error))
     }
@@ -721,7 +730,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 enum Comparison {
     /// The child matches.
     Match,
-    /// The child matched before, and somebody has changed it since.
+    /// The child matched before, and another client has changed it since.
     Drift,
     /// The child was never written in this form.
     Other,
@@ -774,7 +783,7 @@ impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
     }
 }
 
-/// `deployments.apps`, as kubectl takes it.
+/// Returns the resource as kubectl accepts it, such as `deployments.apps`.
 fn resource<K: Resource<DynamicType = ()>>() -> String {
     let (plural, group) = (K::plural(&()), K::group(&()));
     if group.is_empty() {
@@ -784,7 +793,7 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
     }
 }
 
-/// `Deployment shop/web`.
+/// Returns kind and name, such as `Deployment shop/web`.
 fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
     format!("{} {key}", K::kind(&()))
 }

@@ -1,4 +1,4 @@
-//! Which cluster it is, and what its apiserver is called.
+//! Configuration of the cluster, and the address of its apiserver.
 
 use std::env;
 
@@ -7,10 +7,10 @@ use http::Uri;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-/// The cluster of the kubeconfig, or else the one whose Pod this is.
+/// Returns the configuration of the kubeconfig's cluster, or else of the Pod's own cluster.
 ///
 /// # Errors
-/// There is neither, or the kubeconfig names a proxy.
+/// No cluster is configured, or the kubeconfig names a proxy.
 pub async fn current() -> anyhow::Result<Config> {
     if let Some(kubeconfig) = existing_files()? {
         return of(kubeconfig).await;
@@ -23,10 +23,10 @@ pub async fn current() -> anyhow::Result<Config> {
     })
 }
 
-/// The kubeconfig that kubectl would read.
+/// Returns the kubeconfig that kubectl would read.
 ///
 /// # Errors
-/// There is none, or it cannot be read.
+/// The kubeconfig does not exist or cannot be read.
 pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
     Ok(match existing_files()? {
         Some(kubeconfig) => kubeconfig,
@@ -34,7 +34,7 @@ pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
     })
 }
 
-/// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
+/// Returns the merged files of `$KUBECONFIG` if some of them do not exist: kubectl skips those, and kube does not.
 fn existing_files() -> anyhow::Result<Option<Kubeconfig>> {
     let list = env::var_os("KUBECONFIG").unwrap_or_default();
     let (existing, missing): (Vec<_>, Vec<_>) =
@@ -50,17 +50,17 @@ fn existing_files() -> anyhow::Result<Option<Kubeconfig>> {
     Ok(Some(merged.context("$KUBECONFIG")?))
 }
 
-/// The cluster of the current context of this kubeconfig.
+/// Returns the configuration of the cluster of the kubeconfig's current context.
 ///
 /// # Errors
-/// It has none, or it names a proxy.
+/// The kubeconfig has no current context, or it names a proxy.
 pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
     let proxied = has_proxy(&kubeconfig);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     without_proxy(config.context("the kubeconfig")?, || proxied)
 }
 
-/// kube takes `HTTPS_PROXY` for the apiserver's proxy too, in a kubeconfig that has none.
+/// Removes a proxy that kube found in `HTTPS_PROXY`; rejects one that the kubeconfig names.
 fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
     let proxy = config.proxy_url.take();
     if proxy.is_some() && has_proxy() {
@@ -73,7 +73,7 @@ fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow
     Ok(config)
 }
 
-/// Whether the cluster of the current context has a `proxy-url` of its own.
+/// Returns whether the cluster of the current context has a `proxy-url`.
 fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
     let current = kubeconfig.current_context.as_deref();
     let context = kubeconfig
@@ -93,19 +93,19 @@ fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
         .is_some_and(|url| !url.is_empty())
 }
 
-/// An apiserver, as metrics and traces name it: its URL may also hold a password.
+/// Address of an apiserver in metrics and traces, without the password that its URL may contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiServerAddress {
-    /// Its URL without a path and without who asks.
+    /// URL without path and credentials.
     pub url: String,
-    /// Its name or IP address.
+    /// Name or IP address.
     pub address: String,
-    /// Its port.
+    /// Port of the URL, or the default of its scheme.
     pub port: u16,
 }
 
 impl ApiServerAddress {
-    /// That of this URL.
+    /// Returns the address of the apiserver at this URL.
     pub fn of(url: &Uri) -> Self {
         let scheme = url.scheme_str().unwrap_or("https");
         let host = url.host().unwrap_or_default();
@@ -123,7 +123,7 @@ impl ApiServerAddress {
         }
     }
 
-    /// `HOST:PORT`.
+    /// Returns `HOST:PORT`.
     pub fn host(&self) -> &str {
         self.url.split_once("://").map_or("", |(_, host)| host)
     }
@@ -146,7 +146,7 @@ mod tests {
         443
     )]
     #[case("http://[::1]:8001", "http://[::1]:8001", "::1", 8001)]
-    fn who_asks_is_no_part_of_where(
+    fn address_has_no_credentials(
         #[case] given: &str,
         #[case] url: &str,
         #[case] address: &str,
@@ -168,7 +168,7 @@ mod tests {
     #[case::none("", false)]
     #[case::empty("proxy-url: ''", false)]
     #[case::one("proxy-url: http://127.0.0.1:9", true)]
-    fn the_proxy_is_that_of_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
+    fn proxy_comes_from_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
         let kubeconfig = format!(
             "current-context: here
 contexts:

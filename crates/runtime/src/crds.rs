@@ -1,4 +1,4 @@
-//! CrdState of the CRD of each kind, with a compatible schema.
+//! State of the CRD of each kind: whether it exists with a compatible schema.
 
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -19,12 +19,12 @@ use super::watch::{WatchUpdate, watch_updates};
 pub enum CrdState {
     /// The CRD exists with a compatible schema.
     Present,
-    /// The CRD does not exist or has another schema; with the message of `/readyz`.
+    /// The CRD does not exist or has an incompatible schema; with the message of `/readyz`.
     Absent(String),
 }
 
-/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD. Messages
-/// about another schema contain the command `replace`.
+/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD.
+/// Messages about an incompatible schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::the_same(Some("2-aa"), None)]
+    #[case::unchanged(Some("2-aa"), None)]
     #[case::of_a_later_version(Some("10-bb"), None)]
     #[case::of_an_earlier_version(
         Some("1-cc"),
         Some("has schema 1-cc, not 2-aa: install this version's CRDs")
     )]
-    #[case::changed_by_somebody(
+    #[case::another_digest(
         Some("2-dd"),
         Some("has schema 2-dd, not 2-aa: install this version's CRDs")
     )]

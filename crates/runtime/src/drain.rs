@@ -1,4 +1,4 @@
-//! The end of a process that leads: no pass begins any more, and what is under way comes to rest.
+//! Shutdown of the leader: no reconcile begins any more, and work in flight finishes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
-/// Runs the passes until `stop`, and on until `rest` has come.
+/// Runs the controllers until `stop`, and further until `drained` has finished.
 pub async fn run(
     controllers: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,
@@ -24,8 +24,8 @@ pub async fn run(
     drained.await;
 }
 
-/// Drains within the time `drain`: first the work of the controllers outside reconciles, whose results running reconciles still
-/// record, then the running reconciles; no other begins.
+/// Drains within `timeout`: first work of the controllers outside reconciles, whose results running reconciles still
+/// record, then the running reconciles. No other reconcile begins.
 pub async fn drain(
     draining: CancellationToken,
     drains: Vec<BoxFuture<'static, ()>>,
@@ -53,7 +53,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_millis(500);
 
     #[tokio::test(start_paused = true)]
-    async fn a_pass_that_runs_is_waited_for_when_nothing_is_in_the_air() {
+    async fn drain_waits_for_running_reconciles() {
         let (draining, reconciles) = (CancellationToken::new(), TaskTracker::new());
         let reconcile = reconciles.token();
         let draining_task = tokio::spawn(drain(
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_waited_for_longer_than_a_moment() {
+    async fn drain_gives_up_after_timeout() {
         let began = Instant::now();
         let reconciles = TaskTracker::new();
         let _reconcile = reconciles.token();

@@ -31,7 +31,7 @@ const REPEATED: usize = 3;
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
-/// The corrections of one kind of children of one controller.
+/// Corrections of one kind of children of one controller.
 pub struct Drift {
     events: Events,
     corrected: Counter,
@@ -65,7 +65,7 @@ pub struct Correction<'a> {
 struct Episode {
     /// Desired state, and the author's last reconcile request: a change of either ends the episode.
     desired: (String, Option<String>),
-    /// The latest corrections.
+    /// Times of the latest corrections.
     at: VecDeque<Instant>,
     /// Managers and fields that Events have named.
     reported: BTreeSet<String>,
@@ -123,8 +123,8 @@ impl Drift {
         self.taken().remove(child).unwrap_or_default()
     }
 
-    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an earlier
-    /// process has corrected the child. Corrections recorded in this process stand.
+    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an
+    /// earlier process has corrected the child. Corrections recorded in this process take precedence.
     pub fn resume(
         &self,
         owner: &Owner,
@@ -262,7 +262,7 @@ impl Drift {
         }
     }
 
-    /// Records a child that exists anew: a contest, and what was taken, belong to the child before.
+    /// Records that the child is a new object: a contest, and taken fields, belong to the previous object.
     pub fn created(&self, child: &ObjectKey) {
         self.episodes().remove(child);
         self.taken().remove(child);
@@ -294,8 +294,8 @@ impl Drift {
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
-    /// Call it when the child matches its desired state or its correction must wait: the episode ends once corrections
-    /// have stopped.
+    /// Call this when the child matches its desired state or its correction must wait: the episode ends once
+    /// corrections have stopped.
     pub fn contested(&self, child: &ObjectKey) -> Option<(String, Duration)> {
         let now = Instant::now();
         let mut episodes = self.episodes();

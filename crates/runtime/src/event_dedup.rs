@@ -1,4 +1,4 @@
-//! Which conditions an Event reports, so that a condition that comes and goes is reported once.
+//! Deduplication of Events: a condition that comes and goes is reported once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 use super::ObjectKey;
 use super::outcome::{EventPolicy, Outcome, Progress};
 
-/// An object that has been ready for this long begins anew, as a container does for the kubelet
+/// Time of readiness after which the dedup of an object starts again, as the kubelet's restart backoff does
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
 const SETTLED: Duration = Duration::from_mins(10);
 
-/// The reasons that Events have reported of each object since it was ready for a while or its spec changed. A restart of
-/// the process may report one of them once more.
+/// Reasons that Events have reported of each object since its last long readiness or change of the spec. After a
+/// restart of the process a reason may be reported once more.
 #[derive(Default)]
 pub(super) struct EventDedup(Mutex<HashMap<ObjectKey, Reported>>);
 
@@ -24,12 +24,12 @@ struct Reported {
     generation: i64,
     reasons: BTreeSet<String>,
     ready_since: Option<Instant>,
-    /// The last Event of [`EventPolicy::Renew`]: reason, message and time.
+    /// Last Event of [`EventPolicy::Renew`]: reason, message and time.
     renewed: Option<(String, String, Instant)>,
 }
 
 impl EventDedup {
-    /// Returns whether an Event is to report the outcome. `before` is the condition as it was written before.
+    /// Returns whether an Event is to report the outcome. `before` is the condition as last written.
     pub fn is_due(
         &self,
         key: &ObjectKey,
@@ -38,7 +38,7 @@ impl EventDedup {
         before: Option<ReadyCondition<'_>>,
     ) -> bool {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A process that has just started does not know what the one before reported.
+        // A new process does not know what the previous one reported.
         let was_unwell = match objects.get(key) {
             Some(reported) => !reported.reasons.is_empty(),
             None => before.is_some_and(|before| !before.is_true),
@@ -71,7 +71,7 @@ impl EventDedup {
                 is_reason
                     || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
             }
-            // See `renew`.
+            // [`EventDedup::renew`] handles this policy.
             EventPolicy::Renew(_) => false,
         }
     }
@@ -150,7 +150,10 @@ mod tests {
         let is_ready_due = || dedup.is_due(&key, 1, &ready(), None);
         assert!(is_crash_due(1) && is_ready_due());
         for _ in 0..3 {
-            assert!(!is_crash_due(1) && !is_ready_due(), "it comes and goes");
+            assert!(
+                !is_crash_due(1) && !is_ready_due(),
+                "the condition comes and goes"
+            );
         }
         tokio::time::advance(SETTLED * 2).await;
         assert!(!is_ready_due() && is_crash_due(1) && is_ready_due() && !is_crash_due(1));

@@ -1,4 +1,4 @@
-//! Keeps the cache of one of our kinds, while its CRD is there.
+//! Feed of the cache of one of the operator's own kinds, while its CRD exists.
 
 use std::fmt::Debug;
 
@@ -18,25 +18,25 @@ use super::health::{KindState, Probes, Watchdog};
 use super::metrics::{Metrics, Purpose};
 use super::watch::{WatchUpdate, error_status, watch_updates};
 
-/// What feeds a cache.
+/// Feed of a cache.
 pub struct Feed<K> {
-    /// The controller's name.
+    /// Name of the controller.
     pub name: &'static str,
-    /// One for each watch: the cluster, or each namespace that is served.
+    /// API of each place: the cluster, or each watched namespace.
     pub apis: Vec<Api<K>>,
-    /// How they watch.
+    /// Configuration of the watches.
     pub watch_config: watcher::Config,
-    /// What is guard.
+    /// Metrics of the watches.
     pub metrics: Metrics,
-    /// Who is updates how far it is,
+    /// Probes that report the state of the kind.
     pub probes: Probes,
-    /// and who else.
+    /// Sender of the state of the kind.
     pub phase: watch::Sender<KindState>,
-    /// Who sees to it that it does not get stuck.
+    /// Watchdog of each step.
     pub watchdog: Watchdog,
-    /// Whether the CRD is there.
+    /// State of the CRD; `None` until it is known.
     pub crd: watch::Receiver<Option<CrdState>>,
-    /// Who asks for all to be listed anew, and is updates when it has been.
+    /// Requests for a relist, each with a sender that confirms its end.
     pub relists: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
@@ -44,8 +44,8 @@ impl<K> Feed<K>
 where
     K: Kind + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Never ends by itself. `on` is updates what becomes of each object, and whether all have been seen; when they have, of
-    /// each once more. While the CRD is not there, or is an older one, nothing is.
+    /// Runs until dropped. `on` gets each change of the cache, and whether all objects have been listed; once they
+    /// have, it gets each object again. While the CRD is missing or incompatible, the cache is empty.
     pub async fn run(
         mut self,
         mut cache: Cache<K>,
@@ -60,7 +60,7 @@ where
             match crd {
                 Ok(Some(CrdState::Absent(why))) => {
                     self.set_state(KindState::Absent(why));
-                    // A pass over what an older CRD has pruned would take it for what stands there.
+                    // A reconcile of objects that an older CRD has pruned would act on missing fields.
                     cache.clear().into_iter().for_each(|gone| on(gone, false));
                     if self.crd.changed().await.is_err() {
                         break;
@@ -74,30 +74,30 @@ where
                 Err(_) => break,
             }
         }
-        // Whoever follows the CRD is gone: the process ends, for that or for what ended it.
+        // The sender of the CRD's state is dropped: the process ends.
         std::future::pending::<()>().await;
     }
 
     fn set_state(&self, state: KindState) {
         if *self.phase.borrow() != state {
             match &state {
-                KindState::Absent(why) => warn!(kind = self.name, why, "the kind is not served"),
-                KindState::Syncing => info!(kind = self.name, "the kind is listed"),
+                KindState::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
+                KindState::Syncing => info!(kind = self.name, "listing the kind"),
                 KindState::PartiallySynced(denied) => {
                     warn!(
                         kind = self.name,
                         ?denied,
-                        "the kind is served where it may be listed"
+                        "kind is served only where the apiserver allows its list"
                     );
                 }
-                KindState::Synced => info!(kind = self.name, "the kind is served"),
+                KindState::Synced => info!(kind = self.name, "kind is served"),
             }
             self.probes.set(self.name, state.clone());
             self.phase.send_replace(state);
         }
     }
 
-    /// Until the CRD changes.
+    /// Feeds the cache until the state of the CRD changes.
     async fn watch(
         &mut self,
         cache: &mut Cache<K>,
@@ -109,7 +109,7 @@ where
             if cache.is_synced()
                 && let Some(relists) = relists.take()
             {
-                // Who no longer waits has ended.
+                // A receiver that no longer waits is dropped.
                 let _ = oneshot::Sender::<()>::send(relists, ());
             }
             let updates = tokio::select! {
@@ -159,7 +159,7 @@ where
         self.apis.iter().enumerate().map(watch).collect()
     }
 
-    /// Says how far the cache is, which may have been was_synced `before`.
+    /// Sets the state of the kind, unless a list is missing. `was_synced` is the state before the last event.
     fn update_state(
         &self,
         cache: &Cache<K>,
@@ -200,7 +200,7 @@ mod tests {
     type CrdStates = watch::Sender<Option<CrdState>>;
     type Relists = mpsc::Sender<oneshot::Sender<()>>;
 
-    /// A feed of these, who tells it of the CRD, how far it says that it is, and who asks it for a new list.
+    /// Returns a feed, the sender of its CRD's state, the receiver of its own state, and the sender of relist requests.
     fn feed(
         apis: Vec<Api<Widget>>,
     ) -> (Feed<Widget>, CrdStates, watch::Receiver<KindState>, Relists) {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_namespace_that_is_refused_holds_up_no_other() {
+    async fn denied_namespace_does_not_block_the_others() {
         let (served, _) = api(|_, _| (200, vec![object("x", "5")]));
         let (denied, _) = api(|_, before| {
             if before < 3 {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
+    async fn cache_is_empty_while_the_crd_is_incompatible() {
         let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
         let (feed, crd, mut phase, _asks) = feed(vec![apis]);
         let cache = Cache::new(vec![None]);
@@ -290,16 +290,16 @@ mod tests {
             assert_eq!(*phase.borrow(), KindState::Absent("older".into()));
             assert!(store.is_empty());
         }
-        // As at a shutdown: that it ends by itself would be a fault.
+        // As on shutdown: the feed must not end by itself.
         drop(crd);
         tokio::time::timeout(Duration::from_secs(1), feed)
             .await
             .unwrap_err();
     }
 
-    /// What the watch has shown may be of the past.
+    /// The watch of a standby may be stale.
     #[tokio::test(start_paused = true)]
-    async fn whoever_begins_to_lead_has_all_listed_anew() {
+    async fn new_leader_relists_its_objects() {
         let listed = |before: usize| object(if before == 0 { "x" } else { "y" }, "5");
         let (apis, log) = api(move |relists, before| match relists {
             Asked::List => (200, vec![listed(before)]),
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(
             *phase.borrow_and_update(),
             KindState::Synced,
-            "it was served all the time"
+            "the kind is served throughout"
         );
     }
 }

@@ -17,8 +17,8 @@ pub type Path = Vec<String>;
 
 /// Maximum number of fields named in a message.
 const NAMED: usize = 5;
-/// Fields whose values a message may show: those of environment variables, arguments, annotations and `ConfigMap`s may be
-/// secrets.
+/// Fields whose values a message may show. Values of environment variables, arguments, annotations and `ConfigMap`s may
+/// be secrets.
 const SHOWN: [&str; 14] = [
     "averageUtilization",
     "containerPort",
@@ -126,7 +126,7 @@ impl Projection {
     /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut differences: Vec<Path> = Vec::new();
-        // A path sorts right before those inside it.
+        // A path sorts right before the paths inside it.
         let all: BTreeSet<_> = self.values.keys().chain(other.values.keys()).collect();
         for path in all {
             let is_inside = differences
@@ -139,7 +139,7 @@ impl Projection {
         differences
     }
 
-    /// Returns the value at the field, if it is short and no secret can be in it.
+    /// Returns the value at the field, if it is short and cannot be a secret.
     pub fn shown(&self, path: &Path) -> Option<String> {
         let name = path.last()?.strip_prefix("f:")?;
         // The keys of ConfigMaps and annotations may have any name.
@@ -202,7 +202,7 @@ impl Projection {
                     .filter(|item| is_element(&element, item))
                     .collect();
                 if all.len() > 1 {
-                    // The apiserver lets an update repeat an item; of two variables of one name the last one counts.
+                    // The apiserver lets an update repeat an item; of two variables with one name the last one counts.
                     path.push(element);
                     self.set(path, json!(all));
                     path.pop();
@@ -236,7 +236,7 @@ impl Projection {
     }
 }
 
-/// Returns the keys that identify the items of a list; `None` if these sets do not show them.
+/// Returns the keys that identify the items of a list; `None` if these sets do not name them.
 pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
     let mut elements = sets
         .iter()
@@ -268,7 +268,7 @@ pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String 
     format!("k:{}", Value::Object(keys))
 }
 
-/// Returns whether the field is atomic: somebody owns the field, and nobody owns anything inside it.
+/// Returns whether the field is atomic: a manager owns the field, and none owns anything inside it.
 fn is_whole(sets: &[&Value]) -> bool {
     let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
     let mut all = sets.iter().filter_map(|set| set.as_object());

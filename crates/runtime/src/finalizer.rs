@@ -1,4 +1,4 @@
-//! Finalizers: what is outside an object's own namespace goes before the object does.
+//! Finalizers: what an object owns outside of its namespace is deleted before the object.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use serde::de::DeserializeOwned;
 use super::own_writes::OwnWrites;
 use super::{ObjectKey, apply, cache};
 
-/// Whether the object has it.
+/// Returns whether the object has the finalizer.
 pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
     object.finalizers().iter().any(|name| name == finalizer)
 }
 
-/// Has the finalizer be there before anything is that it stands for. Gives the object as it then is.
+/// Adds the finalizer, before anything is created that it protects. Returns the written object.
 ///
 /// # Errors
-/// What the apiserver answers, 409 among it: the object has changed since.
+/// The apiserver's error, such as 409 if the object has changed since.
 pub async fn add<K>(
     written: &OwnWrites<K>,
     api: &Api<K>,
@@ -42,10 +42,10 @@ where
     written.object(&ObjectKey::of(object.as_ref()), put).await
 }
 
-/// Takes the finalizer away, once all is done. An object that is gone is no error.
+/// Removes the finalizer once nothing is left that it protects. A missing object is no error.
 ///
 /// # Errors
-/// What the apiserver answers, 409 among it: the object has changed since.
+/// The apiserver's error, such as 409 if the object has changed since.
 pub async fn remove<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
 where
     K: Kind + Clone + Debug + DeserializeOwned,
@@ -65,7 +65,8 @@ where
     }
 }
 
-/// Returns all finalizers of `object`. If it has changed since it was read, the write of its finalizers fails with 409.
+/// Returns all finalizers of `object`. If the object has changed since it was read, the write of its finalizers fails
+/// with 409.
 async fn all<K>(api: &Api<K>, object: &K) -> kube::Result<Vec<String>>
 where
     K: Kind + Clone + Debug + DeserializeOwned,

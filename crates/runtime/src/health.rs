@@ -1,7 +1,7 @@
 //! `/livez` and `/readyz`.
 //!
-//! Liveness asks whether the process' own loops move, never whether the apiserver answers: a restart mends a deadlock,
-//! not a network. Readiness asks whether the caches of every kind are filled, so a standby is ready too.
+//! Liveness covers only the loops of the process, never the apiserver: a restart fixes a deadlock, not a network.
+//! Readiness means that the caches of every kind are synced, so a standby is ready too.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,21 +16,21 @@ use http::StatusCode;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-/// How far a kind has come.
+/// State of a kind's caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindState {
-    /// Its CRD is missing or older than this program, as the words say. The others work without it.
+    /// The CRD is missing or incompatible, or the controller is off; with the reason. Other kinds work without it.
     Absent(String),
-    /// Its caches are being filled.
+    /// The caches are not synced yet.
     Syncing,
-    /// Its caches are filled, but for these places (`None` is the whole cluster), in which it may not list it, as the
-    /// words say. The others work without them.
+    /// The caches are synced except in these places (`None` is the whole cluster), whose list the apiserver denies;
+    /// with the reasons. Other kinds work without them.
     PartiallySynced(BTreeMap<Option<String>, String>),
-    /// Its caches are filled.
+    /// The caches are synced.
     Synced,
 }
 
-/// What the probes answer from. Cheap to clone.
+/// State from which the probes answer. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Probes(Arc<Mutex<ProbeState>>);
 
@@ -49,17 +49,17 @@ struct Loop {
 }
 
 impl Probes {
-    /// Knows of no kind and no loop: alive, not ready.
+    /// Creates the state without a kind or loop: live, not ready.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says how far a kind has come. Every kind that is switched on must be named before the first probe is answered.
+    /// Sets the state of a kind. Every enabled kind must be set before the first probe.
     pub fn set(&self, kind: &'static str, state: KindState) {
         self.state().kinds.insert(kind, state);
     }
 
-    /// Watches over a loop, of which no single step may take longer than `max_age`.
+    /// Adds a loop of which no single step may take longer than `max_age`.
     pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
         let mut inner = self.state();
         inner.loops.push(Loop {
@@ -73,7 +73,7 @@ impl Probes {
         }
     }
 
-    /// Whether every loop moves, and one line for each.
+    /// Returns whether no loop is stuck, and one line for each.
     pub fn live(&self) -> (bool, String) {
         let inner = self.state();
         let mut report = ProbeReport::default();
@@ -100,7 +100,7 @@ impl Probes {
         report.finish("live")
     }
 
-    /// Whether the caches of every present kind are filled, and one line for each kind.
+    /// Returns whether the caches of every present kind are synced, and one line for each kind.
     pub fn ready(&self) -> (bool, String) {
         let inner = self.state();
         let mut report = ProbeReport::default();
@@ -130,12 +130,12 @@ impl Probes {
     }
 
     fn state(&self) -> MutexGuard<'_, ProbeState> {
-        // Nothing that holds the lock can leave it half-changed.
+        // No holder of the lock panics between two changes.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One loop, as `/livez` sees it.
+/// Watchdog of one loop.
 #[derive(Clone)]
 pub struct Watchdog {
     probes: Probes,
@@ -143,8 +143,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A step begins, and lasts until the answer is dropped. Steps of one loop may overlap; a loop without one waits
-    /// for work, which is not being stuck.
+    /// Starts a step, which lasts until the guard is dropped. Steps of one loop may overlap; a loop without a step
+    /// waits for work and is not stuck.
     #[must_use = "the step lasts until this is dropped"]
     pub fn busy(&self) -> StepGuard {
         let mut inner = self.probes.state();
@@ -160,7 +160,7 @@ impl Watchdog {
     }
 }
 
-/// A step of a loop.
+/// Guard of a step.
 pub struct StepGuard {
     watchdog: Watchdog,
     number: u64,
@@ -180,7 +180,7 @@ impl Drop for StepGuard {
     }
 }
 
-/// The answer of a probe, in the form of the apiserver's own.
+/// Response of a probe, in the form of the apiserver's.
 #[derive(Default)]
 struct ProbeReport {
     failed: bool,
@@ -201,10 +201,10 @@ impl ProbeReport {
     }
 }
 
-/// Serves `/livez` (also as `/healthz`) and `/readyz` for ever.
+/// Serves `/livez` (also as `/healthz`) and `/readyz` without an end.
 ///
 /// # Errors
-/// When the listener breaks.
+/// The error of the listener.
 pub async fn serve(listener: TcpListener, probes: Probes) -> io::Result<()> {
     let live = get(|Shared(probes): Shared<Probes>| async move { response(probes.live()) });
     let ready = get(|Shared(probes): Shared<Probes>| async move { response(probes.ready()) });
@@ -259,18 +259,18 @@ mod tests {
         assert!(!probes.ready().0, "a CRD that arrives later is waited for");
         let denied = [
             (Some("a".to_owned()), "no".to_owned()),
-            (Some("b".to_owned()), "no right".to_owned()),
+            (Some("b".to_owned()), "no permission".to_owned()),
         ];
         probes.set("thing", KindState::PartiallySynced(denied.into()));
         let (ready, body) = probes.ready();
         assert!(
-            !ready && body.contains("[-]thing not synced in a: no; in b: no right\n"),
+            !ready && body.contains("[-]thing not synced in a: no; in b: no permission\n"),
             "{body}"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_step_that_takes_too_long_is_stuck() {
+    async fn loop_is_stuck_when_a_step_takes_too_long() {
         let probes = Probes::new();
         assert_eq!(probes.live(), (true, "live\n".into()));
         let watchdog = probes.watchdog("widget", Duration::from_mins(1));
@@ -289,14 +289,14 @@ mod tests {
         let body = "[-]widget stuck in one step for 61.0s; 60s are allowed\nnot live\n";
         assert_eq!(probes.live(), (false, body.into()));
         drop(old);
-        assert!(probes.live().0, "the step that is left is 11 s old");
+        assert!(probes.live().0, "the remaining step is 11 s old");
         drop(new);
         advance(Duration::from_hours(1)).await;
         assert!(probes.live().0);
     }
 
     #[tokio::test]
-    async fn the_server_answers() {
+    async fn server_answers_each_probe() {
         let probes = Probes::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,16 +1,15 @@
-//! Leader elector by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
+//! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
 //!
-//! The protocol is that of Kubernetes' own components
-//! (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>): every write of the Lease is guarded by its
-//! resourceVersion, and a silent holder's lease ends when it has not changed for its duration *as observed on the
-//! candidate's own monotonic clock*, so clocks need not agree. Three things are stricter here: the renew deadline
-//! counts from before the renewal was sent, a lease that another holds is lost at once, and the right to write is
-//! computed from the time at each write, so that a process that was stopped past its lease writes nothing when it
-//! goes on.
+//! The protocol is that of Kubernetes' own components (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>):
+//! every write of the Lease is guarded by its resourceVersion, and the lease of a silent holder expires when it has not
+//! changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three rules are
+//! stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the lease names
+//! another holder, and each write checks the time, so that a process that was stopped past its lease writes nothing
+//! when it continues.
 //!
-//! That time is the machine's monotonic clock, which stands still while the machine itself is suspended. One that wakes
-//! past its lease may let writes through until its next renewal is refused, about a retry period later; they meet the
-//! guards on UID and resourceVersion that every write carries.
+//! The monotonic clock stops while the machine itself is suspended. A machine that wakes past its lease may let writes
+//! through until the next renewal fails, about a retry period later; the UID and resourceVersion that every write
+//! carries guard against those.
 
 use std::env;
 use std::time::Duration;
@@ -35,10 +34,10 @@ mod tests;
 
 pub use fence::Fence;
 
-/// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
+/// Timeout of the release of the lease, so that a slow apiserver does not delay a shutdown.
 const RELEASE: Duration = Duration::from_secs(1);
 
-/// Returns a name that no other candidate has: that of the Pod, the host or the program, and a random part.
+/// Returns a name that no other candidate has: the name of the Pod, the host or the program, and a random part.
 pub fn identity(pod: Option<&str>, program: &str) -> String {
     let host = pod
         .map(str::to_owned)
@@ -47,14 +46,14 @@ pub fn identity(pod: Option<&str>, program: &str) -> String {
     format!("{host}_{}", Uuid::new_v4())
 }
 
-/// How leading ended.
+/// Reason why the leadership ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LeadershipEnd<T> {
-    /// The work came to its end; the lease was given back.
+    /// The work has finished, and the lease was released.
     Finished(T),
-    /// The lease was lost and the work dropped. The process must exit: what it had in flight may still arrive.
+    /// The lease was lost and the work dropped. The process must exit: requests in flight may still arrive.
     Lost,
-    /// Told to stop before it ever led.
+    /// The candidate was stopped before it became the leader.
     Stopped,
 }
 
@@ -82,14 +81,14 @@ pub struct LeaderElector {
     watchdog: Watchdog,
 }
 
-/// FakeState of the lease as far as this candidate knows it.
+/// State of the lease as far as this candidate knows it.
 #[derive(Default)]
 struct KnownLease {
     observed: Option<ObservedLease>,
     unconfirmed: Option<UnconfirmedWrite>,
 }
 
-/// The lease as it was last observed, and when it first looked like that.
+/// The lease as last observed, and when it was first observed in this state.
 struct ObservedLease {
     lease: Lease,
     at: Instant,
@@ -103,8 +102,8 @@ struct UnconfirmedWrite {
 }
 
 impl LeaderElector {
-    /// A candidate for the Lease `name` in `namespace`. `client` is the one of [`super::client::lease`]: it does not retry,
-    /// and the fence is not in its way. `watchdog` watches over each attempt.
+    /// Creates a candidate for the Lease `name` in `namespace`. `client` comes from [`super::client::unfenced`]: it
+    /// does not retry, and the fence does not block it. `watchdog` guards each attempt.
     pub fn new(
         client: Client,
         (namespace, name): (&str, &str),
@@ -123,7 +122,7 @@ impl LeaderElector {
         }
     }
 
-    /// Waits for the lease and opens `fence`. None when told to stop first.
+    /// Waits for the lease and opens `fence`. Returns `None` if `stop` is cancelled first.
     async fn acquire(
         &self,
         fence: &Fence,
@@ -136,7 +135,8 @@ impl LeaderElector {
         );
         let (mut known, mut warning) = (KnownLease::default(), RepeatedWarning::default());
         loop {
-            // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
+            // Dropping a request that may have acquired the lease would leave the lease without a live holder, so the
+            // lease is released.
             let attempt = tokio::select! {
                 attempt = timeout(self.renew_deadline / 2, self.try_acquire_or_renew(&mut known)) => attempt,
                 () = stop.cancelled() => {
@@ -144,7 +144,7 @@ impl LeaderElector {
                     return None;
                 }
             };
-            // It may have taken the lease without our hearing of it.
+            // The request may have acquired the lease although no response arrived.
             let may_be_held = match &attempt {
                 Ok(Ok(_)) => false,
                 Ok(Err(error)) => may_be_applied(error),
@@ -162,10 +162,13 @@ impl LeaderElector {
                 }
                 // A conflict means that another candidate was faster.
                 Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => warning.clear(),
-                Ok(Err(error)) => warning.log(causes(&error), "cannot ask for the lease"),
+                Ok(Err(error)) => warning.log(
+                    causes(&error),
+                    "cannot read or acquire the lease; will retry",
+                ),
                 Err(_) => warning.log(
                     "the apiserver does not answer".into(),
-                    "cannot ask for the lease",
+                    "cannot read or acquire the lease; will retry",
                 ),
             }
             let mut pause = self
@@ -200,7 +203,7 @@ impl LeaderElector {
             sleep(self.retry_period.min(left)).await;
             let left = self.renew_deadline.saturating_sub(renewed.elapsed());
             if left.is_zero() {
-                warn!(lease = self.name, "the lease was not renewed in time: lost");
+                warn!(lease = self.name, "lost the lease: renew deadline exceeded");
                 return;
             }
             match timeout(
@@ -227,20 +230,20 @@ impl LeaderElector {
                         .and_then(|observed| holder(&observed.lease));
                     warn!(
                         lease = self.name,
-                        holder, "another replica holds the lease: lost"
+                        holder, "lost the lease: another replica holds it"
                     );
                     return;
                 }
-                Ok(Err(error)) => warning.log(causes(&error), "cannot renew the lease"),
+                Ok(Err(error)) => warning.log(causes(&error), "cannot renew the lease; will retry"),
                 Err(_) => warning.log(
                     "the apiserver does not answer".into(),
-                    "cannot renew the lease",
+                    "cannot renew the lease; will retry",
                 ),
             }
         }
     }
 
-    /// Acquires or renews the lease, once.
+    /// Acquires or renews the lease once.
     async fn try_acquire_or_renew(&self, known: &mut KnownLease) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
         // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
@@ -266,7 +269,7 @@ impl LeaderElector {
                 };
                 return Ok(Attempt::Held(at));
             }
-            // Not from before the request: the holder may have renewed while it was under way.
+            // The time before the request does not count: the holder may have renewed while the request was in flight.
             let now = Instant::now();
             let at = known
                 .observed
@@ -342,7 +345,7 @@ impl LeaderElector {
         (self.is_own(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
     }
 
-    /// Gives the lease back if it is own, so that the next one need not wait for its end.
+    /// Releases the lease if this candidate holds it, so that the next leader need not wait until it expires.
     async fn release(&self, observed: Option<ObservedLease>) {
         let work = async {
             if let Some(observed) = observed.filter(|observed| self.is_own(&observed.lease)) {
@@ -363,23 +366,23 @@ impl LeaderElector {
             }
         };
         match timeout(RELEASE, work).await {
-            Ok(Ok(true)) => info!(lease = self.name, "gave the lease back"),
+            Ok(Ok(true)) => info!(lease = self.name, "released the lease"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
                 warn!(
                     lease = self.name,
                     error = causes(&error),
-                    "cannot give the lease back; it ends by itself"
+                    "cannot release the lease; it will expire"
                 );
             }
             Err(_) => warn!(
                 lease = self.name,
-                "no time to give the lease back; it ends by itself"
+                "releasing the lease timed out; it will expire"
             ),
         }
     }
 
-    /// Replaces that very version of the lease.
+    /// Replaces exactly this version of the lease.
     async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
         let lease = Lease {
             metadata: version.metadata.clone(),
@@ -394,7 +397,8 @@ impl LeaderElector {
         holder(lease) == Some(&self.identity)
     }
 
-    /// When a lease that stays as it is may be taken over: its holder's duration counts, which may not be own.
+    /// Returns when an unchanged lease expires: the duration in the lease counts, which may differ from this
+    /// candidate's.
     fn end(&self, observed: &ObservedLease) -> Instant {
         let holders = observed
             .lease
@@ -409,7 +413,7 @@ impl LeaderElector {
 
     fn next_spec(&self, last: Option<&LeaseSpec>) -> LeaseSpec {
         let now = Timestamp::now();
-        // As the apiserver stores it, to be compared.
+        // The apiserver stores microseconds, and the times are compared later.
         let now = MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now));
         let transitions = last.and_then(|spec| spec.lease_transitions).unwrap_or(0);
         let own = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
@@ -430,7 +434,7 @@ impl LeaderElector {
     }
 }
 
-/// As client-go writes a lease that was given back.
+/// Returns the spec of a released lease, as client-go writes it.
 fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(Timestamp::now());
     LeaseSpec {
@@ -443,7 +447,7 @@ fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     }
 }
 
-/// Whether a request that failed so may have been carried out: no answer came, or one of somebody in between.
+/// Returns whether a failed request may have been applied: no response arrived, or a proxy sent it.
 fn may_be_applied(error: &Error) -> bool {
     !matches!(error, Error::Api(status) if status.code < 500)
 }
@@ -457,7 +461,7 @@ fn holder(lease: &Lease) -> Option<&str> {
         .filter(|holder| !holder.is_empty())
 }
 
-/// A fault that lasts is said once, not twice a second.
+/// Warning that is logged once while its cause lasts, not twice a second.
 #[derive(Default)]
 struct RepeatedWarning(Option<String>);
 
@@ -476,11 +480,11 @@ impl RepeatedWarning {
     }
 }
 
-/// Waits for the lease, then does `work` under it.
+/// Waits for the lease, then runs `work` under it.
 ///
-/// `fence` opens with the first renewal. It is closed before this returns, whatever the outcome, and before the lease is
-/// given back. `work` is expected to end by itself some time after `stop`; the lease is renewed until it has. It is
-/// polled in the caller's task, between renewals, so it must not block.
+/// `fence` opens with the first renewal. It is closed before this function returns, whatever the result, and before the
+/// lease is released. `work` should finish some time after `stop`; the lease is renewed until then. `work` is polled in
+/// the caller's task, between renewals, so it must not block.
 pub async fn lead<W: Future>(
     elector: &LeaderElector,
     fence: &Fence,

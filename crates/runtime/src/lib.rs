@@ -1,5 +1,5 @@
-//! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence, metrics,
-//! probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
+//! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence,
+//! metrics, probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
 
 #![warn(missing_docs)]
 
@@ -101,14 +101,14 @@ impl fmt::Debug for ObjectKey {
 /// Part of the cluster that the operator serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchScope {
-    /// Whole cluster.
+    /// The whole cluster.
     Cluster,
-    /// Some namespaces.
+    /// These namespaces.
     Namespaces(Vec<String>),
 }
 
 impl WatchScope {
-    /// Creates the scope of these namespaces; none means the whole cluster.
+    /// Creates the scope of these namespaces; an empty set means the whole cluster.
     pub fn of(namespaces: &BTreeSet<String>) -> Self {
         if namespaces.is_empty() {
             Self::Cluster
@@ -125,7 +125,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns the places to watch: namespaces, or `None` for the whole cluster.
+    /// Returns the watched places: namespaces, or `None` for the whole cluster.
     pub fn places(&self) -> Vec<Option<String>> {
         match self {
             Self::Cluster => vec![None],
@@ -133,7 +133,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns the places to watch with their APIs of a namespaced kind.
+    /// Returns the watched places with their APIs of a namespaced kind.
     pub fn apis<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
         &self,
         client: &Client,
@@ -157,8 +157,8 @@ pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// Returns whether `one` is a later resourceVersion of an object than `other`. Resource versions of one object are increasing
-/// numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+/// Returns whether `one` is a later resourceVersion of an object than `other`. The resourceVersions of one object are
+/// increasing numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
 pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
     version(one) > version(other)
 }

@@ -15,9 +15,9 @@ use super::fields::{self as values, Path, content};
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Whether anything is to be [handed over](upgraded) first: nothing was applied yet, and the fields of a writer that did not
-/// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
-/// was left is not to be any more.
+/// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
+/// never removes fields of an update; or `manager` has applied a field of `left`, which belongs to others; or it still
+/// owns by an update a field that is no longer in `left`.
 pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
     let ours = |wanted| {
         managed
@@ -36,11 +36,11 @@ pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&s
         || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// The entries after a hand-over: what its creator said of the object is then what `manager` applied, so that the next apply
-/// takes away what it does not name; and so is what others updated of the fields that are in `desired`, but nothing else of
-/// theirs. The fields at the paths of `left` stay with a plain update of `manager`'s: the value stands until somebody else
-/// writes another one. Of an object of which `manager` said anything before nothing of others is taken: what they changed
-/// since is theirs.
+/// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
+/// applied, so that the next apply removes those that it does not set. So do fields in `desired` that other managers
+/// updated, but no other fields of theirs. The fields at the paths of `left` become an update by `manager`: they keep
+/// their values until another manager writes them. If `manager` has an entry already, no fields are taken from others:
+/// those managers changed them since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -56,7 +56,7 @@ pub fn upgraded(
     let made = managed
         .iter()
         .any(|entry| covers(entry) && is_of(entry, manager));
-    // Whoever made it said most of what it is.
+    // The creator owns most fields of the desired state.
     let said = |entry| {
         shared(&mut fields(entry).clone(), &desired)
             .as_ref()
@@ -92,7 +92,7 @@ pub fn upgraded(
             join(&mut applied, taken);
             at = at.max(entry.time.clone());
         }
-        // An empty set would be a claim on all.
+        // An entry with an empty set would own the whole object.
         if fields(&entry)
             .as_object()
             .is_some_and(|fields| !fields.is_empty())
@@ -151,9 +151,9 @@ pub struct TakenFields {
 /// Transfer of fields from other managers.
 #[derive(Debug, PartialEq)]
 pub struct Transfer {
-    /// The `managedFields` afterwards.
+    /// The `managedFields` after the transfer.
     pub entries: Vec<ManagedFieldsEntry>,
-    /// The transferred fields.
+    /// Transferred fields.
     pub taken: TakenFields,
 }
 
@@ -192,7 +192,7 @@ pub fn transfer(
     if let Some(FieldsV1(applied)) = entries[ours].fields_v1.as_mut() {
         join(applied, theirs);
     }
-    // An empty set would be a claim on all.
+    // An entry with an empty set would own the whole object.
     entries.retain(|entry| {
         fields(entry)
             .as_object()
@@ -220,7 +220,7 @@ pub fn last_writer<'a>(
     let holds =
         |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
-        // A renumbered item stands beside the removed one; elsewhere a neighbour is no evidence.
+        // A renumbered item is beside the removed one; in other lists a neighbour is no evidence.
         let beside = |path: &Path| match path.split_last() {
             Some((item, list)) if item.starts_with("k:") => find(fields(entry), list).is_some(),
             _ => false,
@@ -240,7 +240,7 @@ pub fn last_writer<'a>(
         .as_deref()
 }
 
-/// Lists whose items are never taken for another item's fault: other managers' sidecars and volumes stay.
+/// Lists whose items never count as rivals of another item: other managers' sidecars and volumes stay.
 const KEPT: [&str; 4] = [
     "f:containers",
     "f:initContainers",
@@ -248,20 +248,20 @@ const KEPT: [&str; 4] = [
     "f:volumes",
 ];
 
-/// Step to a field that the apiserver names in an answer.
+/// Step to a field that the apiserver names in an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// A field of that name.
+    /// Field of this name.
     Field(String),
-    /// An item of a list. Its index is unknown: the answer numbers the items of an object that was never stored.
+    /// List item. Its index is unknown: the error numbers the items of an object that was never stored.
     Item,
 }
 
 /// Returns the fields of other managers than `manager` that conflict at `field`, as the apiserver names it where it
-/// refuses both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
+/// rejects both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
 /// the smallest list item or map around it that has a field of `desired`; or, where whole items exclude one another,
-/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as sent,
-/// `object` the live object.
+/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as
+/// sent, `object` the live object.
 pub fn rivals(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -335,9 +335,9 @@ fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
         .any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
 }
 
-/// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has
-/// renumbered that port. `object` is the live object. A port that consists of its number alone is like any other one of
-/// that kind: only if `is_alone`, because there were no ports of others before, it was renumbered.
+/// Returns the ports of other managers that differ only in their number from a missing port of `desired`: another
+/// client has renumbered that port. `object` is the live object. A port without any field but its number looks like any
+/// other such port: it counts as renumbered only if `is_alone`, because there were no ports of others before.
 pub fn renumbered(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -568,7 +568,7 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
         && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Takes the fields that have a value in `desired` out of the set; none if there are none.
+/// Takes the fields that have a value in `desired` out of the set; `None` if there are none.
 fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
     let mut taken = Map::new();
@@ -580,7 +580,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
             (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
             _ => None,
         };
-        // The list or the item as such.
+        // The element `.` is the list or the item as such.
         let itself = element == ".";
         let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));
         let part = if whole {
@@ -592,7 +592,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
         taken.insert(element.clone(), part);
         inner.as_object().is_some_and(|rest| !rest.is_empty())
     });
-    // Who has nothing else of ours keeps it.
+    // A manager that owns no other field of the desired state keeps its elements.
     let none = taken.keys().all(|element| element == ".");
     if none {
         fields.append(&mut taken);
@@ -600,14 +600,14 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     (!none).then_some(Value::Object(taken))
 }
 
-/// How many fields there are in the set.
+/// Returns the number of fields in the set.
 fn leaves(set: &Value) -> usize {
     set.as_object()
         .filter(|set| !set.is_empty())
         .map_or(1, |set| set.values().map(leaves).sum())
 }
 
-/// Takes the field at `path` out, and the parents that then hold nothing: an empty set would be a claim on the whole.
+/// Takes out the field at `path`, and parents that are then empty: an empty set would own the whole parent.
 fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
     let (first, rest) = path.split_first()?;
     let fields = set.as_object_mut()?;
@@ -622,7 +622,7 @@ fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
     Some(taken)
 }
 
-/// The union of two sets.
+/// Merges `other` into the set.
 fn join(one: &mut Value, other: Value) {
     let (Value::Object(one), Value::Object(other)) = (one, other) else {
         return;

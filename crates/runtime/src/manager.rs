@@ -1,7 +1,7 @@
-//! Starts everything in order, leads, drains, ends.
+//! Starts controllers and drains them on shutdown.
 //!
-//! Every replica fills its caches and watches at once; only the one that leads runs controllers and sends. What depends on a
-//! kind waits for its CRD; the other kinds do not.
+//! Every replica fills its caches and watches at once; only the leader reconciles and sends. A controller waits for the
+//! CRD of its kind; other kinds do not.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -37,30 +37,32 @@ use super::watch_hub::{Observer, ResourceName, ResourceWatch};
 use super::{WatchScope, client, cluster, crds, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
-/// How many controllers of one controller run at once.
+/// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
 
-/// What the controllers are built with, and where they are handed in.
+/// Environment of the controllers, to which the program adds them.
 pub struct Manager {
     /// Settings of the runtime.
     pub settings: Settings,
-    /// Talks to the apiserver; writes only while this replica leads.
+    /// Client of the apiserver, which writes only while this replica leads.
     pub client: Client,
-    /// Whether this replica leads.
+    /// Fence, open while this replica leads.
     pub fence: Fence,
-    /// How to watch what is ours, and what is acted on as it is shown: lists are of the newest state.
+    /// Configuration of watches whose lists return the newest state: those of the operator's own kinds, and of objects
+    /// that the operator acts on without another read.
     pub watch_config: watcher::Config,
-    /// How to watch what is asked for again before it is acted on.
+    /// Configuration of watches whose lists are streamed where the apiserver supports it, and may be stale: the
+    /// operator reads an object again before it acts on it.
     pub streaming_watch_config: watcher::Config,
-    /// What part of the cluster is served.
+    /// Part of the cluster that the operator serves.
     pub scope: WatchScope,
-    /// What is guard.
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// Cancelled when nothing new is to be begun.
+    /// Token that is cancelled when no new work may start.
     pub draining: CancellationToken,
-    /// What lasts as long as the process is guarded by these.
+    /// Guard of the tasks that last as long as the process.
     pub tasks: Tasks,
-    /// Whether the apiserver answers.
+    /// Availability of the apiserver.
     pub availability: Availability,
     probes: Probes,
     identity: String,
@@ -70,27 +72,27 @@ pub struct Manager {
     reconciles: TaskTracker,
 }
 
-/// One of our kinds: its objects, and what wakes its controllers.
+/// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
 pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
-    /// The objects.
+    /// Cached objects.
     pub store: Store<K>,
-    /// Wakes controllers.
+    /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// How far the cache is.
+    /// Phase of the cache.
     pub phase: Phase,
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
     cache: Cache<K>,
 }
 
-/// How far the cache of a kind is.
+/// Phase of the cache of a kind.
 #[derive(Clone)]
 pub struct Phase(watch::Receiver<KindState>);
 
 impl Phase {
-    /// Why objects of this kind are not served in `namespace`: its CRD is missing or an older one, it is switched off, or
-    /// may not be listed there. None while they are, and while that is not known yet. That one of them is not cached then
-    /// says nothing of whether it exists.
+    /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
+    /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
+    /// is syncing. An object that is not cached may then exist all the same.
     pub fn unavailable(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
             KindState::Absent(why) => Some(why.clone()),
@@ -102,13 +104,13 @@ impl Phase {
         }
     }
 
-    /// Creates a phase that `sender` ends.
+    /// Creates a phase that lasts until the sender replaces it or is dropped.
     pub fn syncing() -> (watch::Sender<KindState>, Self) {
         let (sender, phase) = watch::channel(KindState::Syncing);
         (sender, Self(phase))
     }
 
-    /// Whether objects are cached, where they may be listed.
+    /// Returns whether objects are cached, in the places that may be listed.
     fn is_served(&self) -> bool {
         matches!(
             &*self.0.borrow(),
@@ -116,18 +118,18 @@ impl Phase {
         )
     }
 
-    /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
+    /// Waits until the cache is synced, as far as the apiserver allows lists, or the CRD is known to be missing.
     async fn synced(&mut self) {
-        // The sender is gone once its last word is said.
+        // The sender is dropped after it has sent the final state.
         let _ = self.0.wait_for(|phase| *phase != KindState::Syncing).await;
     }
 }
 
-/// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or of its own
-/// Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
+/// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or
+/// of its own Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
 ///
 /// # Errors
-/// As [`run`], and without a cluster.
+/// The errors of [`run`], and an error without a cluster.
 pub async fn run_with_defaults(
     settings: Settings,
     start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
@@ -144,7 +146,7 @@ pub async fn run_with_defaults(
 /// Runs the operator, with the controllers that `start` adds, until `stop` is cancelled.
 ///
 /// # Errors
-/// When it cannot start, when the lease is lost, and when one of `tasks` ends that must not.
+/// A client that cannot be created, the error of `start`, a lost lease, and a [`TaskExit`](crate::tasks::TaskExit).
 pub async fn run(
     start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
     settings: Settings,
@@ -192,15 +194,16 @@ pub async fn run(
         settings,
     };
     let watch = manager.availability.clone().watch(manager.client.clone());
-    manager.spawn("the watch over the apiserver's availability", watch);
+    manager.spawn("the probe of the apiserver's availability", watch);
     start(&mut manager)?;
     let end = stop.child_token();
     let lead = Box::pin(manager.lead(kubernetes, end.clone()));
     tasks.supervise(&end, lead).await
 }
 
-/// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
-/// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
+/// Returns the configuration whose lists return the newest state. kube requests streamed lists with
+/// `resourceVersion=0`, which an apiserver that lags behind the others may answer with stale state: entries that were
+/// sent would seem to be pending again.
 fn newest_config(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
@@ -212,8 +215,8 @@ fn newest_config(timings: &Timings) -> watcher::Config {
     }
 }
 
-/// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
-/// The apiserver is asked until it answers.
+/// Returns the configuration whose lists are streamed, which saves memory, if the apiserver supports that. Asks the
+/// apiserver until it answers.
 async fn streaming_config(
     client: &Client,
     newest: &watcher::Config,
@@ -238,7 +241,7 @@ async fn streaming_config(
 }
 
 impl Manager {
-    /// What a kind needs. Nothing is watched before [`Manager::add_runner`].
+    /// Creates the handles of a kind. No watch starts before [`Manager::add_controller`].
     pub fn kind<K>(&self, kind: &'static KindInfo) -> KindHandles<K>
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
@@ -255,7 +258,7 @@ impl Manager {
         }
     }
 
-    /// What the Events of a controller go through.
+    /// Creates the publisher of a controller's Events.
     pub fn events(&mut self, controller: &str) -> Events {
         let (events, write) = Events::new(
             self.client.clone(),
@@ -266,8 +269,8 @@ impl Manager {
         events
     }
 
-    /// Watches a kind and, while this replica leads, reconciles its objects, once the kinds of `after` are listed too. `on`
-    /// is called with each change of the cache, on every replica, and with whether all objects have been listed.
+    /// Watches a kind and, while this replica leads, reconciles its objects once the kinds of `after` are synced too.
+    /// `on` is called on every replica with each change of the cache, and with whether all objects have been listed.
     pub(super) fn add_runner<R>(
         &mut self,
         watched: KindHandles<R::Object>,
@@ -331,8 +334,8 @@ impl Manager {
         );
     }
 
-    /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
-    /// says and converted by `into`, once they are `is_needed`.
+    /// Watches the objects of a kind at these `places` (the whole cluster, or a namespace each) with `config`, once
+    /// `is_needed` is set. `observer` gets the objects, converted by `into`.
     pub fn watch_resource<W, K>(
         &mut self,
         places: Vec<(Option<String>, Api<W>)>,
@@ -370,7 +373,7 @@ impl Manager {
         }
     }
 
-    /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
+    /// Runs `task` for as long as the process, also on a standby. An exit of the task ends the process.
     pub fn spawn(
         &mut self,
         name: impl Into<String>,
@@ -379,12 +382,12 @@ impl Manager {
         self.running.spawn(self.tasks.guard(name, task));
     }
 
-    /// Watches over a loop that is called `name` in `/livez`.
+    /// Creates the watchdog of a loop, which `/livez` calls `name`.
     pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
         self.probes.watchdog(name, max_step(&self.settings.timings))
     }
 
-    /// At the end `drained` is waited for a moment: what is under way may come to rest.
+    /// Adds a future that the shutdown waits for, within its timeout: work in flight outside reconciles.
     pub fn wait_on_shutdown(&mut self, drained: impl Future<Output = ()> + Send + 'static) {
         self.drains.push(drained.boxed());
     }
@@ -497,17 +500,18 @@ impl Manager {
     }
 }
 
-/// Waits until a feed has listed its objects anew. A watch that fell silent while this replica stood by shows the past, and
-/// a pass over that would undo what the other one did since.
+/// Waits until a feed has relisted its objects. A watch that stalled on a standby is stale, and a reconcile of stale
+/// state would undo the changes of the previous leader.
 async fn relisted(relist: mpsc::Sender<oneshot::Sender<()>>) {
     let (done, listed) = oneshot::channel();
-    // Where nothing is served there is nobody to ask, and nothing to pass over.
+    // Without a feed there are no objects to reconcile.
     if relist.send(done).await.is_ok() {
         let _ = listed.await;
     }
 }
 
-/// What every loop stays below: a pass that overstays is dropped, and whatever does not even do that is stuck.
+/// Returns the longest duration of a step: a reconcile that exceeds its timeout is dropped, and a loop that does not
+/// even do that is stuck.
 fn max_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }
@@ -519,7 +523,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_says_why_its_kind_is_not_served() {
+    fn phase_returns_why_its_kind_is_not_served() {
         let (state, phase) = watch::channel(KindState::Syncing);
         let phase = Phase(phase);
         assert_eq!(phase.unavailable("a"), None, "that is not known yet");

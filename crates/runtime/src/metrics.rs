@@ -1,8 +1,8 @@
-//! Metrics of the runtime, and the registry of all metrics of the process; [`serving`] serves it.
+//! Metrics of the runtime, and the registry of all metrics of the process, which [`serving`] serves.
 //!
-//! What controller-runtime also measures has its names, so that its dashboards work
-//! (<https://book.kubebuilder.io/reference/metrics-reference>). Other names begin with the name of the program. Names of
-//! objects are never labels.
+//! Metrics that controller-runtime also has use its names, so that its dashboards work
+//! (<https://book.kubebuilder.io/reference/metrics-reference>). Other names begin with the name of the program. Names
+//! of objects are never labels.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -72,14 +72,14 @@ struct MetricsInner {
     resources: resources::ResourceCollector,
 }
 
-/// Result of a reconcile, in controller-runtime's words.
+/// Result of a reconcile, with controller-runtime's label values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
     /// Nothing is left to do.
     Success,
     /// The next reconcile comes after a time that this one chose.
     RequeueAfter,
-    /// The next reconcile comes after a backoff, although this one did not fail: it met a conflict.
+    /// The next reconcile comes after a backoff, although this one did not fail but met a conflict.
     Requeue,
     /// The reconcile failed.
     Error,

@@ -1,4 +1,4 @@
-//! What we wrote last, while the cache does not show it yet.
+//! The operator's own last writes, until the cache shows them.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -13,17 +13,17 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, is_newer};
 
-/// The last state of each object that our own write brought about, until the cache has caught up: a pass that decided
-/// on an older one would repeat itself.
+/// Last state of each object that an own write produced, until the cache has caught up. A reconcile of an older state
+/// would repeat the write.
 pub struct OwnWrites<K: Resource> {
     trigger: Trigger<K>,
     objects: Mutex<HashMap<ObjectKey, Arc<K>>>,
-    /// What the cache showed of objects whose write is under way.
+    /// States that the cache showed of objects with a write in flight.
     in_flight: Mutex<HashMap<ObjectKey, Option<Arc<K>>>>,
 }
 
 impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
-    /// `trigger` wakes the pass over an object that somebody else changed while we wrote it.
+    /// Creates an empty record. `trigger` wakes the reconcile of an object that another client changed during a write.
     pub fn new(trigger: Trigger<K>) -> Self {
         Self {
             trigger,
@@ -32,11 +32,11 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         }
     }
 
-    /// Writes `status`, computed from `object`, unless that is what it has; gives the object as it then is, if it was written.
-    /// One that is gone has none.
+    /// Writes `status`, computed from `object`, unless the object already has it. Returns the written object; `None` if
+    /// nothing was written or the object no longer exists.
     ///
     /// # Errors
-    /// What the apiserver answers, 409 among it: the object has changed since.
+    /// The apiserver's error, such as 409 when the object has changed since.
     pub async fn status(
         &self,
         api: &Api<K>,
@@ -66,10 +66,10 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         }
     }
 
-    /// Has `write` write the object of this key; gives it as it then is.
+    /// Runs `write`, which writes the object of this key, and records the result.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// The error of `write`.
     pub async fn object(
         &self,
         key: &ObjectKey,
@@ -89,8 +89,9 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object is about to be written, until this value goes. The cache may show what comes of it before the answer is
-    /// there: until then nothing of the object is news, and its pass is woken in the end if something was.
+    /// Marks a write of the object as in flight until the guard is dropped. The cache may show its result before the
+    /// response arrives. Until then no state wakes a reconcile; the guard wakes one in the end if another client has
+    /// changed the object.
     fn begin_write<'a>(&'a self, key: &'a ObjectKey) -> WriteGuard<'a, K> {
         self.in_flight().insert(key.clone(), None);
         WriteGuard {
@@ -99,7 +100,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         }
     }
 
-    /// The newer of what is cached and what we wrote.
+    /// Returns the newer one of the cached and the written state.
     pub fn newest(&self, key: &ObjectKey, cached: Arc<K>) -> Arc<K> {
         let mut objects = self.objects();
         match objects.get(key) {
@@ -113,14 +114,14 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         }
     }
 
-    /// We wrote `object`.
+    /// Records `object` as the result of an own write.
     pub fn record(&self, key: &ObjectKey, object: K) -> Arc<K> {
         let object = Arc::new(object);
         self.objects().insert(key.clone(), Arc::clone(&object));
         object
     }
 
-    /// Whether this state of an object, as the cache shows it, is the one that we brought about, or an older one.
+    /// Returns whether this cached state is the result of an own write, or an older one.
     pub fn is_known(&self, key: &ObjectKey, cached: &Arc<K>) -> bool {
         if let Some(shown) = self.in_flight().get_mut(key) {
             *shown = Some(Arc::clone(cached));
@@ -134,19 +135,19 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             return false;
         }
         if !newer(own.as_ref(), cached.as_ref()) {
-            // The next pass may be long in coming: no second copy until then.
+            // The next reconcile may be far off: no second copy until then.
             *own = Arc::clone(cached);
         }
         true
     }
 
-    /// The object is gone.
+    /// Forgets a deleted object.
     pub fn forget(&self, key: &ObjectKey) {
         self.objects().remove(key);
     }
 }
 
-/// A write that is under way.
+/// Guard of a write in flight.
 struct WriteGuard<'a, K: Resource<DynamicType = ()> + 'static> {
     own_writes: &'a OwnWrites<K>,
     key: &'a ObjectKey,
@@ -184,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn our_own_write_is_known_again_and_kept_once() {
+    fn own_write_is_recognized_and_kept_once() {
         let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
         let own = Arc::downgrade(&own_writes.record(&key, object("1", "7")));
         assert!(
             own_writes.is_known(&key, &Arc::new(object("1", "6"))),
-            "an older state is no news"
+            "an older state is known"
         );
         assert!(own.upgrade().is_some(), "the cache has not caught up");
         let cached = Arc::new(object("1", "7"));
@@ -197,15 +198,15 @@ mod tests {
         assert!(own.upgrade().is_none(), "the cache's copy is enough");
         assert!(
             own_writes.is_known(&key, &cached),
-            "shown again, it is still no news"
+            "a repeated event is still known"
         );
         assert!(!own_writes.is_known(&key, &Arc::new(object("1", "8"))));
         assert!(!own_writes.is_known(&key, &Arc::new(object("2", "7"))));
     }
 
-    /// The watch may be faster than the answer.
+    /// The watch may be faster than the response.
     #[test]
-    fn what_is_shown_while_it_is_written_is_judged_once_that_is_done() {
+    fn state_shown_during_a_write_wakes_a_reconcile_if_it_is_newer() {
         let trigger = Trigger::default();
         let mut woken = trigger.open();
         let (own_writes, key) = (OwnWrites::new(trigger), ObjectKey::new("a", "x"));
@@ -217,25 +218,22 @@ mod tests {
             assert_eq!(
                 woken.try_recv().is_ok(),
                 news,
-                "{own} written, {shown} shown"
+                "wrote {own}, cache shows {shown}"
             );
         }
         let other = ObjectKey::new("a", "y");
         let guard = own_writes.begin_write(&other);
         assert!(own_writes.is_known(&other, &Arc::new(object("1", "3"))));
         drop(guard);
-        assert!(
-            woken.try_recv().is_ok(),
-            "the write failed, and something came"
-        );
+        assert!(woken.try_recv().is_ok(), "the write failed after an event");
         assert!(
             !own_writes.is_known(&other, &Arc::new(object("1", "4"))),
-            "nothing is under way any more"
+            "no write is in flight"
         );
     }
 
     #[test]
-    fn the_newest_is_decided_on() {
+    fn newest_state_is_returned() {
         let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
         own_writes.record(&key, object("1", "7"));
         let version = |cached| {
@@ -251,7 +249,7 @@ mod tests {
         assert_eq!(
             version(object("1", "6")),
             "6",
-            "once the cache has caught up nothing is kept"
+            "nothing is kept once the cache has caught up"
         );
     }
 }

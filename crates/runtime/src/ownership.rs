@@ -1,8 +1,8 @@
-//! Who an object belongs to: one rule for every kind that makes objects.
+//! Ownership of objects: one rule for every kind with children.
 //!
-//! An object is ours when it carries the UID of the resource that made it: as its controller (in the same namespace), or as
-//! the label [`MetadataNames::owner_uid`]; either proves. The annotation [`MetadataNames::owner`] alone proves nothing. What is not ours is never changed
-//! and never deleted.
+//! An object is owned if it carries the UID of its owner, either as its controller (in the same namespace) or as the
+//! label [`MetadataNames::owner_uid`]. The annotation [`MetadataNames::owner`] alone proves nothing. The operator never
+//! changes or deletes what it does not own.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::ObjectKey;
 
-/// A resource that makes objects.
+/// An object with children.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owner {
     names: &'static MetadataNames,
@@ -26,36 +26,36 @@ pub struct Owner {
     requested: Option<String>,
 }
 
-/// What an object is to an [`Owner`].
+/// Relation of an object to an [`Owner`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// It is ours.
+    /// The owner owns the object.
     Owned,
-    /// It was that of a resource of our name which is gone: both were restored from a backup.
+    /// An earlier object of the owner's name owned the object: both were restored from a backup.
     Restored,
-    /// Its owner hands it over.
+    /// The object carries the consent that the owner adopts it.
     Adoptable,
-    /// It is somebody else's, or nobody's.
+    /// The object has another owner, or none.
     Foreign(ForeignOwner),
 }
 
-/// Whose an object is that is not ours.
+/// Owner of a foreign object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForeignOwner {
-    /// Nobody's that we know of: it can be handed over.
+    /// The object has no known owner: it can be adopted.
     Unowned,
-    /// That of another resource of our kind, `NAMESPACE/NAME` as the object itself says: it can be handed over.
+    /// Another object of the same kind, `NAMESPACE/NAME` as the foreign object says: it can be adopted.
     Sibling(String),
-    /// It is to be handed over to another resource of our kind, `NAMESPACE/NAME`, and was not taken over yet.
+    /// Another object of the same kind, `NAMESPACE/NAME`, may adopt the foreign object and has not done so yet.
     Promised(String),
-    /// It has a controller, `KIND NAME`. An object has one only, and what that one made nobody can hand over.
+    /// A controller, `KIND NAME`. An object has only one, and a controlled object cannot be adopted.
     Controlled(String),
 }
 
 impl Owner {
-    /// `object`, once it is stored: before that it has no UID.
+    /// Creates the owner for `object`; `None` before the object is stored, because it has no UID then.
     pub fn of<K: Kind>(object: &K) -> Option<Self> {
-        // Whoever deletes it in the foreground waits for what it has.
+        // A foreground deletion of the owner waits for its children.
         let reference = OwnerReference {
             block_owner_deletion: Some(true),
             ..object.controller_owner_ref(&())?
@@ -75,13 +75,13 @@ impl Owner {
         })
     }
 
-    /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
+    /// Sets whether the owner has no children yet. A fresh owner's children are created without a read.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
     }
 
-    /// Whether nothing was ever done for it.
+    /// Returns whether the owner has no children yet.
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
@@ -111,7 +111,7 @@ impl Owner {
         Self { contested, ..self }
     }
 
-    /// Returns the message with which the status of the present spec reports that other managers keep changing a child.
+    /// Returns the message with which the status of the current spec reports that other managers keep changing a child.
     pub fn contest_message(&self) -> Option<&str> {
         self.contested.as_deref().filter(|_| self.is_observed())
     }
@@ -121,7 +121,7 @@ impl Owner {
         self.generation
     }
 
-    /// Returns the value of the last reconcile request that a person made.
+    /// Returns the value of the last reconcile request.
     pub fn requested(&self) -> Option<&str> {
         self.requested.as_deref()
     }
@@ -143,27 +143,27 @@ impl Owner {
         }
     }
 
-    /// `NAMESPACE/NAME`.
+    /// Returns `NAMESPACE/NAME`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.namespace, self.reference.name)
     }
 
-    /// Its UID.
+    /// Returns the owner's UID.
     pub fn uid(&self) -> &str {
         &self.reference.uid
     }
 
-    /// Its namespace.
+    /// Returns the owner's namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Its name.
+    /// Returns the owner's name.
     pub fn name(&self) -> &str {
         &self.reference.name
     }
 
-    /// Returns the metadata of a child of this name in the owner's namespace, with the marks of the owner.
+    /// Returns the metadata of a child of this name in the owner's namespace, with its ownership set.
     pub fn child_metadata(&self, name: &str) -> ObjectMeta {
         let mut metadata = ObjectMeta {
             name: Some(name.into()),
@@ -174,8 +174,8 @@ impl Owner {
         metadata
     }
 
-    /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
-    /// we take it over; another's is for them to use.
+    /// Sets the ownership of an object in any namespace. Removes the ownership of an earlier owner of the same name,
+    /// and the consent to the adoption by this owner; a consent for another owner stays.
     pub fn set_ownership(&self, metadata: &mut ObjectMeta) {
         metadata
             .labels
@@ -198,7 +198,7 @@ impl Owner {
         }
     }
 
-    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::set_ownership`] does.
+    /// Returns the merge patch for `metadata` that has the effect of [`Owner::set_ownership`].
     pub fn ownership_patch(&self, metadata: &ObjectMeta) -> Value {
         let mut marked = metadata.clone();
         self.set_ownership(&mut marked);
@@ -209,7 +209,7 @@ impl Owner {
         })
     }
 
-    /// Takes our marks away from an object that is to stay.
+    /// Removes the ownership from an object that is to stay.
     pub fn clear_ownership(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
             labels.remove(self.names.owner_uid);
@@ -223,7 +223,7 @@ impl Owner {
         }
     }
 
-    /// Whether an object has all marks of ours, and no consent of ours is left on it.
+    /// Returns whether [`Owner::set_ownership`] would change nothing.
     pub fn has_ownership(&self, metadata: &ObjectMeta) -> bool {
         let mut marked = metadata.clone();
         self.set_ownership(&mut marked);
@@ -238,7 +238,8 @@ impl Owner {
             })
     }
 
-    /// What the object of `metadata` is to us. `exists` says whether a resource of our kind has that UID.
+    /// Returns the relation of the object of `metadata` to this owner. `exists` returns whether an object of the
+    /// owner's kind has that UID.
     pub fn ownership(&self, metadata: &ObjectMeta, exists: impl Fn(&str) -> bool) -> Ownership {
         let here = metadata.namespace.as_deref() == Some(&self.namespace);
         let controller = metadata
@@ -259,7 +260,7 @@ impl Owner {
         let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
 
         match controller {
-            // In another namespace a reference means some other resource, if any.
+            // A reference across namespaces is invalid, so it names some other object.
             Some(controller) if here && controller.uid == self.reference.uid => {
                 return Ownership::Owned;
             }
@@ -293,7 +294,8 @@ impl Owner {
         }
     }
 
-    /// What to say of an object that is not ours: `resource` is its plural with its group, as kubectl takes it.
+    /// Returns the message about a foreign object, with the command that adopts it. `resource` is the plural with its
+    /// group, as kubectl accepts it.
     pub fn conflict_message(
         &self,
         foreign: &ForeignOwner,
@@ -309,19 +311,20 @@ impl Owner {
         match foreign {
             ForeignOwner::Unowned => {
                 format!(
-                    "{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}"
+                    "{resource} {namespace}/{name} is not owned, so it stays unchanged; to adopt it: {command}"
                 )
             }
             ForeignOwner::Sibling(owner) => format!(
-                "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
+                "{resource} {namespace}/{name} belongs to {} {owner}, so it stays unchanged; to adopt it: {command}",
                 self.reference.kind
             ),
             ForeignOwner::Promised(other) => format!(
-                "{resource} {namespace}/{name} is to be handed over to {other} and is left alone; to hand it over to this one: \
-                 {command} --overwrite"
+                "{resource} {namespace}/{name} may be adopted by {other}, so it stays unchanged; to adopt it for {} instead: \
+                 {command} --overwrite",
+                self.path()
             ),
             ForeignOwner::Controlled(controller) => format!(
-                "{resource} {namespace}/{name} is controlled by {controller} and is left alone: choose another name, or delete it"
+                "{resource} {namespace}/{name} is controlled by {controller}, so it stays unchanged: choose another name, or delete it"
             ),
         }
     }
@@ -338,12 +341,12 @@ impl Owner {
     }
 }
 
-/// Returns whose child an object says it is: namespace, name, and UID, which is empty if the object lacks it.
+/// Returns the owner that an object names: key and UID, which is empty if the object lacks it.
 pub fn owner_of<'a>(
     metadata: &'a ObjectMeta,
     names: &MetadataNames,
 ) -> Option<(ObjectKey, &'a str)> {
-    // Anybody may write another annotation; a controller stands there for a reason.
+    // Any client may write the annotation; the controller reference takes precedence.
     let controller = metadata
         .owner_references
         .iter()
@@ -391,7 +394,7 @@ mod tests {
         json!([{ "apiVersion": api_version, "kind": "Widget", "name": name, "uid": uid, "controller": true }])
     }
 
-    /// Resources of our kind that are there, besides the owner.
+    /// Objects of the owner's kind that exist.
     fn exists(uid: &str) -> bool {
         uid == "sibling" || uid == "ours"
     }
@@ -401,30 +404,30 @@ mod tests {
     }
 
     #[rstest]
-    #[case::both_marks(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
-    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
-    #[case::the_label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
-    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
-    #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
-    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Unowned))]
-    #[case::no_mark(json!({ "namespace": "shop" }), Ownership::Foreign(ForeignOwner::Unowned))]
-    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Ownership::Restored)]
+    #[case::label_and_reference(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
+    #[case::reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
+    #[case::label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
+    #[case::label_in_another_namespace(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
+    #[case::reference_in_another_namespace(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
+    #[case::annotation_alone(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::unowned(json!({ "namespace": "shop" }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::reference_to_an_earlier_owner(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Ownership::Restored)]
     #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Ownership::Restored)]
     #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
     #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
-    #[case::a_former_label(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
-    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/web".into())))]
-    #[case::a_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
-    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
-    #[case::handed_over(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Ownership::Adoptable)]
-    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Ownership::Foreign(ForeignOwner::Promised("shop/db".into())))]
-    #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
-    fn whose_it_is(#[case] object: Value, #[case] claim: Ownership) {
+    #[case::label_of_an_earlier_owner(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
+    #[case::label_of_an_existing_object(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/web".into())))]
+    #[case::sibling(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::sibling_that_no_longer_exists(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::adoptable(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Ownership::Adoptable)]
+    #[case::adoptable_by_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Ownership::Foreign(ForeignOwner::Promised("shop/db".into())))]
+    #[case::controller_is_never_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
+    fn ownership_follows_from_metadata(#[case] object: Value, #[case] claim: Ownership) {
         assert_eq!(owner().ownership(&metadata(object), exists), claim);
     }
 
     #[test]
-    fn what_is_marked_is_ours_and_loses_it_again() {
+    fn ownership_is_set_and_cleared() {
         for namespace in ["shop", "far"] {
             let mut marked = metadata(json!({
                 "namespace": namespace,
@@ -460,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn the_consent_for_another_is_kept() {
+    fn consent_for_another_owner_is_kept() {
         let mut marked = metadata(json!({ "namespace": "far" }));
         owner().set_ownership(&mut marked);
         marked
@@ -470,7 +473,7 @@ mod tests {
             .insert(NAMES.adopt_by.into(), "shop/db".into());
         assert!(
             owner().has_ownership(&marked),
-            "nothing is to be written because of it"
+            "the consent requires no write"
         );
         assert_eq!(
             owner().ownership_patch(&marked)["annotations"][NAMES.adopt_by],
@@ -481,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_former_owner_of_our_name_gives_way() {
+    fn earlier_owner_of_the_same_name_is_replaced() {
         let mut marked = metadata(
             json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }),
         );
@@ -496,34 +499,34 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_says_the_command_that_ends_it() {
-        let words =
+    fn conflict_message_has_the_command_that_adopts_the_object() {
+        let message =
             owner().conflict_message(&ForeignOwner::Unowned, "configmaps", "far", "settings");
         assert!(
-            words.ends_with(
+            message.ends_with(
                 "kubectl annotate configmaps settings -n far example.com/adopt-by=shop/web"
             ),
-            "{words}"
+            "{message}"
         );
-        let words = owner().conflict_message(
+        let message = owner().conflict_message(
             &ForeignOwner::Promised("shop/db".into()),
             "configmaps",
             "far",
             "settings",
         );
         assert!(
-            words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"),
-            "{words}"
+            message.contains("by shop/db,") && message.ends_with("adopt-by=shop/web --overwrite"),
+            "{message}"
         );
-        let words = owner().conflict_message(
+        let message = owner().conflict_message(
             &ForeignOwner::Controlled("X y".into()),
             "configmaps",
             "far",
             "settings",
         );
         assert!(
-            words.contains("X y") && !words.contains("annotate"),
-            "{words}"
+            message.contains("X y") && !message.contains("annotate"),
+            "{message}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Lists in pages of bounded size: the API bounds a page by its number of objects, which says nothing of its bytes.
+//! Lists in pages of bounded size: the API bounds the number of objects of a page, but not its bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,17 +14,17 @@ use tracing::debug;
 /// Most objects of a page.
 pub const MOST: u32 = 100;
 
-/// Objects of a list's first page: nothing is known of their size.
+/// Objects of a list's first page, when their size is unknown.
 const FIRST: u32 = 10;
 
-/// Bytes that a page should have.
+/// Desired bytes of a page.
 const AIM: usize = 512 * 1024;
 
-/// Most bytes of a page with more than one object. If a page is larger, the operator requests it again with fewer objects: all
+/// Most bytes of a page with more than one object. The operator requests a larger page again with fewer objects: all
 /// earlier objects may have been small.
 const LIMIT: usize = 1024 * 1024;
 
-/// Most resources whose page size is remembered. Lists of further ones begin anew.
+/// Most resources whose page size is remembered. Lists of others start with [`FIRST`].
 const REMEMBERED: usize = 1000;
 
 /// Sizes of the next pages, by path.
@@ -104,13 +104,13 @@ impl Pages {
     }
 }
 
-/// Returns the number of objects of the page after one of `limit` objects and so many bytes.
+/// Returns the number of objects of the page after one with `limit` objects and `bytes` bytes.
 fn next_limit(limit: u32, bytes: usize) -> u32 {
     let limit = u64::from(limit) * AIM as u64 / (bytes as u64).max(1);
     u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, MOST)
 }
 
-/// Returns the number of objects to ask for where a page of `limit` objects was too large.
+/// Returns the number of objects to request after a page of `limit` objects was too large.
 fn fewer(limit: u32) -> u32 {
     (limit / 10).max(1)
 }
@@ -129,7 +129,7 @@ fn asked(request: &Request<Body>) -> Option<u32> {
         .filter(|limit| *limit > 0)
 }
 
-/// Whether a page came before.
+/// Returns whether the request continues a list.
 fn has_more(uri: &Uri) -> bool {
     parameters(uri).any(|parameter| {
         parameter
@@ -170,13 +170,13 @@ mod tests {
 
     #[rstest]
     #[case::small(10, 5000, 100)]
-    #[case::as_aimed(10, 512 * 1024, 10)]
+    #[case::desired_size(10, 512 * 1024, 10)]
     #[case::large(10, 1024 * 1024, 5)]
     #[case::grown(1, 100 * 1024, 5)]
     #[case::one_is_too_large(1, 1_400_000, 1)]
     #[case::beyond_any_bound(100, usize::MAX, 1)]
     #[case::empty(10, 0, 100)]
-    fn the_next_page_follows_the_bytes_of_this_one(
+    fn next_page_size_follows_from_the_bytes_of_this_one(
         #[case] limit: u32,
         #[case] bytes: usize,
         #[case] next: u32,
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_too_large_ends_at_one_object() {
+    fn too_large_page_shrinks_to_one_object() {
         assert_eq!((fewer(100), fewer(10), fewer(9), fewer(1)), (10, 1, 1, 1));
     }
 
-    /// An apiserver with so many objects of these sizes, in bytes, and the limits that it is asked for.
+    /// Returns an apiserver with objects of these sizes, in bytes, and the limits of its requests.
     fn apiserver(sizes: Vec<usize>) -> (Client, Arc<Mutex<Vec<u32>>>) {
         let limits = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&limits);
@@ -236,13 +236,13 @@ mod tests {
         }
     }
 
-    /// The bound of the bytes of a page, [`LIMIT`], holds whatever the order.
+    /// The bound [`LIMIT`] of the bytes of a page holds for any order.
     #[tokio::test]
     async fn each_object_is_listed_once_whatever_its_size() {
         const LARGE: usize = 1_400_000;
         for (sizes, expected) in [
             (vec![10; 250], vec![10, 100, 100, 100]),
-            // All begin small: the page that follows is asked for again.
+            // The first objects are small, so a later page is requested again.
             (
                 [vec![10; 10], vec![LARGE; 3]].concat(),
                 vec![10, 100, 10, 1, 1, 1],
@@ -258,13 +258,13 @@ mod tests {
             assert_eq!(
                 *limits.lock().unwrap(),
                 expected,
-                "another list begins as the first did"
+                "the next list starts as the first did"
             );
         }
     }
 
     #[tokio::test]
-    async fn a_smaller_limit_of_the_caller_counts() {
+    async fn smaller_limit_of_the_caller_is_kept() {
         let (client, limits) = apiserver(vec![10; 20]);
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         assert_eq!(

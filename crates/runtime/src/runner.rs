@@ -63,7 +63,7 @@ pub(super) struct Failure {
     pub error: Error,
 }
 
-/// Finds the apiserver's refusal among the causes of an error.
+/// Finds the status that the apiserver answered with among the causes of an error.
 fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -94,10 +94,10 @@ const RETURNS: BackoffPolicy = BackoffPolicy {
     max: Duration::from_mins(5),
 };
 
-/// Generation and `requested-at` of an object: with another one the delays begin anew.
+/// Generation and `requested-at` of an object: with a new value the delays start again.
 type TriggerKey = (Option<i64>, Option<String>);
 
-/// ReconcileLimits of the reconciles of one controller.
+/// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReconcileLimits {
     /// Most concurrent reconciles.
@@ -106,7 +106,7 @@ pub(super) struct ReconcileLimits {
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: BackoffPolicy,
-    /// Delays after failures that somebody has to fix elsewhere.
+    /// Delays after failures that somebody has to fix outside the object.
     pub slow: BackoffPolicy,
     /// Delays while an object waits.
     pub waiting: BackoffPolicy,
@@ -132,34 +132,34 @@ pub(super) struct Runner<R: Reconcile> {
     work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
 }
 
-/// Queue of a controller, oldest first. That of kube's `Controller` takes any object that is due, so that under load some
-/// wait for ever (kube 5: `Scheduler::pending` is a set).
+/// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
+/// wait forever (kube 5: `Scheduler::pending` is a set).
 struct Work<O> {
     objects: HashMap<O, Item>,
-    /// Objects that do not run, in the order of their next reconciles.
+    /// Queued objects that are not being reconciled, in the order of their next reconciles.
     queue: BTreeMap<Turn, O>,
-    /// Number of turns so far.
+    /// Number of places given so far.
     turns: u64,
     /// Objects that are being reconciled, and when each reconcile began.
     running: HashMap<O, Instant>,
 }
 
-/// Place in the queue: when the reconcile may begin, and a number that no other turn has.
+/// Place in the queue: when the reconcile may begin, and a unique number.
 type Turn = (Instant, u64);
 
-/// An object that was reconciled, or waits to be.
+/// An object that was reconciled, or waits for its reconcile.
 #[derive(Default)]
 struct Item {
-    /// Last request for the object.
+    /// Key of the last trigger.
     requested: Option<TriggerKey>,
-    /// When its next reconcile may begin.
+    /// Place of the next reconcile.
     due: Option<Due>,
 }
 
 #[derive(Clone, Copy)]
 struct Due {
     turn: Turn,
-    /// By the clock, not because something woke it.
+    /// Whether the clock made the object due, rather than a trigger.
     timed: bool,
 }
 
@@ -173,7 +173,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
         }
     }
 
-    /// Something woke an object. Returns whether that is an addition to the queue.
+    /// Makes an object due. Returns whether that is an addition to the queue.
     fn woken(&mut self, object: O, now: Instant) -> bool {
         let due = self.objects.get(&object).and_then(|item| item.due);
         let added = due.is_none_or(|due| due.turn.0 > now);
@@ -195,7 +195,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
         }
     }
 
-    /// Takes the object that has been due for longest, if one is.
+    /// Takes the object that has been due for longest, if any.
     fn next(&mut self, now: Instant) -> Option<O> {
         let first = self.queue.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())
@@ -219,7 +219,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
         Some((now.saturating_duration_since(due.turn.0), due.timed))
     }
 
-    /// A reconcile ended, and the next one is due then at the latest.
+    /// Marks the end of a reconcile; the next one is due at `next` at the latest.
     fn ended(&mut self, object: O, next: Instant) {
         self.running.remove(&object);
         match self.objects.get(&object).and_then(|item| item.due) {
@@ -251,7 +251,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 }
 
-/// Waits until then; for ever without a time.
+/// Waits until this time; forever without a time.
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
@@ -305,7 +305,7 @@ impl<R: Reconcile> Runner<R> {
     /// Reconciles every object of the store, then each triggered object, until the future is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
-        // The writer is gone only while the process ends.
+        // The writer is dropped only while the process ends.
         if store.wait_until_ready().await.is_err() {
             return;
         }
@@ -332,7 +332,7 @@ impl<R: Reconcile> Runner<R> {
             tokio::select! {
                 request = woken.recv() => match request {
                     Some(object) => self.woken(object),
-                    // The sender is gone only while the process ends.
+                    // The sender is dropped only while the process ends.
                     None => return,
                 },
                 Some(()) = reconciles.next() => {}
@@ -402,7 +402,7 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Retries one of the failed objects if the apiserver stores no writes, to notice that it does again.
+    /// Retries one of the failed objects while the apiserver stores no writes, to notice when it does.
     fn retry_one(&self, trigger: &Trigger<R::Object>) {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
@@ -424,7 +424,7 @@ impl<R: Reconcile> Runner<R> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next delay of each kind is the first one again.
+    /// Resets all delays of an object.
     fn reset(&self, key: &ObjectRef<R::Object>) {
         for backoffs in [&self.failed, &self.slow, &self.waiting] {
             backoffs.reset(key);
@@ -437,7 +437,7 @@ impl<R: Reconcile> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Returns whether the spec changed or somebody requested a reconcile since the last one.
+    /// Returns whether the spec has changed or a reconcile was requested since the last one.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let asked = (
             object.meta().generation,
@@ -467,7 +467,7 @@ impl<R: Reconcile> Runner<R> {
         self.work().ended(key, Instant::now() + delay);
     }
 
-    /// Reconciles, unless the apiserver asked to wait. Returns when to come again.
+    /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
     async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
@@ -545,7 +545,7 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Returns the resync period with jitter, so that not all objects come at once.
+    /// Returns the resync period with jitter, so that not all objects are due at once.
     fn resync(&self) -> Duration {
         self.reconciler
             .resync(self.limits.resync)
@@ -572,7 +572,7 @@ impl<R: Reconcile> Runner<R> {
             .as_ref()
             .map_or(0, |details| details.retry_after_seconds);
         match seconds {
-            // Priority and fairness answers in plain text: only the header has the delay.
+            // Priority and fairness answers with plain text: only the header has the delay.
             0 => now_paused,
             seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
         }
@@ -617,7 +617,7 @@ impl<R: Reconcile> Runner<R> {
                 (ReconcileResult::Error, delay)
             }
             Class::Waiting => {
-                debug!(error, "the object waits; it is reconciled again");
+                debug!(error, "object waits; will reconcile again");
                 (
                     ReconcileResult::RequeueAfter,
                     self.waiting.next_delay(key).max(left),
@@ -687,7 +687,7 @@ mod tests {
         failure(json!({ "status": "Failure", "message": "", "reason": "Conflict", "code": 409 }))
     }
 
-    /// A controller whose reconciles fail with this status, or succeed without one, and that notes the start of each.
+    /// Controller whose reconciles fail with this status, or succeed without one; it records the start of each.
     #[derive(Default)]
     struct Failing {
         status: Mutex<Option<serde_json::Value>>,
@@ -712,7 +712,8 @@ mod tests {
         }
     }
 
-    /// Reconciles that take a while and are asked for again at once, as under load; the number for each object.
+    /// Controller whose reconciles take a while and trigger the next one at once, as under load; it counts those of
+    /// each object.
     struct Busy {
         trigger: Trigger<Widget>,
         counts: Mutex<HashMap<String, u32>>,
@@ -776,7 +777,7 @@ mod tests {
         );
     }
 
-    /// An unfinished reconcile's request may fail each time it is answered.
+    /// The unfinished request may fail each time its response arrives.
     #[test]
     fn unfinished_reconcile_does_not_reset_the_delays() {
         let policy = BackoffPolicy {
@@ -818,7 +819,7 @@ mod tests {
         json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
     }
 
-    /// ReconcileLimits whose delays are an hour.
+    /// Returns limits whose delays are an hour.
     fn limits(concurrency: u16) -> ReconcileLimits {
         let hour = Duration::from_hours(1);
         let policy = BackoffPolicy {
@@ -835,7 +836,7 @@ mod tests {
         }
     }
 
-    /// A cache of so many objects.
+    /// Returns a cache of that many objects.
     fn filled(objects: usize) -> Cache<Widget> {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
@@ -957,7 +958,7 @@ mod tests {
         false
     )]
     #[case::refused(422, "", false)]
-    fn failure_of_the_apiserver_is_told_from_a_webhook_s(
+    fn apiserver_error_differs_from_a_webhook_error(
         #[case] code: u16,
         #[case] message: &str,
         #[case] failed: bool,
@@ -992,7 +993,7 @@ mod tests {
     #[case::in_the_body(Some(20), None)]
     #[case::in_the_header_alone(None, Some(20))]
     #[tokio::test(start_paused = true)]
-    async fn retry_after_is_kept_whatever_wakes_the_object(
+    async fn retry_after_is_kept_for_every_trigger(
         #[case] body: Option<u32>,
         #[case] header: Option<u64>,
     ) {
@@ -1016,7 +1017,7 @@ mod tests {
 
     /// The pause began in the reconcile, but the error shows only the last failure.
     #[test]
-    fn retry_after_that_a_later_conflict_hides_is_kept() {
+    fn retry_after_is_kept_when_a_later_conflict_hides_it() {
         let availability = Availability::default();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()

@@ -1,4 +1,4 @@
-//! Adds a controller to the manager: what it watches and what it shares with the runtime.
+//! Setup of a controller: the objects that it watches, and the state that it shares with the runtime.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use super::trigger::Trigger;
 
 /// Parts from which a controller of objects of kind `K` is built.
 pub struct Setup<'a, K: ReconciledKind> {
-    /// The manager that the controller is added to.
+    /// Manager that the controller is added to.
     pub manager: &'a mut Manager,
-    /// The objects of the kind, as the cache has them.
+    /// Cached objects of the kind.
     pub objects: Store<K>,
-    /// Wakes the reconcile of an object.
+    /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// Publishes the controller's Events.
+    /// Publisher of the controller's Events.
     pub events: Events,
     /// Set once there is an object of the kind: watches that only its objects need start then.
     pub needs_watch: Arc<SetOnce<()>>,
@@ -34,8 +34,8 @@ pub struct Setup<'a, K: ReconciledKind> {
 }
 
 impl<K: ReconciledKind> Setup<'_, K> {
-    /// Watches children of kind `T`, of which `report` extracts what the status needs. If a person edits one of the fields of
-    /// `advice`, an Event names the change to make instead.
+    /// Watches children of kind `T`; `summary` extracts what the owner's status needs. If a person edits one of the
+    /// fields of `advice`, an Event names the change to make instead.
     pub fn children<T: ChildKind, S: ChildSummary>(
         &mut self,
         summary: fn(&T) -> S,
@@ -44,7 +44,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         self.children_with_quirks(summary, advice, Quirks::default())
     }
 
-    /// Watches children of a kind with properties of its own.
+    /// Watches children of a kind with quirks.
     pub fn children_with_quirks<T: ChildKind, S: ChildSummary>(
         &mut self,
         summary: fn(&T) -> S,
@@ -79,8 +79,8 @@ impl Manager {
         self.add_controller(watched, new)
     }
 
-    /// Adds the controller that `new` builds, of a kind whose objects another controller needs, too: `watched` comes from
-    /// [`Manager::kind`].
+    /// Adds the controller that `new` builds, of a kind whose objects another controller needs as well: `handles` comes
+    /// from [`Manager::kind`].
     ///
     /// # Errors
     /// The errors of `new`.
@@ -119,11 +119,11 @@ impl Manager {
             after,
             move |change, is_listed| match change {
                 CacheChange::Present(object) => {
-                    // Once is enough.
+                    // Later calls have no effect.
                     let _ = needs_watch.set(());
                     observed.controller.changed(&object, is_listed);
                     let key = ObjectKey::of(object.as_ref());
-                    // Each object is shown once more when all of them have been listed.
+                    // The cache repeats each object when all of them have been listed.
                     if is_listed && !observed.shared.own_writes.is_known(&key, &object) {
                         trigger.wake(&key);
                     }

@@ -1,5 +1,5 @@
-//! Tasks that last as long as the process. One that ends before is a exit that nothing else would show: a watch that
-//! says nothing looks like a quiet cluster. The process ends with it, and Kubernetes starts another.
+//! Tasks that last as long as the process. An early exit of one would go unnoticed, because a stopped watch looks like
+//! a quiet cluster. The process ends with the task, and Kubernetes restarts it.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-/// A task ended that must not.
+/// Unexpected exit of a task.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{task} {cause}")]
 pub struct TaskExit {
@@ -18,17 +18,17 @@ pub struct TaskExit {
     cause: String,
 }
 
-/// The tasks of the process. Cheap to clone.
+/// Tasks of the process. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tasks(Arc<watch::Sender<Option<TaskExit>>>);
 
 impl Tasks {
-    /// No task yet.
+    /// Creates a guard without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `task`, guarded: that it ends or panics is a exit. That it is aborted, or dropped, is none.
+    /// Guards `task`: a return or a panic is an unexpected exit; an abort or a drop is not.
     pub fn guard(
         &self,
         name: impl Into<String>,
@@ -41,7 +41,7 @@ impl Tasks {
                 Err(panic) => format!("panicked: {}", panic_message(&*panic)),
             };
             error!(task = task_name, cause, "task exited unexpectedly");
-            // The first one is the cause of others.
+            // The first exit causes the others.
             exits.0.send_if_modified(|exit| {
                 let first = exit.is_none();
                 exit.get_or_insert(TaskExit {
@@ -53,7 +53,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for the first exit.
+    /// Waits for the first unexpected exit.
     pub async fn first_exit(&self) -> TaskExit {
         let mut exits = self.0.subscribe();
         match exits
@@ -62,16 +62,16 @@ impl Tasks {
             .map(|exit| exit.clone())
         {
             Ok(Some(exit)) => exit,
-            // The sender is ours.
+            // The sender lives as long as `self`.
             _ => std::future::pending().await,
         }
     }
 
-    /// Does `work` until its end or a exit. After a exit `end` is cancelled, which must bring the work to its end: what
-    /// the exit leaves whole is drained as ever.
+    /// Runs `work` until it finishes or a task exits. After an exit `end` is cancelled, which must make `work` finish:
+    /// the other tasks are drained as usual.
     ///
     /// # Errors
-    /// The work's own, or the exit.
+    /// The error of `work`, or the exit.
     pub async fn supervise<E: From<TaskExit>>(
         &self,
         end: &CancellationToken,
@@ -89,7 +89,7 @@ impl Tasks {
     }
 }
 
-/// The words of a panic.
+/// Returns the message of a panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_ends_or_panics_ends_the_work_after_it_was_drained() {
+    async fn work_is_drained_and_ends_when_a_task_returns_or_panics() {
         for (panics, words) in [
             (false, "the watch exited"),
             (true, "the watch panicked: boom"),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_is_aborted_is_no_fault() {
+    async fn aborted_task_is_no_unexpected_exit() {
         let (tasks, end) = (Tasks::new(), CancellationToken::new());
         let task = tokio::spawn(tasks.guard("the watch", pending()));
         task.abort();

@@ -1,4 +1,4 @@
-//! Wakes reconciles.
+//! Triggers of reconciles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,12 +28,12 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     /// Triggers a reconcile of the object of this key, if it exists.
     pub fn wake(&self, key: &ObjectKey) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // The receiver is gone only while the process ends.
+            // The receiver is dropped only while the process ends.
             let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
         }
     }
 
-    /// Returns the keys that are triggered from now on.
+    /// Starts to deliver triggers. Returns the receiver of the keys.
     pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);

@@ -1,4 +1,4 @@
-//! One watch that goes on, whatever the apiserver answers: kube's own, begun anew where that would be stuck.
+//! A watch that recovers from every error: kube's watcher, restarted where the watcher itself would be stuck.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,34 +16,34 @@ use tracing::info;
 use super::backoff::{Backoff, BackoffPolicy};
 use super::metrics::WatchGuard;
 
-/// How often a watch that failed is tried again: a right that is granted should show at once.
+/// Backoff of a failed watch, short enough for a newly granted permission to take effect soon.
 const RETRY: BackoffPolicy = BackoffPolicy {
     min: Duration::from_millis(500),
     max: Duration::from_secs(30),
 };
 
-/// A watch that has not failed for this long since its list stands, also when it has nothing to show.
+/// Time without a failure after its list from which on a quiet watch counts as recovered.
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
-/// This much later than the server was to end it a watch that hangs in silence has failed.
+/// Time after its server-side timeout from which on a stalled watch has failed.
 pub const STALL_MARGIN: Duration = Duration::from_secs(45);
 
-/// What a watch tells.
+/// Item of the stream of a watch.
 #[derive(Debug)]
 pub enum WatchUpdate<K> {
-    /// What it shows.
+    /// Event of kube's watcher.
     Event(Event<K>),
-    /// It is certain that list and watch are both let in: what it was refused with before is over.
+    /// Both list and watch succeed: an earlier error is over.
     Recovered,
-    /// It gets no answer, or a refusal; it goes on trying.
+    /// The watch failed and will be retried.
     Failed(Error),
 }
 
-/// Watches for ever, and has `counted` say how it is.
+/// Watches without an end, and reports the health of the watch to `guard`.
 pub fn watch_updates<K>(
     api: Api<K>,
     config: Config,
-    counted: WatchGuard,
+    guard: WatchGuard,
 ) -> impl Stream<Item = WatchUpdate<K>> + Send
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -53,7 +53,7 @@ where
     let watching = WatchStream {
         api,
         config,
-        counted,
+        guard,
         events,
         failures,
         pause: None,
@@ -75,22 +75,22 @@ where
 struct WatchStream<K> {
     api: Api<K>,
     config: Config,
-    counted: WatchGuard,
+    guard: WatchGuard,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     failures: Backoff,
-    /// It failed: what is done before the next try.
+    /// Pause before the next try, after a failure.
     pause: Option<Pause>,
-    /// It was told that it stands, and has not failed since.
+    /// Whether the watch has reported its recovery and not failed since.
     stood: bool,
-    /// When it is certain that it stands, if nothing happens before.
+    /// Time at which the watch counts as recovered unless it fails before.
     proof: Option<Instant>,
 }
 
 struct Pause {
     delay: Duration,
-    /// Begun anew with a list; otherwise kube goes on where it was.
+    /// Whether the watch restarts with a list; otherwise kube's watcher resumes.
     anew: bool,
-    /// A list was whole before: if it does not fail again it stands.
+    /// Whether a list was complete before: the watch recovers unless it fails again.
     listed: bool,
 }
 
@@ -130,7 +130,7 @@ where
                 Some(Err(error)) if self.streams() && is_invalid(&error) => {
                     info!(
                         resource = self.api.resource_url(),
-                        "no streaming lists here: lists are asked for in pages"
+                        "apiserver has no streaming lists; will list in pages"
                     );
                     self.config.initial_list_strategy = InitialListStrategy::ListWatch;
                     self.events = begin(&self.api, &self.config);
@@ -138,12 +138,12 @@ where
                 Some(Err(error)) => {
                     let refused =
                         error_status(&error).is_some_and(|status| matches!(status.code, 403 | 404));
-                    self.counted.failed(refused, self.lasts());
+                    self.guard.failed(refused, self.lasts());
                     let anew = is_for_good(&error);
                     self.failed(anew);
                     return WatchUpdate::Failed(error);
                 }
-                // kube's own never ends.
+                // kube's watcher never ends.
                 None => self.failed(true),
             }
         }
@@ -159,7 +159,7 @@ where
         });
     }
 
-    /// By when it has failed again, if it hangs.
+    /// Returns the time within which a stalled watch fails again.
     fn lasts(&self) -> Duration {
         Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
     }
@@ -168,13 +168,14 @@ where
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
-    /// A list proves no watch: who may list and not watch would begin at the first delay again and again. A change that is
-    /// shown does, and so does a list that came through a watch.
+    /// Decides when the watch counts as recovered. A list does not prove that a watch succeeds: a client that may only
+    /// list would restart its backoff again and again. An event of the watch proves it, and so does a list that came
+    /// through a watch.
     fn weigh(&mut self, event: &Event<K>) {
         let proof = match event {
             Event::InitDone if !self.streams() => Instant::now() + RECOVERY_DELAY,
             Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
-                self.counted.shown();
+                self.guard.recovered();
                 Instant::now()
             }
             Event::Init | Event::InitApply(_) => return,
@@ -192,7 +193,7 @@ async fn due(at: Option<Instant>) {
     }
 }
 
-/// The apiserver's own words, where a watch failed because it refused.
+/// Returns the status that the apiserver answered a failed list or watch with.
 pub fn error_status(error: &Error) -> Option<&Status> {
     match error {
         Error::InitialListFailed(kube::Error::Api(status))
@@ -202,17 +203,17 @@ pub fn error_status(error: &Error) -> Option<&Status> {
     }
 }
 
-/// Whether the same request would be answered so again, until something is mended. kube goes on from the version that it
-/// knows, also where the answer to that is 410; and what goes on where it was does not say when it is let in again.
+/// Returns whether the same request fails until somebody fixes the cause. kube's watcher resumes from the version that
+/// it knows, even after 410, and a resumed watch does not report when it succeeds.
 fn is_for_good(error: &Error) -> bool {
     match error {
-        // kube lists anew by itself after 410 in an event, and after others it goes on reading.
+        // kube's watcher relists by itself after a 410 event, and reads on after other error events.
         Error::WatchError(status) => matches!(status.code, 403 | 404),
         _ => error_status(error).is_some_and(|status| status.code < 500 && status.code != 429),
     }
 }
 
-/// 422: what a server says that is new enough to know `sendInitialEvents` and has it switched off.
+/// Returns whether the apiserver rejects streaming lists (422): it knows `sendInitialEvents` and has the feature off.
 fn is_invalid(error: &Error) -> bool {
     matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 422)
 }

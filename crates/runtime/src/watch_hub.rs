@@ -1,5 +1,5 @@
-//! One watch a resource in the operator's scope, shared by all who look at it. Objects are never stored: each is shown
-//! to the observer and forgotten.
+//! One watch per resource in the operator's scope, shared by all observers of the resource. Objects are never stored:
+//! the observer gets each once.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -22,17 +22,17 @@ use super::raw_object::RawObject;
 use super::tasks::Tasks;
 use super::watch::{WatchUpdate, watch_updates};
 
-/// A resource as the API's paths have it.
+/// Resource as in the API's paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceName {
-    /// `apps/v1`, or `v1`.
+    /// API version, such as `apps/v1` or `v1`.
     pub api_version: String,
-    /// The plural.
+    /// Plural, such as `deployments`.
     pub plural: String,
 }
 
 impl ResourceName {
-    /// `deployments.apps`, or `services`: as CRDs and metrics have it.
+    /// Returns the name with its group, as CRDs and metrics use it, such as `deployments.apps` or `services`.
     pub fn full(&self) -> String {
         let group = self.api_version.split_once('/').map(|(group, _)| group);
         group.map_or_else(
@@ -43,8 +43,8 @@ impl ResourceName {
 }
 
 impl ResourceName {
-    /// Returns whether its objects are watched by metadata alone and read when they change: a cluster has many
-    /// `ConfigMap`s of up to 1 MiB, few of which concern anybody.
+    /// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
+    /// `ConfigMap`s of up to 1 MiB, and few of them are targets.
     pub fn is_watched_by_metadata(&self) -> bool {
         self.api_version == "v1" && self.plural == "configmaps"
     }
@@ -59,25 +59,26 @@ impl From<&ApiResource> for ResourceName {
     }
 }
 
-/// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
+/// Observer of watches. The watches' own tasks call the methods, so no method may block.
 pub trait Observer<K = RawObject>: Send + Sync + 'static {
     /// Handles the start of a watch: all later events come from lists of this generation, see [`WatchHub::relist`].
     fn on_started(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
-    /// A watch begins to list its place (`None` is the whole cluster).
+    /// Handles the start of a list of the place (`None` is the whole cluster).
     fn on_list_started(&self, resource: &ResourceName, place: Option<&str>);
-    /// An object is there; of some resources only the metadata, see [`ResourceName::is_watched_by_metadata`].
+    /// Handles an object that exists; some resources have only the metadata, see
+    /// [`ResourceName::is_watched_by_metadata`].
     fn on_applied(&self, resource: &ResourceName, object: K);
-    /// An object was deleted: this is its last state.
+    /// Handles the deletion of an object, with its last state.
     fn on_deleted(&self, resource: &ResourceName, object: K);
-    /// Everything in the place has been shown since [`Observer::on_list_started`].
+    /// Handles the end of a list: the observer has got every object of the place since [`Observer::on_list_started`].
     fn on_list_done(&self, resource: &ResourceName, place: Option<&str>);
-    /// It is certain that the resource may be listed and watched: what was refused before is over.
+    /// Handles a watch whose list and watch both succeed: an earlier error is over.
     fn on_recovered(&self, resource: &ResourceName, place: Option<&str>);
-    /// The watch gets no answer, or a refusal; it goes on trying.
+    /// Handles an error of a watch that will be retried.
     fn on_error(&self, resource: &ResourceName, place: Option<&str>, error: &watcher::Error);
 }
 
-/// The watches.
+/// Watches by resource.
 pub struct WatchHub {
     client: Client,
     scope: WatchScope,
@@ -91,7 +92,7 @@ pub struct WatchHub {
 }
 
 impl WatchHub {
-    /// No watch yet. `config` says how to list.
+    /// Creates a hub without watches. `config` configures each of them.
     pub fn new(
         client: Client,
         scope: WatchScope,
@@ -123,7 +124,7 @@ impl WatchHub {
         });
     }
 
-    /// Sees to it that `resource` is watched.
+    /// Starts the watches of `resource`, unless they run.
     pub fn ensure(&self, resource: &ApiResource, namespaced: bool) {
         let name = ResourceName::from(resource);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,7 +192,7 @@ impl WatchHub {
         .abort_handle()
     }
 
-    /// Ends the watches of resources for which `is_needed` says no.
+    /// Stops the watches of resources for which `is_needed` returns false.
     pub fn retain(&self, is_needed: impl Fn(&ResourceName) -> bool) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|name, handles| {
@@ -215,23 +216,23 @@ impl Drop for WatchHub {
     }
 }
 
-/// Watch of a resource, shown to an observer.
+/// Watch of a resource for an observer.
 pub struct ResourceWatch<W, K, C> {
-    /// The resource, in the cluster or in one namespace.
+    /// API of the resource, in the cluster or in one namespace.
     pub api: Api<W>,
     /// Configuration of the watch.
     pub config: watcher::Config,
-    /// The resource's name.
+    /// Name of the resource.
     pub resource: ResourceName,
-    /// The namespace; `None` is the whole cluster.
+    /// Namespace; `None` is the whole cluster.
     pub place: Option<String>,
-    /// The observer.
+    /// Observer of the objects.
     pub observer: Arc<dyn Observer<K>>,
-    /// Converts what is watched into what is shown.
+    /// Conversion of a watched object into an observed one.
     pub into: fn(W) -> K,
-    /// Counts a watch that begins.
+    /// Creates the metrics guard of a watch.
     pub guard: C,
-    /// Guards each step.
+    /// Watchdog of each step.
     pub watchdog: Watchdog,
 }
 
@@ -241,7 +242,7 @@ where
     K: 'static,
     C: Fn() -> WatchGuard + Send,
 {
-    /// Watches until dropped, and relists for each further `generation`.
+    /// Watches until dropped, and relists for each new `generation`.
     pub async fn run(self, mut generation: watch::Receiver<u64>) {
         loop {
             let current = *generation.borrow_and_update();
@@ -297,7 +298,7 @@ where
     }
 }
 
-/// Waits for another generation, forever without a sender.
+/// Waits for the next generation; never returns without a sender.
 async fn next(generation: &mut watch::Receiver<u64>) {
     if generation.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -41,7 +41,7 @@ fn matched(desired: &str) -> Match {
 }
 
 #[test]
-fn our_own_write_is_no_news_and_a_lost_field_is() {
+fn own_write_wakes_no_owner_and_a_changed_field_does() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
@@ -56,7 +56,7 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
     assert_eq!(
         cache.on_applied(web.clone(), child(7, 0, 2)),
         Some(key("owner")),
-        "what is reported has changed"
+        "the summary has changed"
     );
     assert_eq!(
         (cache.lookup(&web, "d"), summary(&cache, &web)),
@@ -70,7 +70,7 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
     assert_eq!(
         cache.matched(&web, "1"),
         Some(matched("d")),
-        "it is compared with what was confirmed"
+        "the last match stays"
     );
     assert_eq!(cache.matched(&web, "2"), None);
     assert_eq!(
@@ -80,15 +80,19 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
     assert_eq!(
         cache.lookup(&web, "d"),
         ChildLookup::UpToDate,
-        "it is as it was confirmed again"
+        "the confirmed state is back"
     );
-    assert_eq!(cache.on_deleted(&web, "2"), None, "another one of its name");
+    assert_eq!(
+        cache.on_deleted(&web, "2"),
+        None,
+        "another child of the name"
+    );
     assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
     assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_found_is_looked_at_again_after_a_while() {
+async fn match_expires_after_the_trust_period() {
     let cache = ChildCache::new([None].into(), TRUST);
     cache.record(&key("web"), child(5, 0, 1), matched("d"));
     tokio::time::advance(TRUST / 2).await;
@@ -100,9 +104,9 @@ async fn what_was_found_is_looked_at_again_after_a_while() {
     assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unconfirmed);
 }
 
-/// The watch may be faster than the answer: such a child would be there for ever.
+/// The watch may be faster than the response: such a child would stay in the cache forever.
 #[test]
-fn one_that_goes_while_it_is_asked_for_is_gone() {
+fn child_is_unknown_when_it_is_deleted_during_the_read() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
@@ -113,7 +117,7 @@ fn one_that_goes_while_it_is_asked_for_is_gone() {
         assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
         assert!(
             !cache.record(&web, child(6, 0, 1), matched("d")),
-            "somebody is to look again"
+            "the owner must check again"
         );
         assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
         cache.record(
@@ -127,14 +131,14 @@ fn one_that_goes_while_it_is_asked_for_is_gone() {
         assert_eq!(
             (cache.lookup(&web, "d"), summary(&cache, &web)),
             (ChildLookup::UpToDate, Some(1)),
-            "another one of its name"
+            "another child of the name"
         );
     }
     assert!(cache.state().reads.is_empty());
 }
 
 #[test]
-fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
+fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
     let cache = ChildCache::new([Some("shop".into())].into(), TRUST);
     let (web, other, far) = (key("web"), key("other"), ObjectKey::new("far", "web"));
     let reads = [&web, &other, &far].map(|key| cache.begin_read(key));
@@ -144,17 +148,17 @@ fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
     assert!(!cache.record(&web, child(6, 0, 1), matched("d")));
     assert!(
         cache.record(&other, child(6, 0, 1), matched("d")),
-        "it was shown"
+        "the list has the child"
     );
     assert!(
         cache.record(&far, child(6, 0, 1), matched("d")),
-        "it was not to be shown"
+        "the list covers another namespace"
     );
     drop(reads);
     assert!(cache.record(&web, child(6, 0, 1), matched("d")));
 }
 
-/// CacheState that the watch shows before the answer needs no read if its relevant content is the same.
+/// State that the watch shows before the response needs no read if its relevant content is the same.
 #[test]
 fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     let cache = ChildCache::new([None].into(), TRUST);
@@ -168,18 +172,18 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     cache.on_applied(web.clone(), child(8, 4, 2));
     assert!(
         !cache.record(&web, child(7, 3, 1), matched("d")),
-        "its owner has to look at it again"
+        "the owner must check again"
     );
     assert_eq!(
         cache.lookup(&web, "d"),
         ChildLookup::Unconfirmed,
-        "it has changed since"
+        "the child has changed since"
     );
 }
 
-/// It would be absent for ever, although it is there.
+/// The child would count as absent forever, although it exists.
 #[test]
-fn one_that_is_shown_while_it_is_asked_for_is_not_absent() {
+fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     {
@@ -199,13 +203,13 @@ fn one_that_is_shown_while_it_is_asked_for_is_not_absent() {
     assert_eq!(
         (cache.is_absent(&web), cache.lookup(&web, "d")),
         (true, ChildLookup::Unknown),
-        "it was shown before"
+        "the watch showed it before the read"
     );
 }
 
-/// A list speaks of the newer one alone, and never of the end of the one before.
+/// A list shows the replacement alone, and never the deletion of the replaced child.
 #[test]
-fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_shown() {
+fn response_about_a_replaced_child_keeps_its_replacement() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     let _read = cache.begin_read(&web);
@@ -223,7 +227,7 @@ fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_sho
     assert_eq!(cache.on_list_done(None), []);
     assert!(
         cache.record(&web, child(5, 0, 1), matched("d")),
-        "its owner has been woken"
+        "the list woke the owner"
     );
     assert_eq!(
         (cache.lookup(&web, "d"), summary(&cache, &web)),
@@ -232,7 +236,7 @@ fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_sho
 }
 
 #[test]
-fn what_is_said_late_of_the_one_before_is_no_news() {
+fn late_event_of_a_replaced_child_wakes_no_owner() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     cache.record(
@@ -261,7 +265,7 @@ fn what_is_said_late_of_the_one_before_is_no_news() {
 }
 
 #[test]
-fn one_that_is_made_again_or_goes_is_news() {
+fn recreated_or_terminating_child_wakes_its_owner() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
@@ -290,7 +294,7 @@ fn one_that_is_made_again_or_goes_is_news() {
 }
 
 #[test]
-fn what_is_absent_is_asked_for_once() {
+fn absent_child_is_read_once() {
     let cache = ChildCache::<u8>::new([None].into(), TRUST);
     let web = key("web");
     assert!(!cache.is_absent(&web));
@@ -299,11 +303,14 @@ fn what_is_absent_is_asked_for_once() {
     cache.on_applied(web.clone(), child(1, 0, 1));
     assert!(!cache.is_absent(&web));
     cache.on_deleted(&web, "1");
-    assert!(!cache.is_absent(&web), "it may be there without its label");
+    assert!(
+        !cache.is_absent(&web),
+        "the child may exist without its label"
+    );
 }
 
 #[tokio::test]
-async fn what_a_list_does_not_show_is_gone() {
+async fn child_is_unknown_when_a_list_lacks_it() {
     let cache = ChildCache::new([Some("shop".into()), Some("far".into())].into(), TRUST);
     cache.on_list_started(Some("shop"));
     cache.on_applied(key("web"), child(5, 0, 1));
@@ -311,7 +318,7 @@ async fn what_a_list_does_not_show_is_gone() {
     assert_eq!(cache.on_list_done(Some("shop")), []);
     assert!(
         !*cache.listed.borrow(),
-        "another namespace is not listed yet"
+        "the other namespace has no list yet"
     );
     cache.on_list_started(Some("far"));
     cache.on_list_done(Some("far"));
@@ -327,16 +334,16 @@ async fn what_a_list_does_not_show_is_gone() {
 fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
-    assert!(!cache.take_lost(&web), "it was never there");
+    assert!(!cache.take_lost(&web), "the child never existed");
     cache.record_missing(&web);
-    assert!(!cache.take_lost(&web), "it was never there");
+    assert!(!cache.take_lost(&web), "the child never existed");
     cache.record(&web, child(5, 0, 1), matched("d"));
     cache.on_deleted(&web, "2");
-    assert!(!cache.take_lost(&web), "another one of its name");
+    assert!(!cache.take_lost(&web), "another child of the name");
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web) && !cache.take_lost(&web), "once");
 
-    // A list does not show it, or it is not found before the watch shows anything.
+    // A list lacks the child, or a read does not find it before the watch shows its deletion.
     cache.record(&web, child(6, 0, 1), matched("d"));
     cache.on_list_started(None);
     cache.on_list_done(None);
@@ -346,7 +353,7 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
     assert!(cache.take_lost(&web));
     cache.on_deleted(&web, "1");
     cache.record(&web, child(8, 0, 1), matched("d"));
-    assert!(!cache.take_lost(&web), "it is there again");
+    assert!(!cache.take_lost(&web), "the child exists again");
 }
 
 /// Deletes the child `web` of UID 1; the apiserver answers with this code.
@@ -383,7 +390,7 @@ async fn child_that_the_operator_deletes_is_not_lost() {
     delete(&cache, 200).await;
     cache.on_deleted(&web, "1");
     assert!(!cache.take_lost(&web));
-    // The next one is another one.
+    // The next child has another UID.
     cache.record(&web, child(6, 0, 1), matched("d"));
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web));

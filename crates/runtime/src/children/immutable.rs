@@ -1,5 +1,5 @@
-//! Children that are made and deleted, and never applied over, as Pods are: most of a Pod cannot be changed, and what its
-//! kubelet and those who admitted it have written into it is not ours to take back.
+//! Children that are created and deleted, and never applied, such as Pods: most fields of a Pod are immutable, and
+//! admission plugins and the kubelet write others.
 
 use kube::core::ObjectMeta;
 use kube::{Resource, ResourceExt};
@@ -12,21 +12,21 @@ use crate::ownership::{ForeignOwner, Owner};
 use crate::raw_object::BoundedObject;
 use crate::{ObjectKey, apply};
 
-/// A child in one state: what is then done to it is refused with 409 if it has changed since.
+/// State of a child at one resourceVersion: a write of a child that has changed since fails with 409.
 #[derive(Clone, Debug)]
 pub struct ChildSnapshot<S> {
-    /// Its namespace and name.
+    /// Namespace and name of the child.
     pub key: ObjectKey,
-    /// Its UID.
+    /// UID of the child.
     pub uid: String,
-    /// Its resourceVersion.
+    /// resourceVersion of the child.
     pub version: String,
-    /// What its owner reports of it.
+    /// Summary for the owner's status.
     pub summary: S,
 }
 
 impl<K: ChildKind, S: ChildSummary> Children<K, S> {
-    /// The child of this name that has our label, as it is known without asking.
+    /// Returns the child of this name that has the ownership label, as far as the cache knows.
     pub fn child(&self, key: &ObjectKey) -> Option<ChildSnapshot<S>> {
         let KnownChild {
             uid,
@@ -42,10 +42,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         })
     }
 
-    /// The object of this name, whosever it is, by asking for it.
+    /// Reads the object of this name, whatever its ownership.
     ///
     /// # Errors
-    /// It could not be read.
+    /// [`Error::Rejected`](crate::error::Error) or `Api` if the read failed.
     pub async fn read(&self, key: &ObjectKey) -> Result<Option<ChildSnapshot<S>>> {
         let _read = self.cache.begin_read(key);
         let Some(BoundedObject(live)) =
@@ -62,10 +62,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }))
     }
 
-    /// Makes `desired`, which is marked as its owner's; none if there is an object of its name.
+    /// Creates `desired`, which has its ownership set; returns `None` if an object of its name exists.
     ///
     /// # Errors
-    /// It could not be made.
+    /// [`Error::Rejected`](crate::error::Error) or `Api` if the apiserver did not create it.
     pub async fn create(&self, desired: &K) -> Result<Option<ChildSnapshot<S>>> {
         let key = ObjectKey::of(desired);
         let _read = self.cache.begin_read(&key);
@@ -76,11 +76,12 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Ok(made.map(|made| self.record(&key, &made)))
     }
 
-    /// Puts the owner's marks and these labels on a child; the consent to take it over is used up. `metadata` has the owner
-    /// references that it has now. Nothing else of it is changed.
+    /// Sets the ownership and these labels of a child, and removes the consent to its adoption. `metadata` has the
+    /// child's current owner references. No other field changes.
     ///
     /// # Errors
-    /// It could not be changed.
+    /// [`Error::Rejected`](crate::error::Error) or `Api` if the write failed, such as with 409 when the child has
+    /// changed since.
     pub async fn set_ownership(
         &self,
         owner: &Owner,
@@ -98,10 +99,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Ok(self.record(&child.key, &Self::classified(&child.key, written)?))
     }
 
-    /// Deletes a child, with the grace that it asks for.
+    /// Deletes a child with its own grace period.
     ///
     /// # Errors
-    /// It could not be deleted.
+    /// [`Error::Rejected`](crate::error::Error) or `Api` if the deletion failed, such as with 409 when the child has
+    /// changed since.
     pub async fn delete(&self, child: &ChildSnapshot<S>) -> Result<()> {
         Self::classified(
             &child.key,
@@ -109,7 +111,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         )
     }
 
-    /// What to say of an object that is not ours.
+    /// Returns the message about an object that `owner` does not own, with the command that adopts it.
     pub fn conflict_message(
         &self,
         owner: &Owner,
@@ -128,15 +130,15 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }
     }
 
-    /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
+    /// Records a child that was written or read, so that older events of the watch have no effect.
     fn record(&self, key: &ObjectKey, object: &K) -> ChildSnapshot<S> {
-        // Nobody compares it with a digest.
+        // Immutable children have no digest of a desired state.
         self.record_match(key, object, String::new(), &Projection::default());
         self.snapshot(key, object)
     }
 }
 
-/// An object of which only that is known that tells its state.
+/// Returns an object with nothing but the identity and the version of the child.
 fn stub<K: Resource + Default, S>(child: &ChildSnapshot<S>) -> K {
     let mut object = K::default();
     *object.meta_mut() = ObjectMeta {

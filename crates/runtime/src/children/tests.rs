@@ -16,7 +16,7 @@ use crate::testing::{NAMES, Widget, context};
 
 type Maps = Children<ConfigMap, ()>;
 
-/// Of a clock that stands still while anybody acts.
+/// Timeout on a clock that advances only while every task waits.
 const SOON: Duration = Duration::from_secs(1);
 
 fn name() -> ResourceName {
@@ -26,7 +26,7 @@ fn name() -> ResourceName {
     }
 }
 
-/// Of these the apiserver loses `data` now and then.
+/// Returns children whose `data` the apiserver loses now and then.
 fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
@@ -54,13 +54,14 @@ fn owner() -> Owner {
     Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
-/// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
+/// The watch may be faster than the response, and does not repeat the event: without another reconcile the child would
+/// stay missing.
 #[rstest]
-#[case::it_is_gone(|maps: &Maps, made| maps.on_deleted(&name(), made), true)]
-#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.on_list_started(&name(), None); maps.on_list_done(&name(), None); }, true)]
-#[case::it_is_shown(|maps: &Maps, made| maps.on_applied(&name(), made), false)]
+#[case::deleted(|maps: &Maps, made| maps.on_deleted(&name(), made), true)]
+#[case::missing_in_a_list(|maps: &Maps, _| { maps.on_list_started(&name(), None); maps.on_list_done(&name(), None); }, true)]
+#[case::applied(|maps: &Maps, made| maps.on_applied(&name(), made), false)]
 #[tokio::test]
-async fn whoever_made_what_may_be_gone_already_is_woken(
+async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     #[case] meanwhile: fn(&Maps, ConfigMap),
     #[case] may_be_gone: bool,
 ) {
@@ -99,12 +100,16 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     );
 }
 
-/// It is asked for again, though not for ever: at the next change of the child, or of what is wanted.
+/// The operator tries again a bounded number of times; later only a change of the child or of the desired state makes
+/// it apply.
 #[rstest]
 #[case::once(1, 2)]
 #[case::always(usize::MAX, TRIES)]
 #[tokio::test]
-async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case] wanted: usize) {
+async fn child_is_applied_again_when_the_apiserver_loses_a_value(
+    #[case] loses: usize,
+    #[case] wanted: usize,
+) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let desired =
@@ -137,9 +142,9 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
     assert_eq!(applied, wanted);
 }
 
-/// The answer is of the past by then, and the watch does not say it again.
+/// The response is stale by then, and the watch does not repeat its event.
 #[tokio::test(start_paused = true)]
-async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
+async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
@@ -168,16 +173,16 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
     };
     let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
         .await
-        .expect("both asked");
+        .expect("both read");
     assert_eq!(
         (removed, asked),
         ([false, true], vec![http::Method::GET, http::Method::DELETE])
     );
 }
 
-/// A watch that has fallen silent does not say that it went.
+/// A stalled watch does not show the deletion.
 #[tokio::test(start_paused = true)]
-async fn one_that_was_going_is_asked_for() {
+async fn terminating_child_is_read() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
@@ -187,7 +192,7 @@ async fn one_that_was_going_is_asked_for() {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::GET);
         answer.send_response(not_found());
-        // Its owner may have gone with it.
+        // The owner may have been deleted with its child.
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert!(
             request.uri().path().ends_with("/widgets/web"),
@@ -207,7 +212,7 @@ async fn one_that_was_going_is_asked_for() {
     let apply = maps.apply(&cx, serde_json::from_value(desired).unwrap(), &[]);
     let (applied, ()) = timeout(SOON, async { tokio::join!(apply, answers) })
         .await
-        .expect("it asked");
+        .expect("the child was read");
     applied.unwrap();
 }
 

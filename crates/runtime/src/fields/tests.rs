@@ -48,7 +48,7 @@ fn ours() -> ManagedFieldsEntry {
     )
 }
 
-/// Each change is compared with values confirmed in this process, and judged by a new process.
+/// Each change is compared with values confirmed in this process, and by a new process.
 #[rstest]
 #[case::nothing(|_: &mut Value| {}, None)]
 #[case::a_field_of_others(|it: &mut Value| it["spec"]["strategy"] = json!("other"), None)]
@@ -57,7 +57,7 @@ fn ours() -> ManagedFieldsEntry {
 #[case::an_item_of_others(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().insert(0, json!({ "port": 81, "protocol": "TCP" })), None)]
 #[case::another_order(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().reverse(), None)]
 #[case::a_scalar(|it: &mut Value| it["spec"]["replicas"] = json!(3), Some("spec.replicas"))]
-#[case::what_was_empty(|it: &mut Value| it["spec"]["paused"] = json!(true), Some("spec.paused"))]
+#[case::empty_value(|it: &mut Value| it["spec"]["paused"] = json!(true), Some("spec.paused"))]
 #[case::a_quantity(|it: &mut Value| it["spec"]["resources"]["limits"]["cpu"] = json!("501m"), Some("spec.resources.limits.cpu"))]
 #[case::the_only_key(|it: &mut Value| it["spec"]["resources"]["limits"] = json!({ "memory": "1" }), Some("spec.resources.limits.cpu"))]
 #[case::all_labels(|it: &mut Value| it["metadata"] = json!({}), Some("metadata.labels"))]
@@ -65,7 +65,7 @@ fn ours() -> ManagedFieldsEntry {
 #[case::one_more_in_an_atomic_list(|it: &mut Value| it["spec"]["command"] = json!(["sh", "-c", "x"]), Some("spec.command"))]
 #[case::a_key_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["port"] = json!(8080), Some("spec.ports[port=80,protocol=TCP]"))]
 #[case::a_field_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["targetPort"] = json!(8080), Some("spec.ports[port=80,protocol=TCP].targetPort"))]
-#[case::an_item_less(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
+#[case::missing_item(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
 fn drift_is_a_difference_of_the_desired_fields(
     #[case] change: fn(&mut Value),
     #[case] drift: Option<&str>,
@@ -87,7 +87,7 @@ fn drift_is_a_difference_of_the_desired_fields(
 
 /// A `managedFields` entry whose items others took makes no list atomic.
 #[test]
-fn list_whose_items_were_taken_is_still_told_apart_by_key() {
+fn list_is_matched_by_key_after_others_took_its_items() {
     let mut emptied = ours().fields_v1.unwrap().0;
     emptied["f:spec"]["f:ports"] = json!({});
     let theirs = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
@@ -108,7 +108,7 @@ fn list_whose_items_were_taken_is_still_told_apart_by_key() {
 
 /// An atomic field may hold the apiserver's defaults, but no value of another writer.
 #[test]
-fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
+fn atomic_field_may_have_defaults_unless_others_wrote_it() {
     let mut filled = live();
     filled["spec"]["selector"]["version"] = json!("1");
     assert!(matches(&filled, &desired(), &[ours()], US));

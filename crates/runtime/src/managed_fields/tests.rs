@@ -33,7 +33,7 @@ fn desired() -> Value {
     })
 }
 
-/// The set of all that `desired` says, as the apiserver writes it.
+/// Returns the set of all fields of `desired`, as the apiserver writes it.
 fn whole() -> Value {
     json!({
         "f:metadata": { "f:labels": { "f:x": {} } },
@@ -52,7 +52,7 @@ fn whole() -> Value {
 }
 
 #[test]
-fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
+fn upgrade_takes_desired_fields_of_other_writers_only() {
     let sidecar = json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"side\"}": { ".": {}, "f:name": {} } } } } } });
     let annotation = json!({ "f:metadata": { "f:annotations": { "f:note": {} } } });
     let status = json!({ "f:status": { "f:replicas": {} } });
@@ -103,14 +103,14 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     assert_eq!(
         after[0].fields_v1,
         Some(FieldsV1(toleration)),
-        "what we say nothing of stays theirs"
+        "a field outside the desired state stays"
     );
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
     assert!(!needs_upgrade(&after, US, &[]));
 }
 
 #[test]
-fn a_field_that_is_left_keeps_its_value_without_being_applied() {
+fn released_field_keeps_its_value_without_being_applied() {
     let replicas: &[&str] = &["f:spec", "f:replicas"];
     let mut wanted = desired();
     wanted["spec"].as_object_mut().unwrap().remove("replicas");
@@ -127,7 +127,7 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
         (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
     );
     assert!(!needs_upgrade(&after, US, &[replicas]));
-    // And back: an apply that does not name what is ours by an update as well would not take it away.
+    // The way back: an apply without the field would not remove it while an update by the same manager owns it.
     assert!(needs_upgrade(&after, US, &[]));
     let back = upgraded(&after, US, &desired(), &[]);
     assert_eq!(
@@ -161,7 +161,7 @@ fn service() -> Value {
 }
 
 #[test]
-fn fields_are_taken_from_every_manager_and_nothing_else() {
+fn transfer_takes_the_fields_from_every_manager_and_nothing_else() {
     let mut theirs = ports(&[8080]);
     theirs["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
     let status = entry("controller", UPDATE, "status", ports(&[1]));
@@ -189,12 +189,12 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
     assert_eq!(
         super::transfer(&taken.entries, US, &paths),
         None,
-        "nobody else holds it any more"
+        "no other manager owns the field any more"
     );
     assert_eq!(
         super::transfer(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
         None,
-        "nothing is ours"
+        "the manager has applied nothing"
     );
 }
 
@@ -233,14 +233,14 @@ fn pod() -> Value {
     json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"THEIRS\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
     &["f:env", "k:{\"name\":\"A\"}", "f:value"]
 )]
-#[case::a_limit_below_our_request(
+#[case::limit_below_the_request(
     "containers[0].resources.requests",
     json!({ "f:resources": { "f:limits": { "f:cpu": {} } }, "f:tty": {} }),
     &["f:resources", "f:limits"]
 )]
-#[case::their_handler("containers[0].livenessProbe.tcpSocket", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} }, "f:periodSeconds": {} } }), &["f:livenessProbe", "f:tcpSocket"])]
-#[case::our_handler("containers[0].livenessProbe.httpGet", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} } } }), &["f:livenessProbe", "f:tcpSocket"])]
-#[case::an_item_of_theirs(
+#[case::foreign_handler("containers[0].livenessProbe.tcpSocket", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} }, "f:periodSeconds": {} } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::desired_handler("containers[0].livenessProbe.httpGet", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} } } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::foreign_item(
     "containers[0].ports[1].name",
     json!({ "f:ports": { "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } } }),
     &["f:ports", "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}"]
@@ -248,8 +248,8 @@ fn pod() -> Value {
 #[case::a_sidecar_stays("containers[1].image", json!({}), &[])]
 #[case::a_volume_stays("volumes[0].name", json!({}), &[])]
 #[case::a_toleration_stays("serviceAccountName", json!({ "f:tty": {} }), &[])]
-#[case::an_item_that_is_theirs_alone("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
-fn smallest_item_or_map_with_a_field_of_ours_is_found(
+#[case::item_without_a_desired_field("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
+fn smallest_item_or_map_with_a_desired_field_is_found(
     #[case] field: &str,
     #[case] theirs: Value,
     #[case] expected: &[&str],
@@ -278,9 +278,9 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
 }
 
 #[rstest]
-#[case::an_item_of_theirs("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
-#[case::their_own_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
-#[case::nobody_else("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
+#[case::foreign_item("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
+#[case::foreign_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
+#[case::no_other_manager("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
 fn rivals_of_a_service_are_found(
     #[case] field: &str,
     #[case] theirs: Value,
@@ -297,7 +297,7 @@ fn rivals_of_a_service_are_found(
     assert_eq!(rivals(&managed, US, &json!({}), &service(), field), all);
 }
 
-/// Somebody renumbered the app's port and kept its name; another manager has a port of its own.
+/// Another client renumbered the app's port and kept its name; another manager has a port of its own.
 #[test]
 fn items_that_exclude_no_desired_item_are_no_rivals() {
     let managed = [
@@ -319,13 +319,13 @@ fn items_that_exclude_no_desired_item_are_no_rivals() {
     );
 }
 
-/// A port that differs from the app's only in its number is the app's; other or additional ports are somebody else's.
+/// A port that differs from the app's only in its number is the app's; other or additional ports are foreign.
 #[rstest]
 #[case::another_number(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80, "nodePort": 30000 }]), &[8080])]
 #[case::another_target(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 8080 }]), &[])]
-#[case::beside_ours(json!([{ "port": 80, "protocol": "TCP", "targetPort": 80 }, { "port": 8080, "protocol": "TCP", "targetPort": 80 }]), &[])]
+#[case::beside_the_desired_port(json!([{ "port": 80, "protocol": "TCP", "targetPort": 80 }, { "port": 8080, "protocol": "TCP", "targetPort": 80 }]), &[])]
 #[case::two(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }, { "port": 8081, "protocol": "TCP", "targetPort": 80 }]), &[])]
-fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expected: &[u16]) {
+fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expected: &[u16]) {
     let mut object = service();
     object["spec"]["ports"] = live;
     let managed = [
@@ -342,7 +342,7 @@ fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expe
     );
 }
 
-/// Somebody has removed the app's container port, or renumbered it; another manager may have a port of its own.
+/// Another client has removed the app's container port, or renumbered it; another manager may have a port of its own.
 #[rstest]
 #[case::named_by_others(json!({ "containerPort": 80 }), json!({ "containerPort": 9090, "name": "metrics" }), true, false)]
 #[case::unnamed_and_renamed(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 9090 }), true, false)]
@@ -379,7 +379,7 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
 }
 
 #[test]
-fn label_is_the_manager_s_unless_another_one_owns_it() {
+fn label_may_be_owned_unless_another_manager_owns_it() {
     let labels = |names: &[&str]| {
         let names: Map<_, _> = names
             .iter()
@@ -396,14 +396,10 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
         ["app", "uid", "seen"].map(|name| may_own_label(managed, US, name))
     };
     assert_eq!(ours(&managed), [true, true, false]);
-    assert_eq!(
-        ours(&managed[2..]),
-        [true; 3],
-        "nothing shows whose they are"
-    );
+    assert_eq!(ours(&managed[2..]), [true; 3], "no entry covers labels");
 }
 
-/// By a write of its scale, an update, or an apply by force.
+/// The field is taken by a write of its scale, an update, or an apply by force.
 #[rstest]
 #[case::scaled(entry("hpa", "Update", "scale", json!({ "f:spec": { "f:replicas": {} } })), Some("hpa"))]
 #[case::updated(entry("kubectl-edit", "Update", "", json!({ "f:spec": { "f:replicas": {} } })), Some("kubectl-edit"))]
@@ -439,7 +435,7 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
     }
 }
 
-/// Somebody labels the object after another one has removed a label of ours.
+/// An agent labels the object after another client has removed a label of the operator.
 #[test]
 fn neighbour_in_a_map_is_not_accused() {
     let labels = |name: &str| json!({ "f:metadata": { "f:labels": { name: {} } } });

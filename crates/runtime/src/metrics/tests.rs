@@ -18,7 +18,7 @@ fn names(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Dashboards and alerts of every program that uses the runtime rest on these names.
+/// Dashboards and alerts of every program that uses the runtime depend on these names.
 #[test]
 fn metrics_have_these_names() {
     let metrics = Metrics::new(&PROGRAM);
@@ -132,7 +132,7 @@ fn metrics_have_their_values() {
     has("leader_election_master_status{name=\"lease\"} 0");
 }
 
-/// A collector of a program, which knows nothing of the prefix.
+/// Collector of a program, which does not know the prefix.
 #[derive(Debug)]
 struct Answer;
 
@@ -163,7 +163,7 @@ fn registered_metrics_have_the_prefix_of_the_program() {
 }
 
 #[test]
-fn leadership_is_absent_before_it_is_shown() {
+fn leadership_is_absent_before_it_is_set() {
     assert!(!Metrics::new(&PROGRAM).encode().contains("leader_election"));
 }
 

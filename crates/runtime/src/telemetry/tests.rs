@@ -142,7 +142,7 @@ fn levels_and_directives_limit_the_log() {
         debug!("ours");
         debug!(target: "widget_operator", "notify");
         info!(target: "hyper", "other");
-        error!(target: "kube_runtime::watcher", "said already");
+        error!(target: "kube_runtime::watcher", "repeated");
     };
     let messages = |level| -> Vec<String> {
         logged(level, true, words)

@@ -17,7 +17,7 @@ use super::*;
 use crate::metrics::{Metrics, Purpose, WatchGuard};
 use crate::testing::{PROGRAM, Widget};
 
-/// What the apiserver was asked: each list, each watch that lists, each watch that goes on.
+/// Request to the apiserver: a list, a watch that lists, or a watch that resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     List,
@@ -25,7 +25,7 @@ pub(crate) enum Asked {
     Watch,
 }
 
-/// How it answers: a code, and for a watch that is let in what it shows before it is quiet.
+/// Response of the apiserver: a code, and the events of a successful watch before it is quiet.
 pub(crate) type Answer = (u16, Vec<Value>);
 
 #[derive(Clone, Default)]
@@ -97,7 +97,7 @@ fn added(name: &str, version: &str) -> Value {
     json!({ "type": "ADDED", "object": object(name, version) })
 }
 
-/// What is told within `time`, in short.
+/// Returns short names of the updates within `time`.
 async fn told<S: Stream<Item = WatchUpdate<Widget>>>(
     watch: &mut Pin<Box<S>>,
     time: Duration,
@@ -119,7 +119,7 @@ async fn told<S: Stream<Item = WatchUpdate<Widget>>>(
     words
 }
 
-/// Counted where nobody looks.
+/// Returns a guard that no test reads.
 fn counted() -> WatchGuard {
     Metrics::new(&PROGRAM).watch("configmaps", Purpose::Own)
 }
@@ -127,7 +127,7 @@ fn counted() -> WatchGuard {
 const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test(start_paused = true)]
-async fn who_may_list_and_not_watch_lists_less_and_less_often() {
+async fn lists_back_off_when_the_watch_is_denied() {
     let (api, log) = api(|asked, _| {
         if asked == Asked::List {
             (200, vec![])
@@ -145,7 +145,7 @@ async fn who_may_list_and_not_watch_lists_less_and_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once() {
+async fn quiet_watch_recovers_after_a_delay_and_a_busy_one_at_once() {
     let (quiet, _) = api(|_, _| (200, vec![]));
     let mut watch_quiet = Box::pin(watch_updates(quiet, Config::default(), counted()));
     assert_eq!(
@@ -173,7 +173,7 @@ async fn a_quiet_watch_stands_after_a_while_and_one_that_shows_something_at_once
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_right_that_is_granted_shows_within_the_longest_delay() {
+async fn granted_permission_takes_effect_within_the_longest_delay() {
     let began = Instant::now();
     let (api, _) = api(move |asked, _| {
         let granted = asked == Asked::List || began.elapsed() > 5 * MINUTE;
@@ -192,9 +192,9 @@ async fn a_right_that_is_granted_shows_within_the_longest_delay() {
     );
 }
 
-/// kube goes on from the version that is gone, for ever.
+/// kube's watcher would resume from the expired version forever.
 #[tokio::test(start_paused = true)]
-async fn a_version_that_is_gone_is_answered_with_a_new_list() {
+async fn watch_relists_when_its_version_has_expired() {
     let (api, log) = api(|asked, before| match (asked, before) {
         (Asked::Watch, 0) => (410, vec![]),
         _ => (200, vec![]),
@@ -206,7 +206,7 @@ async fn a_version_that_is_gone_is_answered_with_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_apiserver_in_trouble_is_asked_for_no_new_list() {
+async fn watch_does_not_relist_when_the_apiserver_is_overloaded() {
     let (api, log) = api(|asked, before| match (asked, before) {
         (Asked::Watch, 0) => (429, vec![]),
         (Asked::Watch, 1) => (503, vec![]),
@@ -218,9 +218,9 @@ async fn an_apiserver_in_trouble_is_asked_for_no_new_list() {
     assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (1, 3));
 }
 
-/// What is told of a failure is taken back once it passed, and not before.
+/// The recovery is reported after the failure is over, and not before.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_failed_stands_again_when_it_goes_on() {
+async fn failed_watch_recovers_when_it_resumes() {
     let began = Instant::now();
     let (api, log) = api(move |asked, _| {
         let fails = asked == Asked::Watch && began.elapsed() < 10 * MINUTE;
@@ -240,7 +240,7 @@ async fn a_watch_that_failed_stands_again_when_it_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_streaming_lists_is_asked_for_pages() {
+async fn lists_are_paged_without_streaming_lists() {
     let (api, log) = api(|asked, _| {
         if asked == Asked::Streamed {
             (422, vec![])
@@ -258,7 +258,7 @@ async fn a_server_without_streaming_lists_is_asked_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_came_through_a_watch_proves_it() {
+async fn streamed_list_proves_recovery() {
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Widget", "apiVersion": "example.com/v1", "spec": {}, "metadata": {
         "resourceVersion": "5", "annotations": { "k8s.io/initial-events-end": "true" } } } });
     let (api, log) = api(move |_, _| (200, vec![added("x", "4"), bookmark.clone()]));
@@ -274,7 +274,7 @@ async fn a_list_that_came_through_a_watch_proves_it() {
     assert_eq!(log.count(Asked::List), 0);
 }
 
-/// The state of the one watch of `configmaps`, if it is counted.
+/// Returns the state of the only watch of `configmaps`, if it is counted.
 fn state(metrics: &Metrics) -> Option<String> {
     let text = metrics.encode();
     let one = |line: &str| {
@@ -286,7 +286,7 @@ fn state(metrics: &Metrics) -> Option<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
+async fn failed_watch_is_failing_until_its_next_event() {
     let metrics = Metrics::new(&PROGRAM);
     let (api, _) = api(|asked, before| match (asked, before) {
         (Asked::Watch, 0..=2) => (500, vec![]),
@@ -322,9 +322,9 @@ async fn a_watch_that_failed_counts_as_failing_until_it_shows_something() {
     assert_eq!(state(&metrics), None, "there is none any more");
 }
 
-/// It would have failed again by then if it hung.
+/// A stalled watch would have failed again by then.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
+async fn failed_watch_is_healthy_after_a_quiet_period() {
     let metrics = Metrics::new(&PROGRAM);
     let (api, _) = api(|asked, before| {
         (
@@ -352,9 +352,9 @@ async fn a_watch_that_failed_and_is_quiet_counts_as_standing_after_a_while() {
     assert_eq!(state(&metrics).as_deref(), Some("healthy"));
 }
 
-/// Nobody is to be woken because somebody names what the operator may not read.
+/// No alert fires because a user's object names a resource that the operator may not read.
 #[tokio::test(start_paused = true)]
-async fn what_a_tracked_field_names_and_is_refused_is_told_apart() {
+async fn denied_target_watch_differs_from_a_failing_one() {
     for (purpose, code, expected) in [
         (Purpose::Target, 403, "denied"),
         (Purpose::Target, 404, "denied"),
