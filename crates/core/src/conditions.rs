@@ -10,7 +10,7 @@ pub const MAX_MESSAGE: usize = 1024;
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyCondition<'a> {
-    /// Whether the status is `True`.
+    /// True if the status is `True`.
     pub is_true: bool,
     /// CamelCase reason.
     pub reason: &'a str,
@@ -39,13 +39,13 @@ pub trait HasConditions {
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
-    well: bool,
+    is_true: bool,
     reason: &str,
     message: &str,
     generation: i64,
     now: Time,
 ) {
-    let status = if well { "True" } else { "False" };
+    let status = if is_true { "True" } else { "False" };
     let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
     let existing = conditions
         .iter_mut()
@@ -102,10 +102,14 @@ pub fn set_ready(
 
 /// Returns the condition of that type if an Event should publish it: its reason differs from `before`, or its message
 /// does while the status is not `True`.
-pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+pub fn to_publish<'a>(
+    before: &[Condition],
+    now: &'a [Condition],
+    type_: &str,
+) -> Option<&'a Condition> {
     let (then, now) = (get(before, type_), get(now, type_)?);
-    let said = |then: &Condition| then.message == now.message || now.status == "True";
-    then.is_none_or(|then| then.reason != now.reason || !said(then))
+    let is_unpublished = |then: &Condition| then.message != now.message && now.status != "True";
+    then.is_none_or(|then| then.reason != now.reason || is_unpublished(then))
         .then_some(now)
 }
 
@@ -163,7 +167,7 @@ mod tests {
         assert_eq!(conditions.len(), 1);
     }
 
-    type Said = (&'static str, bool, &'static str, &'static str);
+    type Case = (&'static str, bool, &'static str, &'static str);
 
     #[rstest]
     #[case::first((READY, false, "Loop", "a"), None, true)]
@@ -176,17 +180,17 @@ mod tests {
     #[case::another_message((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
     #[case::another_message_while_true((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
     fn condition_is_published_when_it_changes(
-        #[case] now: Said,
-        #[case] before: Option<Said>,
-        #[case] told: bool,
+        #[case] now: Case,
+        #[case] before: Option<Case>,
+        #[case] is_published: bool,
     ) {
-        let conditions = |said: Option<Said>| {
+        let conditions = |condition: Option<Case>| {
             let mut conditions = Vec::new();
-            if let Some((type_, well, reason, message)) = said {
+            if let Some((type_, is_true, reason, message)) = condition {
                 set(
                     &mut conditions,
                     type_,
-                    well,
+                    is_true,
                     reason,
                     message,
                     1,
@@ -197,8 +201,8 @@ mod tests {
         };
         let now = conditions(Some(now));
         assert_eq!(
-            news(&conditions(before), &now, READY),
-            now.first().filter(|_| told)
+            to_publish(&conditions(before), &now, READY),
+            now.first().filter(|_| is_published)
         );
     }
 }

@@ -81,7 +81,7 @@ pub struct Permission {
     pub resources: &'static [&'static str],
     /// Verbs.
     pub verbs: &'static [&'static str],
-    /// Whether the resources are namespaced.
+    /// True if the resources are namespaced.
     pub namespaced: bool,
 }
 

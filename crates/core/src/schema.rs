@@ -36,8 +36,8 @@ impl SchemaVersion {
 
     /// Returns whether a program with the schema `own` can work with a CRD of this version: the same, or a newer one,
     /// which keeps all earlier fields. A replica of the previous version continues during an upgrade.
-    pub fn is_compatible_with(&self, ours: &Self) -> bool {
-        self.number > ours.number || self == ours
+    pub fn is_compatible_with(&self, own: &Self) -> bool {
+        self.number > own.number || self == own
     }
 }
 
@@ -87,15 +87,15 @@ pub fn finish(
                 schema
                     .x_kubernetes_validations
                     .get_or_insert_default()
-                    .push(spec_stays());
+                    .push(keep_spec_rule());
             }
         }
     }
-    let mark = SchemaVersion::of(&crd, number);
+    let version = SchemaVersion::of(&crd, number);
     crd.metadata
         .annotations
         .get_or_insert_default()
-        .insert(names.schema.into(), mark.to_string());
+        .insert(names.schema.into(), version.to_string());
     crd
 }
 
@@ -125,7 +125,7 @@ fn digest(crd: &CustomResourceDefinition) -> String {
 
 /// Returns the rule that a spec stays. Objects without a spec, which the original CRD accepted, can still get a label
 /// or a status. An object with a spec keeps it, because removing and writing it again would change immutable fields.
-fn spec_stays() -> ValidationRule {
+fn keep_spec_rule() -> ValidationRule {
     ValidationRule {
         rule: "has(self.spec) || (oldSelf.hasValue() && !has(oldSelf.value().spec))".into(),
         message: Some("write a spec: kubectl explain says what it takes".into()),
@@ -212,7 +212,7 @@ mod tests {
                 .ends_with(&format!("-{}", digest(&crd)))
         );
         assert_eq!(
-            change(&mut |node| node.description = Some("other words".into())),
+            change(&mut |node| node.description = Some("another description".into())),
             digest(&crd)
         );
         assert_ne!(

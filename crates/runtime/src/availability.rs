@@ -38,13 +38,13 @@ pub struct Availability(Arc<Inner>);
 #[derive(Default)]
 struct Inner {
     suspected: Notify,
-    /// Whether an outage is confirmed and has not ended.
+    /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// Whether the last request with something to store was answered with a 5xx.
+    /// True if the last request with something to store was answered with a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
-    /// Whether the apiserver answers reads and stores no write.
+    /// True if the apiserver answers reads and stores no write.
     stores_nothing: AtomicBool,
     /// Number of outages that have ended.
     returns: watch::Sender<u64>,

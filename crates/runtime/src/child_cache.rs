@@ -42,12 +42,12 @@ struct CacheState<S> {
 #[derive(Default)]
 struct PendingRead {
     /// Number of requests in flight.
-    by: usize,
+    count: usize,
     /// UIDs that the watch showed as deleted meanwhile.
-    gone: Vec<String>,
-    /// Whether a watch showed the child meanwhile.
+    deleted: Vec<String>,
+    /// True if a watch showed the child meanwhile.
     shown: bool,
-    /// Whether a list ended meanwhile without the child.
+    /// True if a list ended meanwhile without the child.
     missed: bool,
 }
 
@@ -64,7 +64,7 @@ pub struct KnownChild<S> {
     pub owner_uid: String,
     /// Digest of the relevant content; a change triggers a check.
     pub fingerprint: u64,
-    /// Whether the child is being deleted.
+    /// True if the child is being deleted.
     pub terminating: bool,
     /// Summary for the owner's status.
     pub summary: S,
@@ -77,7 +77,7 @@ pub struct Match {
     pub desired: String,
     /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
-    /// Whether a container of the child had ports beside the desired ones.
+    /// True if a container of the child had ports beside the desired ones.
     pub has_foreign_ports: bool,
 }
 
@@ -170,12 +170,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns the keys of all children that satisfy the predicate.
-    pub fn keys_where(&self, wanted: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
+    pub fn keys_where(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
         let state = self.state();
         state
             .known
             .iter()
-            .filter(|(_, (known, _))| wanted(known))
+            .filter(|(_, (known, _))| is_selected(known))
             .map(|(key, _)| key.clone())
             .collect()
     }
@@ -244,7 +244,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Marks a read or write of the child as in flight until the guard is dropped.
     pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
-        self.state().reads.entry(key.clone()).or_default().by += 1;
+        self.state().reads.entry(key.clone()).or_default().count += 1;
         ReadGuard {
             cache: self,
             key: key.clone(),
@@ -259,7 +259,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if state
             .reads
             .get(key)
-            .is_some_and(|read| read.missed || read.gone.contains(&known.uid))
+            .is_some_and(|read| read.missed || read.deleted.contains(&known.uid))
         {
             return false;
         }
@@ -331,7 +331,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     pub fn on_deleted(&self, key: &ObjectKey, uid: &str) -> Option<ObjectKey> {
         let mut state = self.state();
         if let Some(read) = state.reads.get_mut(key) {
-            read.gone.push(uid.to_owned());
+            read.deleted.push(uid.to_owned());
         }
         if state
             .known
@@ -433,8 +433,8 @@ impl<S: Clone + PartialEq> Drop for ReadGuard<'_, S> {
     fn drop(&mut self) {
         let mut state = self.cache.state();
         if let Some(read) = state.reads.get_mut(&self.key) {
-            read.by -= 1;
-            if read.by == 0 {
+            read.count -= 1;
+            if read.count == 0 {
                 state.reads.remove(&self.key);
             }
         }

@@ -265,7 +265,7 @@ where
             return Box::pin(async { Err(RequestError::NotLeading.into()) });
         }
         let span = traces::request(&method, &path, &gate.server);
-        let asked = span.clone();
+        let request_span = span.clone();
         let answer = self.inner.call(request);
         let answered = async move {
             let started = Instant::now();
@@ -301,7 +301,7 @@ where
             }
             gate.metrics
                 .api_request(gate.server.host(), method.as_str(), code);
-            traces::answered(&asked, code);
+            traces::answered(&request_span, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
             debug!(%method, path, code, error, took = ?started.elapsed(), "sent a request to the apiserver");
             result

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 use super::apply::is_terminating;
 
 /// Most Events that wait to be written; further ones are dropped with a warning in the log.
-const WAITING: usize = 1024;
+const QUEUE_SIZE: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
 const MAX_NOTE: usize = 1024;
 /// The API's limit of the reporting instance, in bytes.
@@ -41,9 +41,9 @@ impl Events {
         reporter: &str,
         instance: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (queue, mut waiting) = mpsc::channel::<Box<Event>>(WAITING);
+        let (queue, mut queued) = mpsc::channel::<Box<Event>>(QUEUE_SIZE);
         let write = async move {
-            while let Some(event) = waiting.recv().await {
+            while let Some(event) = queued.recv().await {
                 let api = Api::namespaced(
                     client.clone(),
                     event.metadata.namespace.as_deref().unwrap_or("default"),
@@ -89,14 +89,14 @@ impl Events {
     /// Emits a Normal or a Warning Event, by `is_normal`.
     pub fn emit(
         &self,
-        well: bool,
+        is_normal: bool,
         regarding: ObjectReference,
         action: &str,
         reason: &str,
         note: String,
     ) {
         self.publish(
-            if well { "Normal" } else { "Warning" },
+            if is_normal { "Normal" } else { "Warning" },
             regarding,
             action,
             reason,

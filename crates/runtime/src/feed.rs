@@ -61,7 +61,10 @@ where
                 Ok(Some(CrdState::Absent(why))) => {
                     self.set_state(KindState::Absent(why));
                     // A reconcile of objects that an older CRD has pruned would act on missing fields.
-                    cache.clear().into_iter().for_each(|gone| on(gone, false));
+                    cache
+                        .clear()
+                        .into_iter()
+                        .for_each(|change| on(change, false));
                     if self.crd.changed().await.is_err() {
                         break;
                     }
@@ -114,9 +117,9 @@ where
             }
             let updates = tokio::select! {
                 changed = self.crd.changed() => return changed,
-                Some(asks) = self.relists.recv() => {
+                Some(relist) = self.relists.recv() => {
                     cache.restart();
-                    (updates, relists) = (self.start(), Some(asks));
+                    (updates, relists) = (self.start(), Some(relist));
                     continue;
                 }
                 Some(updates) = updates.next() => updates,
@@ -195,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{PROGRAM, Widget};
-    use crate::watch::tests::{Asked, api, object};
+    use crate::watch::tests::{WatchRequest, api, object};
 
     type CrdStates = watch::Sender<Option<CrdState>>;
     type Relists = mpsc::Sender<oneshot::Sender<()>>;
@@ -204,9 +207,9 @@ mod tests {
     fn feed(
         apis: Vec<Api<Widget>>,
     ) -> (Feed<Widget>, CrdStates, watch::Receiver<KindState>, Relists) {
-        let (asks, relists) = mpsc::channel(1);
+        let (relist_sender, relists) = mpsc::channel(1);
         let (crd, follow) = watch::channel(None);
-        let (say, phase) = watch::channel(KindState::Syncing);
+        let (state, phase) = watch::channel(KindState::Syncing);
         let feed = Feed {
             name: "configmap",
             apis,
@@ -214,11 +217,11 @@ mod tests {
             metrics: Metrics::new(&PROGRAM),
             probes: Probes::new(),
             watchdog: Probes::new().watchdog("cache", Duration::from_mins(1)),
-            phase: say,
+            phase: state,
             crd: follow,
             relists,
         };
-        (feed, crd, phase, asks)
+        (feed, crd, phase, relist_sender)
     }
 
     fn updates() -> (
@@ -227,11 +230,11 @@ mod tests {
     ) {
         let (updates, tells) = mpsc::unbounded_channel();
         let on = move |change: CacheChange<Widget>, all_seen: bool| {
-            let words = match change {
+            let text = match change {
                 CacheChange::Present(object) => format!("+{} {all_seen}", object.name_any()),
                 CacheChange::Deleted(object) => format!("-{}", object.name_any()),
             };
-            updates.send(words).unwrap();
+            updates.send(text).unwrap();
         };
         (on, tells)
     }
@@ -302,20 +305,20 @@ mod tests {
     async fn new_leader_relists_its_objects() {
         let listed = |before: usize| object(if before == 0 { "x" } else { "y" }, "5");
         let (apis, log) = api(move |relists, before| match relists {
-            Asked::List => (200, vec![listed(before)]),
+            WatchRequest::List => (200, vec![listed(before)]),
             _ => (200, vec![]),
         });
-        let (feed, crd, mut phase, asks) = feed(vec![apis]);
+        let (feed, crd, mut phase, relist_sender) = feed(vec![apis]);
         let cache = Cache::new(vec![None]);
         let store = cache.store();
         let (on, _tells) = updates();
         tokio::spawn(feed.run(cache, on));
-        let anew = async || {
+        let relist = async || {
             let (done, listed) = oneshot::channel();
-            asks.send(done).await.unwrap();
+            relist_sender.send(done).await.unwrap();
             listed.await.unwrap();
             (
-                log.count(Asked::List),
+                log.count(WatchRequest::List),
                 store
                     .state()
                     .iter()
@@ -329,10 +332,10 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(
-            (log.count(Asked::List), store.state()[0].name_any()),
+            (log.count(WatchRequest::List), store.state()[0].name_any()),
             (1, "x".to_owned())
         );
-        assert_eq!(anew().await, (2, vec!["y".to_owned()]));
+        assert_eq!(relist().await, (2, vec!["y".to_owned()]));
         assert_eq!(
             *phase.borrow_and_update(),
             KindState::Synced,

@@ -38,8 +38,8 @@ where
         .map(String::as_str)
         .chain([finalizer])
         .collect();
-    let put = apply::finalizers(api, manager, object.as_ref(), &all);
-    written.object(&ObjectKey::of(object.as_ref()), put).await
+    let write = apply::finalizers(api, manager, object.as_ref(), &all);
+    written.object(&ObjectKey::of(object.as_ref()), write).await
 }
 
 /// Removes the finalizer once nothing is left that it protects. A missing object is no error.
@@ -50,7 +50,7 @@ pub async fn remove<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str)
 where
     K: Kind + Clone + Debug + DeserializeOwned,
 {
-    let taken = async {
+    let removed = async {
         let present = all(api, object).await?;
         let left: Vec<_> = present
             .iter()
@@ -59,9 +59,9 @@ where
             .collect();
         apply::finalizers(api, manager, object, &left).await
     };
-    match taken.await {
-        Err(kube::Error::Api(said)) if said.code == 404 => Ok(()),
-        taken => taken.map(drop),
+    match removed.await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        removed => removed.map(drop),
     }
 }
 

@@ -341,8 +341,9 @@ impl LeaderElector {
             .unconfirmed
             .as_ref()
             .filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
-        let shown = lease.spec.as_ref()?.renew_time.as_ref();
-        (self.is_own(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
+        let renew_time = lease.spec.as_ref()?.renew_time.as_ref();
+        (self.is_own(lease) && renew_time == unconfirmed.renew_time.as_ref())
+            .then_some(unconfirmed.at)
     }
 
     /// Releases the lease if this candidate holds it, so that the next leader need not wait until it expires.

@@ -103,7 +103,7 @@ impl fmt::Debug for ObjectKey {
 pub enum WatchScope {
     /// The whole cluster.
     Cluster,
-    /// These namespaces.
+    /// The listed namespaces.
     Namespaces(Vec<String>),
 }
 

@@ -19,16 +19,16 @@ const UPDATE: &str = "Update";
 /// never removes fields of an update; or `manager` has applied a field of `left`, which belongs to others; or it still
 /// owns by an update a field that is no longer in `left`.
 pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
-    let ours = |wanted| {
+    let own = |kind| {
         managed
             .iter()
-            .find(|entry| is_of(entry, manager) && operation(entry) == wanted)
+            .find(|entry| is_of(entry, manager) && operation(entry) == kind)
             .map(fields)
     };
-    let Some(applied) = ours(APPLY) else {
+    let Some(applied) = own(APPLY) else {
         return true;
     };
-    let mut updated = ours(UPDATE).cloned().unwrap_or_default();
+    let mut updated = own(UPDATE).cloned().unwrap_or_default();
     for path in left {
         take(&mut updated, path);
     }
@@ -53,11 +53,11 @@ pub fn upgraded(
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         here && entry.api_version.as_deref() == Some(api_version)
     };
-    let made = managed
+    let has_own = managed
         .iter()
         .any(|entry| covers(entry) && is_of(entry, manager));
     // The creator owns most fields of the desired state.
-    let said = |entry| {
+    let desired_fields = |entry| {
         shared(&mut fields(entry).clone(), &desired)
             .as_ref()
             .map_or(0, leaves)
@@ -65,10 +65,10 @@ pub fn upgraded(
     let others = managed
         .iter()
         .enumerate()
-        .filter(|(_, entry)| !made && covers(entry) && operation(entry) == UPDATE);
+        .filter(|(_, entry)| !has_own && covers(entry) && operation(entry) == UPDATE);
     let creator = others
-        .map(|(at, entry)| (said(entry), at))
-        .filter(|(said, _)| *said > 0)
+        .map(|(at, entry)| (desired_fields(entry), at))
+        .filter(|(count, _)| *count > 0)
         .max()
         .map(|(_, at)| at);
     let mut applied = Value::Object(Map::new());
@@ -80,7 +80,7 @@ pub fn upgraded(
             None
         } else if is_of(&entry, manager) || Some(number) == creator {
             entry.fields_v1.take().map(|fields| fields.0)
-        } else if !made && operation(&entry) == UPDATE {
+        } else if !has_own && operation(&entry) == UPDATE {
             entry
                 .fields_v1
                 .as_mut()
@@ -131,8 +131,8 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
 pub fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
-    let ours = managed.iter().filter(|entry| is_of(entry, manager));
-    let mut labels = ours
+    let own = managed.iter().filter(|entry| is_of(entry, manager));
+    let mut labels = own
         .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
         .peekable();
     let field = format!("f:{label}");
@@ -165,15 +165,15 @@ pub fn transfer(
     paths: &BTreeSet<Path>,
 ) -> Option<Transfer> {
     let mut entries = managed.to_vec();
-    let ours = entries
+    let own = entries
         .iter()
         .position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
-    let api_version = entries[ours].api_version.clone();
-    let mut theirs = Value::Object(Map::new());
+    let api_version = entries[own].api_version.clone();
+    let mut foreign_fields = Value::Object(Map::new());
     let (mut fields_taken, mut managers) = (BTreeSet::new(), BTreeSet::new());
     for (index, entry) in entries.iter_mut().enumerate() {
-        let is_ours = index == ours;
-        if is_ours || entry.api_version != api_version || !covers_content(entry) {
+        let is_own = index == own;
+        if is_own || entry.api_version != api_version || !covers_content(entry) {
             continue;
         }
         let name = entry.manager.clone().unwrap_or_default();
@@ -183,14 +183,14 @@ pub fn transfer(
         for path in paths {
             let elements: Vec<&str> = path.iter().map(String::as_str).collect();
             if let Some(field) = take(set, &elements) {
-                join(&mut theirs, nested(&elements, field));
+                join(&mut foreign_fields, nested(&elements, field));
                 fields_taken.insert(path.clone());
                 managers.insert(name.clone());
             }
         }
     }
-    if let Some(FieldsV1(applied)) = entries[ours].fields_v1.as_mut() {
-        join(applied, theirs);
+    if let Some(FieldsV1(applied)) = entries[own].fields_v1.as_mut() {
+        join(applied, foreign_fields);
     }
     // An entry with an empty set would own the whole object.
     entries.retain(|entry| {
@@ -212,11 +212,11 @@ pub fn last_writer<'a>(
     manager: &str,
     paths: &[Path],
 ) -> Option<&'a str> {
-    let (ours, others): (Vec<_>, Vec<_>) = managed
+    let (own, others): (Vec<_>, Vec<_>) = managed
         .iter()
         .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
-    let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
+    let last = own.iter().filter_map(|entry| entry.time.as_ref()).max();
     let holds =
         |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
@@ -270,7 +270,7 @@ pub fn rivals(
     field: &str,
 ) -> BTreeSet<Path> {
     let (desired, steps) = (content(desired), steps(field));
-    let (ours, others): (Vec<_>, Vec<_>) = managed
+    let (own, others): (Vec<_>, Vec<_>) = managed
         .iter()
         .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
@@ -278,7 +278,7 @@ pub fn rivals(
         let (around, is_field) = (&steps[..length], length == steps.len());
         let is_item = around.last() == Some(&Step::Item);
         let is_list = steps.get(length) == Some(&Step::Item);
-        let all = ours.iter().chain(&others);
+        let all = own.iter().chain(&others);
         let has_items = || {
             all.clone().any(|entry| {
                 all_at(fields(entry), around)
@@ -295,14 +295,14 @@ pub fn rivals(
             .iter()
             .flat_map(|entry| all_at(fields(entry), around))
         {
-            let wanted = value_at(&desired, &path);
+            let value = value_at(&desired, &path);
             let kept = path
                 .last()
                 .is_some_and(|name| KEPT.contains(&name.as_str()));
             let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
-            match wanted {
+            match value {
                 Some(Value::Array(_)) if kept => {}
-                Some(wanted) => foreign(set, wanted, &path, &mut found),
+                Some(value) => foreign(set, value, &path, &mut found),
                 None if is_field && !is_item && parent() => _ = found.insert(path),
                 None => {}
             }
@@ -326,13 +326,14 @@ pub fn rivals(
 /// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their values
 /// are equal, or one of them has none.
 fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
-    let Some(theirs) = value_at(object, path).and_then(|item| item.get(leaf)) else {
+    let Some(rival) = value_at(object, path).and_then(|item| item.get(leaf)) else {
         return true;
     };
-    let ours = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
-    ours.into_iter()
+    let items = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
+    items
+        .into_iter()
         .flatten()
-        .any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
+        .any(|item| item.get(leaf).is_none_or(|value| value == rival))
 }
 
 /// Returns the ports of other managers that differ only in their number from a missing port of `desired`: another
@@ -394,22 +395,22 @@ fn renumbered_in(
                 }
             }
         }
-        (Value::Array(there), Value::Array(wanted)) => {
+        (Value::Array(live), Value::Array(desired)) => {
             let Some(keys) = values::keys(sets) else {
                 return;
             };
             let element = |item| values::element(item, &keys, sets);
             let (mut missing, mut others) = (Vec::new(), Vec::new());
-            for wanted in wanted {
-                let name = element(wanted);
-                match there.iter().find(|item| is_element(&name, item)) {
-                    Some(item) => step(name, item, wanted, found),
-                    None => missing.push(wanted),
+            for desired in desired {
+                let name = element(desired);
+                match live.iter().find(|item| is_element(&name, item)) {
+                    Some(item) => step(name, item, desired, found),
+                    None => missing.push(desired),
                 }
             }
-            others.extend(there.iter().filter(|item| {
+            others.extend(live.iter().filter(|item| {
                 let name = element(item);
-                !wanted.iter().any(|wanted| is_element(&name, wanted))
+                !desired.iter().any(|desired| is_element(&name, desired))
             }));
             let is_port = |key: &String| key == "port" || key == "containerPort";
             let rest = |item: &Value| {
@@ -425,18 +426,18 @@ fn renumbered_in(
                     .to_owned()
             };
             let same = |item: &&&Value| {
-                missing.iter().any(|wanted| {
-                    let fields = wanted
+                missing.iter().any(|desired| {
+                    let fields = desired
                         .as_object()
                         .into_iter()
                         .flatten()
                         .filter(|(name, _)| !keys.contains(name));
-                    let is_evidence = rest(wanted) || (is_alone && !rest(item));
+                    let is_evidence = rest(desired) || (is_alone && !rest(item));
                     is_evidence
-                        && name(wanted) == name(item)
-                        && fields.into_iter().all(|(name, wanted)| {
+                        && name(desired) == name(item)
+                        && fields.into_iter().all(|(name, desired)| {
                             item.get(name)
-                                .is_some_and(|it| values::is_within(wanted, it))
+                                .is_some_and(|it| values::is_within(desired, it))
                         })
                 })
             };

@@ -61,7 +61,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             )
             .await
         {
-            Err(kube::Error::Api(said)) if said.code == 404 => Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
             written => written.map(Some),
         }
     }

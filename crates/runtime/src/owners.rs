@@ -12,7 +12,7 @@ use super::ownership::Owner;
 /// All objects of a kind that own children.
 pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
     client: Client,
-    shown: Store<K>,
+    store: Store<K>,
 }
 
 /// Reason why the owner's existence is not confirmed.
@@ -34,14 +34,14 @@ where
         + DeserializeOwned
         + 'static,
 {
-    /// Creates the owners that the cache `shown` has; `client` confirms them.
-    pub fn new(client: Client, shown: Store<K>) -> Self {
-        Self { client, shown }
+    /// Creates the owners that the cache `store` has; `client` confirms them.
+    pub fn new(client: Client, store: Store<K>) -> Self {
+        Self { client, store }
     }
 
     /// Returns whether an object has that UID, as far as the cache shows.
     pub fn exists(&self, uid: &str) -> bool {
-        self.shown
+        self.store
             .find(|resource| resource.meta().uid.as_deref() == Some(uid))
             .is_some()
     }
@@ -53,11 +53,11 @@ where
     /// [`OwnerError::NotFound`] if the owner no longer exists, [`OwnerError::Unreadable`] if the read failed.
     pub async fn confirm(&self, owner: &Owner) -> Result<(), OwnerError> {
         let api: Api<K> = Api::namespaced(self.client.clone(), owner.namespace());
-        let there = api
+        let found = api
             .get_metadata_opt(owner.name())
             .await
             .map_err(OwnerError::Unreadable)?;
-        if there.is_some_and(|there| there.uid().as_deref() == Some(owner.uid())) {
+        if found.is_some_and(|found| found.uid().as_deref() == Some(owner.uid())) {
             Ok(())
         } else {
             Err(OwnerError::NotFound)

@@ -192,7 +192,7 @@ impl Owner {
                 .iter_mut()
                 .find(|owner| owner.uid == self.reference.uid)
             {
-                Some(ours) => ours.clone_from(&self.reference),
+                Some(reference) => reference.clone_from(&self.reference),
                 None => references.push(self.reference.clone()),
             }
         }
@@ -382,7 +382,7 @@ mod tests {
 
     fn owner() -> Owner {
         let object = json!({ "apiVersion": "example.com/v1", "kind": "Widget", "spec": {},
-            "metadata": { "namespace": "shop", "name": "web", "uid": "ours" } });
+            "metadata": { "namespace": "shop", "name": "web", "uid": "own" } });
         Owner::of(&serde_json::from_value::<Widget>(object).unwrap()).unwrap()
     }
 
@@ -396,7 +396,7 @@ mod tests {
 
     /// Objects of the owner's kind that exist.
     fn exists(uid: &str) -> bool {
-        uid == "sibling" || uid == "ours"
+        uid == "sibling" || uid == "own"
     }
 
     fn controlled(name: &str) -> Ownership {
@@ -404,21 +404,21 @@ mod tests {
     }
 
     #[rstest]
-    #[case::label_and_reference(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
-    #[case::reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Ownership::Owned)]
-    #[case::label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
-    #[case::label_in_another_namespace(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Ownership::Owned)]
-    #[case::reference_in_another_namespace(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
+    #[case::label_and_reference(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "own" }, "ownerReferences": reference("example.com/v1", "web", "own") }), Ownership::Owned)]
+    #[case::reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "own") }), Ownership::Owned)]
+    #[case::label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "own" } }), Ownership::Owned)]
+    #[case::label_in_another_namespace(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "own" } }), Ownership::Owned)]
+    #[case::reference_in_another_namespace(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "own") }), controlled("web"))]
     #[case::annotation_alone(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Unowned))]
     #[case::unowned(json!({ "namespace": "shop" }), Ownership::Foreign(ForeignOwner::Unowned))]
-    #[case::reference_to_an_earlier_owner(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Ownership::Restored)]
-    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Ownership::Restored)]
-    #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
-    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
-    #[case::label_of_an_earlier_owner(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
+    #[case::reference_to_an_earlier_owner(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "deleted") }), Ownership::Restored)]
+    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "deleted") }), Ownership::Restored)]
+    #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "deleted") }), controlled("web"))]
+    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "deleted") }), controlled("db"))]
+    #[case::label_of_an_earlier_owner(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "deleted" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
     #[case::label_of_an_existing_object(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/web".into())))]
     #[case::sibling(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
-    #[case::sibling_that_no_longer_exists(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::sibling_that_no_longer_exists(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "deleted" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
     #[case::adoptable(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Ownership::Adoptable)]
     #[case::adoptable_by_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Ownership::Foreign(ForeignOwner::Promised("shop/db".into())))]
     #[case::controller_is_never_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn earlier_owner_of_the_same_name_is_replaced() {
         let mut marked = metadata(
-            json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }),
+            json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "deleted") }),
         );
         owner().set_ownership(&mut marked);
         let uids: Vec<_> = marked
@@ -495,7 +495,7 @@ mod tests {
             .into_iter()
             .map(|owner| owner.uid)
             .collect();
-        assert_eq!(uids, ["ours"]);
+        assert_eq!(uids, ["own"]);
     }
 
     #[test]

@@ -38,8 +38,8 @@ pub fn bounded(client: Client) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (pages, client) = (pages.clone(), client.clone());
         async move {
-            match asked(&request) {
-                Some(asked) => pages.list(&client, request.into_parts().0, asked).await,
+            match requested_limit(&request) {
+                Some(requested) => pages.list(&client, request.into_parts().0, requested).await,
                 None => Ok(client.send(request).await?),
             }
         }
@@ -52,15 +52,15 @@ impl Pages {
         &self,
         client: &Client,
         parts: Parts,
-        asked: u32,
+        requested: u32,
     ) -> Result<Response<Body>, BoxError> {
         let path = parts.uri.path().to_owned();
-        let mut limit = if has_more(&parts.uri) {
+        let mut limit = if is_continued(&parts.uri) {
             self.known(&path)
         } else {
             FIRST
         }
-        .min(asked);
+        .min(requested);
         loop {
             let mut page = parts.clone();
             page.uri = with_limit(&parts.uri, limit)?;
@@ -116,7 +116,7 @@ fn fewer(limit: u32) -> u32 {
 }
 
 /// Returns the `limit` of a list.
-fn asked(request: &Request<Body>) -> Option<u32> {
+fn requested_limit(request: &Request<Body>) -> Option<u32> {
     let limit = || {
         parameters(request.uri())
             .find_map(|parameter| parameter.strip_prefix("limit="))?
@@ -130,7 +130,7 @@ fn asked(request: &Request<Body>) -> Option<u32> {
 }
 
 /// Returns whether the request continues a list.
-fn has_more(uri: &Uri) -> bool {
+fn is_continued(uri: &Uri) -> bool {
     parameters(uri).any(|parameter| {
         parameter
             .strip_prefix("continue=")
@@ -194,7 +194,7 @@ mod tests {
         let limits = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&limits);
         let serve = move |request: Request<Body>| {
-            let limit = asked(&request).unwrap();
+            let limit = requested_limit(&request).unwrap();
             log.lock().unwrap().push(limit);
             let token = parameters(request.uri())
                 .find_map(|it| it.strip_prefix("continue="))

@@ -64,7 +64,7 @@ pub(super) struct Failure {
 }
 
 /// Finds the status that the apiserver answered with among the causes of an error.
-fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
+fn api_status<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(kube::Error::Api(status)) = error.downcast_ref() {
@@ -114,7 +114,7 @@ pub(super) struct ReconcileLimits {
     pub resync: Duration,
 }
 
-/// One controller, ready to run.
+/// Controller that is ready to run.
 pub(super) struct Runner<R: Reconcile> {
     name: &'static str,
     reconciler: Arc<R>,
@@ -137,15 +137,15 @@ pub(super) struct Runner<R: Reconcile> {
 struct Work<O> {
     objects: HashMap<O, Item>,
     /// Queued objects that are not being reconciled, in the order of their next reconciles.
-    queue: BTreeMap<Turn, O>,
+    queue: BTreeMap<QueueKey, O>,
     /// Number of places given so far.
-    turns: u64,
+    keys_given: u64,
     /// Objects that are being reconciled, and when each reconcile began.
     running: HashMap<O, Instant>,
 }
 
 /// Place in the queue: when the reconcile may begin, and a unique number.
-type Turn = (Instant, u64);
+type QueueKey = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
 #[derive(Default)]
@@ -158,8 +158,8 @@ struct Item {
 
 #[derive(Clone, Copy)]
 struct Due {
-    turn: Turn,
-    /// Whether the clock made the object due, rather than a trigger.
+    key: QueueKey,
+    /// True if the clock made the object due, rather than a trigger.
     timed: bool,
 }
 
@@ -168,18 +168,18 @@ impl<O: Clone + Eq + Hash> Work<O> {
         Self {
             objects: HashMap::new(),
             queue: BTreeMap::new(),
-            turns: 0,
+            keys_given: 0,
             running: HashMap::new(),
         }
     }
 
     /// Makes an object due. Returns whether that is an addition to the queue.
-    fn woken(&mut self, object: O, now: Instant) -> bool {
+    fn triggered(&mut self, object: O, now: Instant) -> bool {
         let due = self.objects.get(&object).and_then(|item| item.due);
-        let added = due.is_none_or(|due| due.turn.0 > now);
+        let added = due.is_none_or(|due| due.key.0 > now);
         if added {
             if let Some(due) = due {
-                self.queue.remove(&due.turn);
+                self.queue.remove(&due.key);
             }
             self.add(object, now, false);
         }
@@ -187,11 +187,11 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 
     fn add(&mut self, object: O, at: Instant, timed: bool) {
-        let turn = (at, self.turns);
-        self.turns += 1;
-        self.objects.entry(object.clone()).or_default().due = Some(Due { turn, timed });
+        let key = (at, self.keys_given);
+        self.keys_given += 1;
+        self.objects.entry(object.clone()).or_default().due = Some(Due { key, timed });
         if !self.running.contains_key(&object) {
-            self.queue.insert(turn, object);
+            self.queue.insert(key, object);
         }
     }
 
@@ -215,22 +215,22 @@ impl<O: Clone + Eq + Hash> Work<O> {
             .and_then(|item| item.due.take());
         self.running.insert(object, now);
         let due = due?;
-        self.queue.remove(&due.turn);
-        Some((now.saturating_duration_since(due.turn.0), due.timed))
+        self.queue.remove(&due.key);
+        Some((now.saturating_duration_since(due.key.0), due.timed))
     }
 
     /// Marks the end of a reconcile; the next one is due at `next` at the latest.
     fn ended(&mut self, object: O, next: Instant) {
         self.running.remove(&object);
         match self.objects.get(&object).and_then(|item| item.due) {
-            Some(due) => _ = self.queue.insert(due.turn, object),
+            Some(due) => _ = self.queue.insert(due.key, object),
             None => self.add(object, next, true),
         }
     }
 
     fn forget(&mut self, object: &O) {
         if let Some(due) = self.objects.remove(object).and_then(|item| item.due) {
-            self.queue.remove(&due.turn);
+            self.queue.remove(&due.key);
         }
     }
 
@@ -239,7 +239,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
             .objects
             .values()
             .filter_map(|item| item.due)
-            .filter(|due| due.turn.0 <= now);
+            .filter(|due| due.key.0 <= now);
         let unfinished = self
             .running
             .values()
@@ -310,7 +310,7 @@ impl<R: Reconcile> Runner<R> {
             return;
         }
         for object in store.state() {
-            self.woken(ObjectRef::from_obj(object.as_ref()));
+            self.triggered(ObjectRef::from_obj(object.as_ref()));
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
         let mut reconciles = FuturesUnordered::new();
@@ -321,7 +321,7 @@ impl<R: Reconcile> Runner<R> {
             {
                 match store.get(&next) {
                     Some(object) => reconciles.push(self.reconcile(object).boxed()),
-                    None => self.gone(&next),
+                    None => self.forget_deleted(&next),
                 }
             }
             let due = if reconciles.len() < limit {
@@ -331,7 +331,7 @@ impl<R: Reconcile> Runner<R> {
             };
             tokio::select! {
                 request = woken.recv() => match request {
-                    Some(object) => self.woken(object),
+                    Some(object) => self.triggered(object),
                     // The sender is dropped only while the process ends.
                     None => return,
                 },
@@ -342,8 +342,8 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    fn woken(&self, object: ObjectRef<R::Object>) {
-        if self.work().woken(object, Instant::now()) {
+    fn triggered(&self, object: ObjectRef<R::Object>) {
+        if self.work().triggered(object, Instant::now()) {
             self.metrics.added();
         }
     }
@@ -356,7 +356,7 @@ impl<R: Reconcile> Runner<R> {
         self.work().next_due()
     }
 
-    fn gone(&self, object: &ObjectRef<R::Object>) {
+    fn forget_deleted(&self, object: &ObjectRef<R::Object>) {
         self.forget(object);
         self.reconciler.forget(&ObjectKey::new(
             object.namespace.as_deref().unwrap_or_default(),
@@ -439,7 +439,7 @@ impl<R: Reconcile> Runner<R> {
 
     /// Returns whether the spec has changed or a reconcile was requested since the last one.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
-        let asked = (
+        let trigger = (
             object.meta().generation,
             object
                 .annotations()
@@ -448,7 +448,7 @@ impl<R: Reconcile> Runner<R> {
         );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
-        item.requested.replace(asked.clone()) != Some(asked)
+        item.requested.replace(trigger.clone()) != Some(trigger)
     }
 
     async fn reconcile(&self, object: Arc<R::Object>) {
@@ -488,10 +488,10 @@ impl<R: Reconcile> Runner<R> {
             namespace,
             &key.name,
         );
-        self.guarded(key, object).instrument(span).await
+        self.run_reconcile(key, object).instrument(span).await
     }
 
-    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn run_reconcile(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         let (began, returns) = (Instant::now(), self.availability.returned());
         let paused = self.availability.paused_until();
         self.transient().remove(key);
@@ -504,7 +504,7 @@ impl<R: Reconcile> Runner<R> {
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
-            Ok(Ok(Ok(requeue))) => self.well(key, requeue),
+            Ok(Ok(Ok(requeue))) => self.succeeded(key, requeue),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(
@@ -527,7 +527,11 @@ impl<R: Reconcile> Runner<R> {
         delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, requeue: Requeue) -> (ReconcileResult, Duration) {
+    fn succeeded(
+        &self,
+        key: &ObjectRef<R::Object>,
+        requeue: Requeue,
+    ) -> (ReconcileResult, Duration) {
         debug!(?requeue, "reconciled");
         if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
@@ -561,13 +565,13 @@ impl<R: Reconcile> Runner<R> {
     ) -> Option<Instant> {
         let now_paused = self.availability.paused_until();
         let new = now_paused.filter(|_| now_paused != paused);
-        let said = match refusal(error) {
-            Some(said) if said.code == 429 => said,
-            Some(said) if said.code == 409 => return new,
+        let status = match api_status(error) {
+            Some(status) if status.code == 429 => status,
+            Some(status) if status.code == 409 => return new,
             // Another object got the 429.
             _ => return None,
         };
-        let seconds = said
+        let seconds = status
             .details
             .as_ref()
             .map_or(0, |details| details.retry_after_seconds);
@@ -589,7 +593,7 @@ impl<R: Reconcile> Runner<R> {
         let until = self.asked_to_wait(error, paused);
         let transient =
             class == Class::Transient || (class != Class::Stale && self.availability.is_out());
-        if refusal(error).is_some_and(is_server_error) {
+        if api_status(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
         if transient || until.is_some() {
@@ -654,14 +658,17 @@ mod tests {
         let depth =
             |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
         assert!(
-            work.woken("a", start) && !work.woken("a", start),
+            work.triggered("a", start) && !work.triggered("a", start),
             "once while it waits"
         );
-        assert!(work.woken("b", start));
+        assert!(work.triggered("b", start));
         assert_eq!(depth(&work, start), (2, Duration::ZERO));
         assert_eq!(work.began("a", start + second), Some((second, false)));
         assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
-        assert!(work.woken("a", start + 3 * second), "again while it runs");
+        assert!(
+            work.triggered("a", start + 3 * second),
+            "again while it runs"
+        );
         work.ended("a", start + 60 * second);
         assert_eq!(
             work.began("a", start + 5 * second),
@@ -807,9 +814,9 @@ mod tests {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
                 assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
             }
-            runner.well(&key, Requeue::InFlight(Duration::ZERO));
+            runner.succeeded(&key, Requeue::InFlight(Duration::ZERO));
         }
-        runner.well(&key, Requeue::OnChange);
+        runner.succeeded(&key, Requeue::OnChange);
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
         }

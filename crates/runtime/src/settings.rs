@@ -54,7 +54,7 @@ impl Program {
 pub struct Settings {
     /// Program that uses the runtime.
     pub program: Program,
-    /// Whether to act only while holding the lease.
+    /// True if the program acts only while it holds the lease.
     pub leader_elect: bool,
     /// Name of the Lease.
     pub leader_election_id: String,
@@ -121,7 +121,7 @@ pub enum LogFormat {
     Auto,
     /// Text for people.
     Human,
-    /// One JSON object per line.
+    /// JSON, with one object per line.
     Json,
 }
 

@@ -106,7 +106,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_drained_and_ends_when_a_task_returns_or_panics() {
-        for (panics, words) in [
+        for (panics, message) in [
             (false, "the watch exited"),
             (true, "the watch panicked: boom"),
         ] {
@@ -119,7 +119,7 @@ mod tests {
                 Ok::<_, TaskExit>(())
             };
             let exit = tasks.supervise(&end, work).await.unwrap_err();
-            assert_eq!(exit.to_string(), words);
+            assert_eq!(exit.to_string(), message);
             assert!(drained);
         }
     }

@@ -48,24 +48,24 @@ pub fn watch_updates<K>(
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let events = begin(&api, &config);
+    let events = start(&api, &config);
     let failures = RETRY.start();
-    let watching = WatchStream {
+    let stream = WatchStream {
         api,
         config,
         guard,
         events,
         failures,
         pause: None,
-        stood: false,
-        proof: None,
+        recovered: false,
+        recovery: None,
     };
-    unfold(watching, |mut watching| async {
-        Some((watching.next().await, watching))
+    unfold(stream, |mut stream| async {
+        Some((stream.next().await, stream))
     })
 }
 
-fn begin<K>(api: &Api<K>, config: &Config) -> BoxStream<'static, watcher::Result<Event<K>>>
+fn start<K>(api: &Api<K>, config: &Config) -> BoxStream<'static, watcher::Result<Event<K>>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -80,17 +80,17 @@ struct WatchStream<K> {
     failures: Backoff,
     /// Pause before the next try, after a failure.
     pause: Option<Pause>,
-    /// Whether the watch has reported its recovery and not failed since.
-    stood: bool,
+    /// True if the watch has reported its recovery and not failed since.
+    recovered: bool,
     /// Time at which the watch counts as recovered unless it fails before.
-    proof: Option<Instant>,
+    recovery: Option<Instant>,
 }
 
 struct Pause {
     delay: Duration,
-    /// Whether the watch restarts with a list; otherwise kube's watcher resumes.
-    anew: bool,
-    /// Whether a list was complete before: the watch recovers unless it fails again.
+    /// True if the watch restarts with a list; otherwise kube's watcher resumes.
+    restarts: bool,
+    /// True if a list was complete before: the watch recovers unless it fails again.
     listed: bool,
 }
 
@@ -102,21 +102,21 @@ where
         loop {
             if let Some(Pause {
                 delay,
-                anew,
+                restarts,
                 listed,
             }) = self.pause.take()
             {
                 sleep(delay).await;
-                self.proof = listed.then(|| Instant::now() + RECOVERY_DELAY);
-                if anew {
-                    self.events = begin(&self.api, &self.config);
+                self.recovery = listed.then(|| Instant::now() + RECOVERY_DELAY);
+                if restarts {
+                    self.events = start(&self.api, &self.config);
                 }
             }
             let event = tokio::select! {
                 biased;
-                () = due(self.proof) => {
-                    self.proof = None;
-                    self.stood = true;
+                () = due(self.recovery) => {
+                    self.recovery = None;
+                    self.recovered = true;
                     self.failures = RETRY.start();
                     return WatchUpdate::Recovered;
                 }
@@ -124,23 +124,23 @@ where
             };
             match event {
                 Some(Ok(event)) => {
-                    self.weigh(&event);
+                    self.schedule_recovery(&event);
                     return WatchUpdate::Event(event);
                 }
-                Some(Err(error)) if self.streams() && is_invalid(&error) => {
+                Some(Err(error)) if self.is_streaming() && is_streaming_rejected(&error) => {
                     info!(
                         resource = self.api.resource_url(),
                         "apiserver has no streaming lists; will list in pages"
                     );
                     self.config.initial_list_strategy = InitialListStrategy::ListWatch;
-                    self.events = begin(&self.api, &self.config);
+                    self.events = start(&self.api, &self.config);
                 }
                 Some(Err(error)) => {
-                    let refused =
+                    let is_denied =
                         error_status(&error).is_some_and(|status| matches!(status.code, 403 | 404));
-                    self.guard.failed(refused, self.lasts());
-                    let anew = is_for_good(&error);
-                    self.failed(anew);
+                    self.guard.failed(is_denied, self.stall_timeout());
+                    let restarts = is_permanent(&error);
+                    self.failed(restarts);
                     return WatchUpdate::Failed(error);
                 }
                 // kube's watcher never ends.
@@ -149,39 +149,39 @@ where
         }
     }
 
-    fn failed(&mut self, anew: bool) {
-        let listed = !anew && (self.stood || self.proof.is_some());
-        (self.stood, self.proof) = (false, None);
+    fn failed(&mut self, restarts: bool) {
+        let listed = !restarts && (self.recovered || self.recovery.is_some());
+        (self.recovered, self.recovery) = (false, None);
         self.pause = Some(Pause {
             delay: self.failures.next_delay(),
-            anew,
+            restarts,
             listed,
         });
     }
 
     /// Returns the time within which a stalled watch fails again.
-    fn lasts(&self) -> Duration {
+    fn stall_timeout(&self) -> Duration {
         Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
     }
 
-    fn streams(&self) -> bool {
+    fn is_streaming(&self) -> bool {
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
     /// Decides when the watch counts as recovered. A list does not prove that a watch succeeds: a client that may only
     /// list would restart its backoff again and again. An event of the watch proves it, and so does a list that came
     /// through a watch.
-    fn weigh(&mut self, event: &Event<K>) {
-        let proof = match event {
-            Event::InitDone if !self.streams() => Instant::now() + RECOVERY_DELAY,
+    fn schedule_recovery(&mut self, event: &Event<K>) {
+        let recovery = match event {
+            Event::InitDone if !self.is_streaming() => Instant::now() + RECOVERY_DELAY,
             Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
                 self.guard.recovered();
                 Instant::now()
             }
             Event::Init | Event::InitApply(_) => return,
         };
-        if !self.stood {
-            self.proof = Some(proof);
+        if !self.recovered {
+            self.recovery = Some(recovery);
         }
     }
 }
@@ -205,7 +205,7 @@ pub fn error_status(error: &Error) -> Option<&Status> {
 
 /// Returns whether the same request fails until somebody fixes the cause. kube's watcher resumes from the version that
 /// it knows, even after 410, and a resumed watch does not report when it succeeds.
-fn is_for_good(error: &Error) -> bool {
+fn is_permanent(error: &Error) -> bool {
     match error {
         // kube's watcher relists by itself after a 410 event, and reads on after other error events.
         Error::WatchError(status) => matches!(status.code, 403 | 404),
@@ -214,7 +214,7 @@ fn is_for_good(error: &Error) -> bool {
 }
 
 /// Returns whether the apiserver rejects streaming lists (422): it knows `sendInitialEvents` and has the feature off.
-fn is_invalid(error: &Error) -> bool {
+fn is_streaming_rejected(error: &Error) -> bool {
     matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 422)
 }
 

@@ -1,5 +1,5 @@
-//! One watch per resource in the operator's scope, shared by all observers of the resource. Objects are never stored:
-//! the observer gets each once.
+//! Watches shared by all observers: one per resource in the operator's scope. Objects are never stored: the observer
+//! gets each once.
 
 use std::collections::HashMap;
 use std::fmt::Debug;

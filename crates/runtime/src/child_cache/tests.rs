@@ -370,12 +370,17 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
         ..ConfigMap::default()
     };
     let status = if code == 200 { "Success" } else { "Failure" };
-    let said = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
+    let status_body = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), Method::DELETE);
-        let said = serde_json::to_vec(&said).unwrap();
-        answer.send_response(Response::builder().status(code).body(said.into()).unwrap());
+        let status_body = serde_json::to_vec(&status_body).unwrap();
+        answer.send_response(
+            Response::builder()
+                .status(code)
+                .body(status_body.into())
+                .unwrap(),
+        );
     };
     let web = key("web");
     let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &live), answers);

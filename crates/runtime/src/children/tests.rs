@@ -35,7 +35,7 @@ fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Ma
         manager: "example/test",
         summary: |_| (),
         quirks: Quirks {
-            lost: |sent, there| sent.data != there.data,
+            lost: |sent, applied| sent.data != applied.data,
             ..Quirks::default()
         },
         wake: Arc::new(wake),
@@ -108,7 +108,7 @@ async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
 #[tokio::test]
 async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     #[case] loses: usize,
-    #[case] wanted: usize,
+    #[case] expected: usize,
 ) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
@@ -139,7 +139,7 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
         drop((maps, cx));
     };
     tokio::join!(apply, answers);
-    assert_eq!(applied, wanted);
+    assert_eq!(applied, expected);
 }
 
 /// The response is stale by then, and the watch does not repeat its event.
@@ -157,13 +157,13 @@ async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
         let (_, answer) = apiserver.next_request().await.unwrap();
         maps.on_applied(&name(), serde_json::from_value(live.clone()).unwrap());
         answer.send_response(not_found());
-        let mut asked = Vec::new();
+        let mut methods = Vec::new();
         for _ in 0..2 {
             let (request, answer) = apiserver.next_request().await.unwrap();
-            asked.push(request.method().clone());
+            methods.push(request.method().clone());
             answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
         }
-        asked
+        methods
     };
     let removed = async {
         [
@@ -171,11 +171,11 @@ async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
             maps.ensure_absent(&cx, &child).await.unwrap(),
         ]
     };
-    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
+    let (removed, methods) = timeout(SOON, async { tokio::join!(removed, answers) })
         .await
         .expect("both read");
     assert_eq!(
-        (removed, asked),
+        (removed, methods),
         ([false, true], vec![http::Method::GET, http::Method::DELETE])
     );
 }
@@ -217,9 +217,9 @@ async fn terminating_child_is_read() {
 }
 
 fn not_found() -> Response<Body> {
-    let said = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
+    let status = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
     Response::builder()
         .status(404)
-        .body(serde_json::to_vec(&said).unwrap().into())
+        .body(serde_json::to_vec(&status).unwrap().into())
         .unwrap()
 }

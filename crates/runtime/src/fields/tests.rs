@@ -5,7 +5,7 @@ use rstest::rstest;
 
 use super::*;
 
-const US: &str = "example/test";
+const MANAGER: &str = "example/test";
 
 fn entry(manager: &str, set: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {
@@ -35,9 +35,9 @@ fn live() -> Value {
     } })
 }
 
-fn ours() -> ManagedFieldsEntry {
+fn applied() -> ManagedFieldsEntry {
     entry(
-        US,
+        MANAGER,
         json!({ "f:metadata": { "f:labels": { "f:app": {} } }, "f:spec": {
         "f:replicas": {}, "f:selector": {}, "f:command": {}, "f:resources": { "f:limits": { "f:cpu": {} } },
         "f:ports": {
@@ -72,7 +72,7 @@ fn drift_is_a_difference_of_the_desired_fields(
 ) {
     let mut changed = live();
     change(&mut changed);
-    let managed = [ours()];
+    let managed = [applied()];
     let (before, after) = (
         project(&live(), &desired(), &managed),
         project(&changed, &desired(), &managed),
@@ -82,23 +82,26 @@ fn drift_is_a_difference_of_the_desired_fields(
         format_paths(&after.differences(&before)),
         drift.unwrap_or_default()
     );
-    assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
+    assert_eq!(
+        matches(&changed, &desired(), &managed, MANAGER),
+        drift.is_none()
+    );
 }
 
 /// A `managedFields` entry whose items others took makes no list atomic.
 #[test]
 fn list_is_matched_by_key_after_others_took_its_items() {
-    let mut emptied = ours().fields_v1.unwrap().0;
+    let mut emptied = applied().fields_v1.unwrap().0;
     emptied["f:spec"]["f:ports"] = json!({});
-    let theirs = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
+    let foreign = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
     let mut changed = live();
     changed["spec"]["ports"] = json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }]);
-    let managed = [entry(US, emptied), entry("kubectl-edit", theirs)];
-    assert!(!matches(&changed, &desired(), &managed, US));
+    let managed = [entry(MANAGER, emptied), entry("kubectl-edit", foreign)];
+    assert!(!matches(&changed, &desired(), &managed, MANAGER));
     let differences = project(&changed, &desired(), &managed).differences(&project(
         &live(),
         &desired(),
-        &[ours()],
+        &[applied()],
     ));
     assert_eq!(
         format_paths(&differences),
@@ -111,12 +114,17 @@ fn list_is_matched_by_key_after_others_took_its_items() {
 fn atomic_field_may_have_defaults_unless_others_wrote_it() {
     let mut filled = live();
     filled["spec"]["selector"]["version"] = json!("1");
-    assert!(matches(&filled, &desired(), &[ours()], US));
-    let theirs = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
-    assert!(!matches(&filled, &desired(), &[ours(), theirs], US));
-    let before = project(&live(), &desired(), &[ours()]);
+    assert!(matches(&filled, &desired(), &[applied()], MANAGER));
+    let foreign = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
+    assert!(!matches(
+        &filled,
+        &desired(),
+        &[applied(), foreign],
+        MANAGER
+    ));
+    let before = project(&live(), &desired(), &[applied()]);
     assert_ne!(
-        project(&filled, &desired(), &[ours()]).digest(),
+        project(&filled, &desired(), &[applied()]).digest(),
         before.digest()
     );
 }
@@ -124,7 +132,7 @@ fn atomic_field_may_have_defaults_unless_others_wrote_it() {
 #[test]
 fn object_without_managers_is_compared_item_by_item() {
     let (desired, bare) = (desired(), project(&live(), &desired(), &[]));
-    assert!(matches(&live(), &desired, &[], US));
+    assert!(matches(&live(), &desired, &[], MANAGER));
     let mut more = live();
     more["spec"]["ports"]
         .as_array_mut()
@@ -193,8 +201,11 @@ fn values_that_may_be_secret_are_not_shown() {
     });
     let values = all(&object);
     let paths: Vec<_> = values.values.keys().cloned().collect();
-    let shown: Vec<_> = paths.iter().filter_map(|path| values.shown(path)).collect();
-    assert_eq!(shown, ["5", "nginx:evil", "80"]);
+    let visible: Vec<_> = paths
+        .iter()
+        .filter_map(|path| values.visible_value(path))
+        .collect();
+    assert_eq!(visible, ["5", "nginx:evil", "80"]);
     let replicas = vec![vec!["f:spec".to_owned(), "f:replicas".into()]];
     assert_eq!(old_values(&replicas, &values), "spec.replicas=5");
     assert_eq!(old_values(&replicas, &Projection::default()), "");

@@ -16,7 +16,7 @@ struct FenceState {
     origin: Instant,
     /// End of the last renewal's validity; 0 before the first renewal.
     until: AtomicU64,
-    /// Whether the fence is closed for good, whatever is renewed later.
+    /// True if the fence is closed for good, whatever is renewed later.
     closed: AtomicBool,
 }
 

@@ -19,7 +19,7 @@ const LEASE: &str = "lease";
 struct FakeApiserver(Arc<Mutex<FakeState>>);
 
 #[derive(Default)]
-#[allow(clippy::struct_excessive_bools)] // each switches one fault on
+#[allow(clippy::struct_excessive_bools)] // each switches one failure on
 struct FakeState {
     lease: Option<Lease>,
     version: u64,
@@ -277,7 +277,7 @@ async fn standby_leads_at_once_after_a_release() {
 async fn silent_leader_is_replaced_after_its_own_duration() {
     for (seconds, min, max) in [(9, 9_000, 10_300), (15, 15_000, 16_300)] {
         let server = FakeApiserver::default();
-        server.held_by("gone", seconds);
+        server.held_by("other", seconds);
         let two = start(&server, "two");
         let took = until(|| two.fence.held()).await;
         assert!(
@@ -292,7 +292,7 @@ async fn silent_leader_is_replaced_after_its_own_duration() {
 #[tokio::test(start_paused = true)]
 async fn one_of_many_candidates_acquires_an_expired_lease() {
     let server = FakeApiserver::default();
-    server.held_by("gone", 9);
+    server.held_by("other", 9);
     let replicas: Vec<_> = ["one", "two", "three", "four"]
         .map(|name| start(&server, name))
         .into();
@@ -313,18 +313,18 @@ async fn one_of_many_candidates_acquires_an_expired_lease() {
 #[tokio::test(start_paused = true)]
 async fn leader_stops_in_time_without_the_apiserver() {
     type Failure = fn(&mut FakeState, bool);
-    let faults: [Failure; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
-    for fault in faults {
+    let failures: [Failure; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
+    for failure in failures {
         let server = FakeApiserver::default();
         let one = start(&server, "one");
         until(|| one.fence.held()).await;
         let two = start(&server, "two");
         sleep(Duration::from_secs(3)).await;
-        fault(&mut server.state(), true);
+        failure(&mut server.state(), true);
         let took = until(|| !one.fence.held()).await;
         assert!(took <= Duration::from_millis(6_020), "{took:?}");
         assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
-        fault(&mut server.state(), false);
+        failure(&mut server.state(), false);
         until(|| two.fence.held()).await;
         assert_eq!(
             server.holder().as_deref(),
@@ -374,11 +374,11 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
 #[case::unanswered(|state: &mut FakeState| state.loses_answers = true)]
 #[tokio::test(start_paused = true)]
 async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
-    #[case] fault: fn(&mut FakeState),
+    #[case] failure: fn(&mut FakeState),
 ) {
     let server = FakeApiserver::default();
-    server.held_by("gone", 9);
-    fault(&mut server.state());
+    server.held_by("other", 9);
+    failure(&mut server.state());
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");

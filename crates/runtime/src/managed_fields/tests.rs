@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-const US: &str = "example/test";
+const MANAGER: &str = "example/test";
 
 fn entry(manager: &str, operation: &str, subresource: &str, fields: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {
@@ -82,8 +82,8 @@ fn upgrade_takes_desired_fields_of_other_writers_only() {
             json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {} } } } } } }),
         ),
     ];
-    assert!(needs_upgrade(&managed, US, &[]));
-    let after = upgraded(&managed, US, &desired(), &[]);
+    assert!(needs_upgrade(&managed, MANAGER, &[]));
+    let after = upgraded(&managed, MANAGER, &desired(), &[]);
     let name = |entry: &ManagedFieldsEntry| {
         format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry))
     };
@@ -106,17 +106,22 @@ fn upgrade_takes_desired_fields_of_other_writers_only() {
         "a field outside the desired state stays"
     );
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
-    assert!(!needs_upgrade(&after, US, &[]));
+    assert!(!needs_upgrade(&after, MANAGER, &[]));
 }
 
 #[test]
 fn released_field_keeps_its_value_without_being_applied() {
     let replicas: &[&str] = &["f:spec", "f:replicas"];
-    let mut wanted = desired();
-    wanted["spec"].as_object_mut().unwrap().remove("replicas");
-    let applied = [entry(US, APPLY, "", whole())];
-    assert!(!needs_upgrade(&applied, US, &[]) && needs_upgrade(&applied, US, &[replicas]));
-    let after = upgraded(&applied, US, &wanted, &[replicas]);
+    let mut without_replicas = desired();
+    without_replicas["spec"]
+        .as_object_mut()
+        .unwrap()
+        .remove("replicas");
+    let applied = [entry(MANAGER, APPLY, "", whole())];
+    assert!(
+        !needs_upgrade(&applied, MANAGER, &[]) && needs_upgrade(&applied, MANAGER, &[replicas])
+    );
+    let after = upgraded(&applied, MANAGER, &without_replicas, &[replicas]);
     assert_eq!(after.len(), 2);
     assert_eq!(
         (operation(&after[0]), find(fields(&after[0]), replicas)),
@@ -126,10 +131,10 @@ fn released_field_keeps_its_value_without_being_applied() {
         (operation(&after[1]), fields(&after[1])),
         (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
     );
-    assert!(!needs_upgrade(&after, US, &[replicas]));
+    assert!(!needs_upgrade(&after, MANAGER, &[replicas]));
     // The way back: an apply without the field would not remove it while an update by the same manager owns it.
-    assert!(needs_upgrade(&after, US, &[]));
-    let back = upgraded(&after, US, &desired(), &[]);
+    assert!(needs_upgrade(&after, MANAGER, &[]));
+    let back = upgraded(&after, MANAGER, &desired(), &[]);
     assert_eq!(
         (back.len(), find(fields(&back[0]), replicas)),
         (1, Some(&json!({})))
@@ -162,20 +167,20 @@ fn service() -> Value {
 
 #[test]
 fn transfer_takes_the_fields_from_every_manager_and_nothing_else() {
-    let mut theirs = ports(&[8080]);
-    theirs["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
+    let mut foreign = ports(&[8080]);
+    foreign["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
     let status = entry("controller", UPDATE, "status", ports(&[1]));
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
-        entry("somebody", UPDATE, "", theirs),
+        entry(MANAGER, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", foreign),
         entry("flux", APPLY, "", ports(&[8080, 8081])),
         status.clone(),
     ];
     let paths = [path(&["f:spec", "f:ports", &port(8080)])].into();
-    let taken = transfer(&managed, US, &paths).unwrap();
+    let taken = transfer(&managed, MANAGER, &paths).unwrap();
     let label = json!({ "f:metadata": { "f:labels": { "f:team": {} } } });
     let after = [
-        entry(US, APPLY, "", ports(&[80, 8080])),
+        entry(MANAGER, APPLY, "", ports(&[80, 8080])),
         entry("somebody", UPDATE, "", label),
         entry("flux", APPLY, "", ports(&[8081])),
         status,
@@ -187,12 +192,16 @@ fn transfer_takes_the_fields_from_every_manager_and_nothing_else() {
     };
     assert_eq!(taken.taken, expected);
     assert_eq!(
-        super::transfer(&taken.entries, US, &paths),
+        super::transfer(&taken.entries, MANAGER, &paths),
         None,
         "no other manager owns the field any more"
     );
     assert_eq!(
-        super::transfer(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
+        super::transfer(
+            &[entry("somebody", UPDATE, "", ports(&[8080]))],
+            MANAGER,
+            &paths
+        ),
         None,
         "the manager has applied nothing"
     );
@@ -230,7 +239,7 @@ fn pod() -> Value {
 #[rstest]
 #[case::the_other_half_of_an_item(
     "containers[0].env[1].valueFrom",
-    json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"THEIRS\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
+    json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"FOREIGN\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
     &["f:env", "k:{\"name\":\"A\"}", "f:value"]
 )]
 #[case::limit_below_the_request(
@@ -251,21 +260,21 @@ fn pod() -> Value {
 #[case::item_without_a_desired_field("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
 fn smallest_item_or_map_with_a_desired_field_is_found(
     #[case] field: &str,
-    #[case] theirs: Value,
+    #[case] foreign: Value,
     #[case] expected: &[&str],
 ) {
     let managed = [
         entry(
-            US,
+            MANAGER,
             APPLY,
             "",
             in_container(json!({ ".": {}, "f:image": {} })),
         ),
-        entry("kubectl-set", UPDATE, "", in_container(theirs)),
+        entry("kubectl-set", UPDATE, "", in_container(foreign)),
     ];
     let found = rivals(
         &managed,
-        US,
+        MANAGER,
         &json!({}),
         &pod(),
         &format!("spec.template.spec.{field}"),
@@ -283,25 +292,28 @@ fn smallest_item_or_map_with_a_desired_field_is_found(
 #[case::no_other_manager("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
 fn rivals_of_a_service_are_found(
     #[case] field: &str,
-    #[case] theirs: Value,
+    #[case] foreign: Value,
     #[case] expected: &[&str],
 ) {
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
-        entry("somebody", UPDATE, "", theirs),
+        entry(MANAGER, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", foreign),
     ];
     let all: BTreeSet<_> = (!expected.is_empty())
         .then(|| path(expected))
         .into_iter()
         .collect();
-    assert_eq!(rivals(&managed, US, &json!({}), &service(), field), all);
+    assert_eq!(
+        rivals(&managed, MANAGER, &json!({}), &service(), field),
+        all
+    );
 }
 
 /// Another client renumbered the app's port and kept its name; another manager has a port of its own.
 #[test]
 fn items_that_exclude_no_desired_item_are_no_rivals() {
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
+        entry(MANAGER, APPLY, "", ports(&[80])),
         entry("somebody", UPDATE, "", ports(&[8080, 9090])),
     ];
     let all = |ports: Value| json!({ "spec": { "ports": ports } });
@@ -310,7 +322,7 @@ fn items_that_exclude_no_desired_item_are_no_rivals() {
     let object = all(json!([renamed, metrics]));
     let named = |name: Value| all(json!([{ "port": 80, "protocol": "TCP", "name": name }]));
     let of = |port: u16| path(&["f:spec", "f:ports", &self::port(port)]);
-    let found = |desired: Value| rivals(&managed, US, &object, &desired, "spec.ports[1].name");
+    let found = |desired: Value| rivals(&managed, MANAGER, &object, &desired, "spec.ports[1].name");
     assert_eq!(found(named(json!("http"))), BTreeSet::from([of(8080)]));
     assert_eq!(
         found(all(json!([{ "port": 80, "protocol": "TCP" }]))),
@@ -329,7 +341,7 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
     let mut object = service();
     object["spec"]["ports"] = live;
     let managed = [
-        entry(US, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
+        entry(MANAGER, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
         entry("somebody", UPDATE, "", ports(&[8080, 8081])),
     ];
     let expected: BTreeSet<_> = expected
@@ -337,7 +349,7 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
         .map(|number| path(&["f:spec", "f:ports", &port(*number)]))
         .collect();
     assert_eq!(
-        renumbered(&managed, US, &object, &service(), false),
+        renumbered(&managed, MANAGER, &object, &service(), false),
         expected
     );
 }
@@ -351,7 +363,7 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
 #[case::renumbered(json!({ "containerPort": 80 }), json!({ "containerPort": 8080, "protocol": "TCP" }), true, true)]
 #[case::named_and_renumbered(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 8080, "name": "http" }), false, true)]
 fn foreign_container_port_is_not_taken_for_a_renumbered_one(
-    #[case] ours: Value,
+    #[case] desired: Value,
     #[case] live: Value,
     #[case] is_alone: bool,
     #[case] is_taken: bool,
@@ -370,12 +382,12 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
         )
     };
     let managed = [
-        entry(US, APPLY, "", set(&ours)),
+        entry(MANAGER, APPLY, "", set(&desired)),
         entry("injector", UPDATE, "", set(&live)),
     ];
-    let found = renumbered(&managed, US, &with(&live), &with(&ours), is_alone);
-    let theirs = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
-    assert_eq!(found, is_taken.then_some(theirs).into_iter().collect());
+    let found = renumbered(&managed, MANAGER, &with(&live), &with(&desired), is_alone);
+    let foreign = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
+    assert_eq!(found, is_taken.then_some(foreign).into_iter().collect());
 }
 
 #[test]
@@ -388,15 +400,15 @@ fn label_may_be_owned_unless_another_manager_owns_it() {
         json!({ "f:metadata": { "f:labels": names } })
     };
     let managed = [
-        entry(US, APPLY, "", labels(&["app"])),
-        entry(US, UPDATE, "", labels(&["uid"])),
+        entry(MANAGER, APPLY, "", labels(&["app"])),
+        entry(MANAGER, UPDATE, "", labels(&["uid"])),
         entry("agent", UPDATE, "", labels(&["seen"])),
     ];
-    let ours = |managed: &[ManagedFieldsEntry]| {
-        ["app", "uid", "seen"].map(|name| may_own_label(managed, US, name))
+    let may_own = |managed: &[ManagedFieldsEntry]| {
+        ["app", "uid", "seen"].map(|name| may_own_label(managed, MANAGER, name))
     };
-    assert_eq!(ours(&managed), [true, true, false]);
-    assert_eq!(ours(&managed[2..]), [true; 3], "no entry covers labels");
+    assert_eq!(may_own(&managed), [true, true, false]);
+    assert_eq!(may_own(&managed[2..]), [true; 3], "no entry covers labels");
 }
 
 /// The field is taken by a write of its scale, an update, or an apply by force.
@@ -407,9 +419,9 @@ fn label_may_be_owned_unless_another_manager_owns_it() {
 #[case::the_status(entry("controller", "Update", "status", json!({ "f:spec": { "f:replicas": {} } })), None)]
 #[case::something_else(entry("argocd", "Apply", "", json!({ "f:metadata": { "f:labels": {} } })), None)]
 fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
-    let managed = [entry(US, "Apply", "", whole()), taker];
+    let managed = [entry(MANAGER, "Apply", "", whole()), taker];
     assert_eq!(
-        last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]),
+        last_writer(&managed, MANAGER, &[path(&["f:spec", "f:replicas"])]),
         named
     );
 }
@@ -421,17 +433,20 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
         time: Some(serde_json::from_value(json!(time)).unwrap()),
         ..entry
     };
-    let ours = at(entry(US, APPLY, "", ports(&[])), "2026-01-01T00:00:10Z");
+    let own = at(
+        entry(MANAGER, APPLY, "", ports(&[])),
+        "2026-01-01T00:00:10Z",
+    );
     let removed = [path(&["f:spec", "f:ports", &port(80)])];
     for (time, named) in [
         ("2026-01-01T00:00:20Z", Some("somebody")),
         ("2026-01-01T00:00:05Z", None),
     ] {
         let managed = [
-            ours.clone(),
+            own.clone(),
             at(entry("somebody", UPDATE, "", ports(&[8080])), time),
         ];
-        assert_eq!(last_writer(&managed, US, &removed), named);
+        assert_eq!(last_writer(&managed, MANAGER, &removed), named);
     }
 }
 
@@ -445,7 +460,7 @@ fn neighbour_in_a_map_is_not_accused() {
     };
     let managed = [
         at(
-            entry(US, APPLY, "", labels("f:other")),
+            entry(MANAGER, APPLY, "", labels("f:other")),
             "2026-01-01T00:00:10Z",
         ),
         at(
@@ -454,7 +469,11 @@ fn neighbour_in_a_map_is_not_accused() {
         ),
     ];
     assert_eq!(
-        last_writer(&managed, US, &[path(&["f:metadata", "f:labels", "f:x"])]),
+        last_writer(
+            &managed,
+            MANAGER,
+            &[path(&["f:metadata", "f:labels", "f:x"])]
+        ),
         None
     );
 }

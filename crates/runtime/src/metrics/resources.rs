@@ -112,10 +112,10 @@ mod tests {
 
     #[test]
     fn tally_bounds_the_number_of_samples() {
-        let words: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
+        let reasons: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
         let often = (0..3).map(|_| (Readiness::False, "TargetNotFound"));
         let counted = tally(
-            words
+            reasons
                 .iter()
                 .map(|word| (Readiness::False, &**word))
                 .chain(often),

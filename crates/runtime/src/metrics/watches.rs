@@ -137,7 +137,7 @@ impl Collector for WatchRegistry {
 #[derive(Debug)]
 pub struct WatchGuard {
     id: u64,
-    /// Whether the watch failed and has not recovered since.
+    /// True if the watch failed and has not recovered since.
     failing: bool,
     failures: Counter,
     registry: WatchRegistry,

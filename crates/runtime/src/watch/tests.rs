@@ -19,67 +19,67 @@ use crate::testing::{PROGRAM, Widget};
 
 /// Request to the apiserver: a list, a watch that lists, or a watch that resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum WatchRequest {
     List,
     Streamed,
     Watch,
 }
 
 /// Response of the apiserver: a code, and the events of a successful watch before it is quiet.
-pub(crate) type Answer = (u16, Vec<Value>);
+pub(crate) type FakeResponse = (u16, Vec<Value>);
 
 #[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<Asked>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<WatchRequest>>>);
 
 impl Log {
-    pub(crate) fn count(&self, asked: Asked) -> usize {
+    pub(crate) fn count(&self, request: WatchRequest) -> usize {
         self.0
             .lock()
             .unwrap()
             .iter()
-            .filter(|it| **it == asked)
+            .filter(|it| **it == request)
             .count()
     }
 }
 
 pub(crate) fn api(
-    answer: impl Fn(Asked, usize) -> Answer + Clone + Send + 'static,
+    answer: impl Fn(WatchRequest, usize) -> FakeResponse + Clone + Send + 'static,
 ) -> (Api<Widget>, Log) {
     let log = Log::default();
     let kept = log.clone();
     let service = service_fn(move |request: Request<Body>| {
         let query = request.uri().query().unwrap_or_default();
-        let asked = match (
+        let request = match (
             query.contains("watch=true"),
             query.contains("sendInitialEvents=true"),
         ) {
-            (false, _) => Asked::List,
-            (true, true) => Asked::Streamed,
-            (true, false) => Asked::Watch,
+            (false, _) => WatchRequest::List,
+            (true, true) => WatchRequest::Streamed,
+            (true, false) => WatchRequest::Watch,
         };
-        let before = kept.count(asked);
-        kept.0.lock().unwrap().push(asked);
-        let (code, shown) = answer(asked, before);
-        std::future::ready(Ok::<_, BoxError>(response(asked, code, shown)))
+        let before = kept.count(request);
+        kept.0.lock().unwrap().push(request);
+        let (code, events) = answer(request, before);
+        std::future::ready(Ok::<_, BoxError>(response(request, code, events)))
     });
     (Api::all(Client::new(service, "default")), log)
 }
 
 fn response(
-    asked: Asked,
+    request: WatchRequest,
     code: u16,
-    shown: Vec<Value>,
+    events: Vec<Value>,
 ) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     let whole = |answer: Value| Full::new(Bytes::from(answer.to_string())).boxed_unsync();
     let body = if code != 200 {
         let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" });
         whole(status)
-    } else if asked == Asked::List {
+    } else if request == WatchRequest::List {
         let list = json!({ "kind": "WidgetList", "apiVersion": "example.com/v1", "metadata": { "resourceVersion": "5" },
-            "items": shown });
+            "items": events });
         whole(list)
     } else {
-        let lines = shown
+        let lines = events
             .into_iter()
             .map(|event| Ok::<_, Infallible>(Frame::data(Bytes::from(format!("{event}\n")))));
         StreamBody::new(futures::stream::iter(lines).chain(futures::stream::pending()))
@@ -98,29 +98,29 @@ fn added(name: &str, version: &str) -> Value {
 }
 
 /// Returns short names of the updates within `time`.
-async fn told<S: Stream<Item = WatchUpdate<Widget>>>(
+async fn updates<S: Stream<Item = WatchUpdate<Widget>>>(
     watch: &mut Pin<Box<S>>,
     time: Duration,
 ) -> Vec<&'static str> {
-    let mut words = Vec::new();
+    let mut names = Vec::new();
     let all = async {
         loop {
-            words.push(match watch.next().await.unwrap() {
+            names.push(match watch.next().await.unwrap() {
                 WatchUpdate::Event(Event::Init) => "init",
                 WatchUpdate::Event(Event::InitApply(_)) => "listed",
                 WatchUpdate::Event(Event::InitDone) => "done",
-                WatchUpdate::Event(_) => "shown",
-                WatchUpdate::Recovered => "stands",
+                WatchUpdate::Event(_) => "event",
+                WatchUpdate::Recovered => "recovered",
                 WatchUpdate::Failed(_) => "failed",
             });
         }
     };
     let _: Result<(), _> = tokio::time::timeout(time, all).await;
-    words
+    names
 }
 
 /// Returns a guard that no test reads.
-fn counted() -> WatchGuard {
+fn guard() -> WatchGuard {
     Metrics::new(&PROGRAM).watch("configmaps", Purpose::Own)
 }
 
@@ -128,121 +128,143 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test(start_paused = true)]
 async fn lists_back_off_when_the_watch_is_denied() {
-    let (api, log) = api(|asked, _| {
-        if asked == Asked::List {
+    let (api, log) = api(|request, _| {
+        if request == WatchRequest::List {
             (200, vec![])
         } else {
             (403, vec![])
         }
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
-    let words = told(&mut watch, 10 * MINUTE).await;
-    assert!(log.count(Asked::List) < 60, "{}", log.count(Asked::List));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let names = updates(&mut watch, 10 * MINUTE).await;
     assert!(
-        words.contains(&"failed") && !words.contains(&"stands"),
-        "{words:?}"
+        log.count(WatchRequest::List) < 60,
+        "{}",
+        log.count(WatchRequest::List)
+    );
+    assert!(
+        names.contains(&"failed") && !names.contains(&"recovered"),
+        "{names:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn quiet_watch_recovers_after_a_delay_and_a_busy_one_at_once() {
     let (quiet, _) = api(|_, _| (200, vec![]));
-    let mut watch_quiet = Box::pin(watch_updates(quiet, Config::default(), counted()));
+    let mut watch_quiet = Box::pin(watch_updates(quiet, Config::default(), guard()));
     assert_eq!(
-        told(&mut watch_quiet, RECOVERY_DELAY / 2).await,
+        updates(&mut watch_quiet, RECOVERY_DELAY / 2).await,
         ["init", "done"]
     );
-    assert_eq!(told(&mut watch_quiet, RECOVERY_DELAY).await, ["stands"]);
-    assert_eq!(told(&mut watch_quiet, MINUTE).await, Vec::<&str>::new());
+    assert_eq!(
+        updates(&mut watch_quiet, RECOVERY_DELAY).await,
+        ["recovered"]
+    );
+    assert_eq!(updates(&mut watch_quiet, MINUTE).await, Vec::<&str>::new());
 
-    let shows = |asked, _| {
+    let shows = |request, _| {
         (
             200,
-            if asked == Asked::Watch {
+            if request == WatchRequest::Watch {
                 vec![added("x", "6")]
             } else {
                 vec![object("y", "5")]
             },
         )
     };
-    let mut watch = Box::pin(watch_updates(api(shows).0, Config::default(), counted()));
+    let mut watch = Box::pin(watch_updates(api(shows).0, Config::default(), guard()));
     assert_eq!(
-        told(&mut watch, Duration::from_secs(1)).await,
-        ["init", "listed", "done", "shown", "stands"]
+        updates(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "event", "recovered"]
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn granted_permission_takes_effect_within_the_longest_delay() {
     let began = Instant::now();
-    let (api, _) = api(move |asked, _| {
-        let granted = asked == Asked::List || began.elapsed() > 5 * MINUTE;
+    let (api, _) = api(move |request, _| {
+        let granted = request == WatchRequest::List || began.elapsed() > 5 * MINUTE;
         (if granted { 200 } else { 403 }, vec![])
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
-    assert!(!told(&mut watch, 5 * MINUTE).await.contains(&"stands"));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    assert!(!updates(&mut watch, 5 * MINUTE).await.contains(&"recovered"));
     assert_eq!(
-        told(
+        updates(
             &mut watch,
             RETRY.max + RECOVERY_DELAY + Duration::from_secs(1)
         )
         .await
         .last(),
-        Some(&"stands")
+        Some(&"recovered")
     );
 }
 
 /// kube's watcher would resume from the expired version forever.
 #[tokio::test(start_paused = true)]
 async fn watch_relists_when_its_version_has_expired() {
-    let (api, log) = api(|asked, before| match (asked, before) {
-        (Asked::Watch, 0) => (410, vec![]),
+    let (api, log) = api(|request, before| match (request, before) {
+        (WatchRequest::Watch, 0) => (410, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
-    let words = told(&mut watch, MINUTE).await;
-    assert_eq!(words, ["init", "done", "failed", "init", "done", "stands"]);
-    assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (2, 2));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let names = updates(&mut watch, MINUTE).await;
+    assert_eq!(
+        names,
+        ["init", "done", "failed", "init", "done", "recovered"]
+    );
+    assert_eq!(
+        (
+            log.count(WatchRequest::List),
+            log.count(WatchRequest::Watch)
+        ),
+        (2, 2)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn watch_does_not_relist_when_the_apiserver_is_overloaded() {
-    let (api, log) = api(|asked, before| match (asked, before) {
-        (Asked::Watch, 0) => (429, vec![]),
-        (Asked::Watch, 1) => (503, vec![]),
+    let (api, log) = api(|request, before| match (request, before) {
+        (WatchRequest::Watch, 0) => (429, vec![]),
+        (WatchRequest::Watch, 1) => (503, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
-    let words = told(&mut watch, 2 * MINUTE).await;
-    assert_eq!(words, ["init", "done", "failed", "failed", "stands"]);
-    assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (1, 3));
+    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let names = updates(&mut watch, 2 * MINUTE).await;
+    assert_eq!(names, ["init", "done", "failed", "failed", "recovered"]);
+    assert_eq!(
+        (
+            log.count(WatchRequest::List),
+            log.count(WatchRequest::Watch)
+        ),
+        (1, 3)
+    );
 }
 
 /// The recovery is reported after the failure is over, and not before.
 #[tokio::test(start_paused = true)]
 async fn failed_watch_recovers_when_it_resumes() {
     let began = Instant::now();
-    let (api, log) = api(move |asked, _| {
-        let fails = asked == Asked::Watch && began.elapsed() < 10 * MINUTE;
+    let (api, log) = api(move |request, _| {
+        let fails = request == WatchRequest::Watch && began.elapsed() < 10 * MINUTE;
         (if fails { 500 } else { 200 }, vec![])
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), counted()));
-    let words = told(&mut watch, 10 * MINUTE).await;
-    assert_eq!(words[..2], ["init", "done"]);
-    assert!(words[2..].iter().all(|word| *word == "failed"), "{words:?}");
-    let words = told(
+    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let names = updates(&mut watch, 10 * MINUTE).await;
+    assert_eq!(names[..2], ["init", "done"]);
+    assert!(names[2..].iter().all(|name| *name == "failed"), "{names:?}");
+    let names = updates(
         &mut watch,
         RETRY.max + RECOVERY_DELAY + Duration::from_secs(1),
     )
     .await;
-    assert_eq!(words, ["stands"]);
-    assert_eq!(log.count(Asked::List), 1);
+    assert_eq!(names, ["recovered"]);
+    assert_eq!(log.count(WatchRequest::List), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn lists_are_paged_without_streaming_lists() {
-    let (api, log) = api(|asked, _| {
-        if asked == Asked::Streamed {
+    let (api, log) = api(|request, _| {
+        if request == WatchRequest::Streamed {
             (422, vec![])
         } else {
             (200, vec![])
@@ -251,10 +273,19 @@ async fn lists_are_paged_without_streaming_lists() {
     let mut watch = Box::pin(watch_updates(
         api,
         Config::default().streaming_lists(),
-        counted(),
+        guard(),
     ));
-    assert_eq!(told(&mut watch, MINUTE).await, ["init", "done", "stands"]);
-    assert_eq!((log.count(Asked::Streamed), log.count(Asked::List)), (1, 1));
+    assert_eq!(
+        updates(&mut watch, MINUTE).await,
+        ["init", "done", "recovered"]
+    );
+    assert_eq!(
+        (
+            log.count(WatchRequest::Streamed),
+            log.count(WatchRequest::List)
+        ),
+        (1, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,13 +296,13 @@ async fn streamed_list_proves_recovery() {
     let mut watch = Box::pin(watch_updates(
         api,
         Config::default().streaming_lists(),
-        counted(),
+        guard(),
     ));
     assert_eq!(
-        told(&mut watch, Duration::from_secs(1)).await,
-        ["init", "listed", "done", "stands"]
+        updates(&mut watch, Duration::from_secs(1)).await,
+        ["init", "listed", "done", "recovered"]
     );
-    assert_eq!(log.count(Asked::List), 0);
+    assert_eq!(log.count(WatchRequest::List), 0);
 }
 
 /// Returns the state of the only watch of `configmaps`, if it is counted.
@@ -288,9 +319,9 @@ fn state(metrics: &Metrics) -> Option<String> {
 #[tokio::test(start_paused = true)]
 async fn failed_watch_is_failing_until_its_next_event() {
     let metrics = Metrics::new(&PROGRAM);
-    let (api, _) = api(|asked, before| match (asked, before) {
-        (Asked::Watch, 0..=2) => (500, vec![]),
-        (Asked::Watch, _) => (200, vec![added("x", "6")]),
+    let (api, _) = api(|request, before| match (request, before) {
+        (WatchRequest::Watch, 0..=2) => (500, vec![]),
+        (WatchRequest::Watch, _) => (200, vec![added("x", "6")]),
         _ => (200, vec![]),
     });
     let mut watch = Box::pin(watch_updates(
@@ -301,7 +332,7 @@ async fn failed_watch_is_failing_until_its_next_event() {
     assert_eq!(
         state(&metrics).as_deref(),
         Some("healthy"),
-        "nothing is known against it"
+        "the watch has not failed"
     );
     let mut seen = Vec::new();
     while seen.last() != Some(&"healthy".to_owned()) {
@@ -319,16 +350,16 @@ async fn failed_watch_is_failing_until_its_next_event() {
             .contains("widget_operator_watch_failures_total{resource=\"configmaps\"} 3")
     );
     drop(watch);
-    assert_eq!(state(&metrics), None, "there is none any more");
+    assert_eq!(state(&metrics), None, "the watch is no longer counted");
 }
 
 /// A stalled watch would have failed again by then.
 #[tokio::test(start_paused = true)]
 async fn failed_watch_is_healthy_after_a_quiet_period() {
     let metrics = Metrics::new(&PROGRAM);
-    let (api, _) = api(|asked, before| {
+    let (api, _) = api(|request, before| {
         (
-            if asked == Asked::Watch && before == 0 {
+            if request == WatchRequest::Watch && before == 0 {
                 500
             } else {
                 200
@@ -346,9 +377,12 @@ async fn failed_watch_is_healthy_after_a_quiet_period() {
         metrics.watch("configmaps", Purpose::Own),
     ));
     let just_before = Duration::from_secs(119) + STALL_MARGIN;
-    assert_eq!(told(&mut watch, just_before).await.last(), Some(&"stands"));
+    assert_eq!(
+        updates(&mut watch, just_before).await.last(),
+        Some(&"recovered")
+    );
     assert_eq!(state(&metrics).as_deref(), Some("failing"));
-    told(&mut watch, Duration::from_secs(2)).await;
+    updates(&mut watch, Duration::from_secs(2)).await;
     assert_eq!(state(&metrics).as_deref(), Some("healthy"));
 }
 
@@ -368,7 +402,7 @@ async fn denied_target_watch_differs_from_a_failing_one() {
             Config::default(),
             metrics.watch("configmaps", purpose),
         ));
-        assert!(told(&mut watch, MINUTE).await.contains(&"failed"));
+        assert!(updates(&mut watch, MINUTE).await.contains(&"failed"));
         assert_eq!(
             state(&metrics).as_deref(),
             Some(expected),
