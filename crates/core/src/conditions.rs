@@ -175,7 +175,7 @@ mod tests {
     #[case::of_another_type(("Other", false, "Loop", "a"), None, false)]
     #[case::true_first((READY, true, "Ready", "a"), None, true)]
     #[case::unchanged((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
-    #[case::another_reason((READY, false, "Refused", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::another_reason((READY, false, "Other", "a"), Some((READY, false, "Loop", "a")), true)]
     #[case::true_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
     #[case::another_message((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
     #[case::another_message_while_true((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]

@@ -107,7 +107,7 @@ impl Availability {
         self.0.returns.subscribe()
     }
 
-    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its refusals
+    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its rejections
     /// mean nothing.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)

@@ -239,8 +239,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let _read = self.cache.begin_read(&key);
         // Values and `managedFields` of a child that has drifted, from before the correction.
         let mut before = None;
-        for turn in 1..=TRIES {
-            let mut refused = None;
+        for round in 1..=TRIES {
+            let mut rejected = None;
             if !may_exist {
                 match Self::classified(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
@@ -256,7 +256,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     Ok(None) => {}
                     // The apiserver rejects a second Service because the node port is allocated: to the existing
                     // Service itself.
-                    Err(error @ Error::Rejected { .. }) => refused = Some(error),
+                    Err(error @ Error::Rejected { .. }) => rejected = Some(error),
                     Err(error) => return Err(error),
                 }
             }
@@ -264,8 +264,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             else {
                 self.cache.record_missing(&key);
                 self.cache.record_absent(&key);
-                if let Some(refused) = refused {
-                    return Err(refused);
+                if let Some(rejected) = rejected {
+                    return Err(rejected);
                 }
                 cx.confirm_owner().await?;
                 may_exist = false;
@@ -296,7 +296,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             }
             let observed = Self::project(&live, &content);
             let state = self.compare(&key, &live, &observed, &content, &digest);
-            let lost = turn < TRIES && (self.quirks.lost)(&desired, &live);
+            let lost = round < TRIES && (self.quirks.lost)(&desired, &live);
             if ownership == Ownership::Owned
                 && state == Comparison::Match
                 && !lost
@@ -335,14 +335,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 .take_ownership(&api, owner, &ownership, live, sent, released, has_drifted)
                 .await?;
             match Self::classified(&key, apply::apply(&api, self.manager, &desired).await) {
-                Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
+                Ok(applied) if round < TRIES && (self.quirks.lost)(&desired, &applied) => {}
                 Ok(applied) => {
                     let values = Self::project(&applied, &content);
                     self.record_match(&key, &applied, digest.clone(), &values);
                     self.report_correction(owner, &key, &digest, before, &values);
                     return Ok(());
                 }
-                Err(error) if turn < TRIES => {
+                Err(error) if round < TRIES => {
                     let Some(taken) = self.rivals(&api, &desired, &owned, sent, &error).await?
                     else {
                         if error.fields().is_some() && Self::has_changed(&api, &key, &owned).await?
@@ -427,7 +427,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     }
 
     /// Takes ownership of a live child's desired fields before the apply; returns the child after that.
-    #[allow(clippy::too_many_arguments)] // each is another side of one write
+    #[allow(clippy::too_many_arguments)] // every argument is part of one write
     async fn take_ownership(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -492,14 +492,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         sent: &Value,
         error: &Error,
     ) -> Result<Option<managed_fields::Transfer>> {
-        let Some(refused) = error.fields() else {
+        let Some(rejected) = error.fields() else {
             return Ok(None);
         };
         let object = Self::content(live);
         let rivals = |field: &String| {
             managed_fields::rivals(managed(live), self.manager, &object, sent, field)
         };
-        let rivals = refused.iter().flat_map(rivals).collect();
+        let rivals = rejected.iter().flat_map(rivals).collect();
         let Some(taken) = managed_fields::transfer(managed(live), self.manager, &rivals) else {
             return Ok(None);
         };
@@ -516,7 +516,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 let alone = Error::Rejected { what, status }
                     .fields()
                     .unwrap_or_default();
-                Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
+                Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
             // No other error says anything about the object alone, such as that of a webhook without support for dry
             // runs.

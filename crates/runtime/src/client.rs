@@ -393,7 +393,7 @@ mod tests {
             DeleteParams::default(),
         );
         let merge = Patch::Merge(serde_json::json!({}));
-        let refused = [
+        let errors = [
             api.create(&post, &ConfigMap::default())
                 .await
                 .map(drop)
@@ -405,7 +405,7 @@ mod tests {
             api.patch("x", &patch, &merge).await.map(drop).unwrap_err(),
             api.delete("x", &delete).await.map(drop).unwrap_err(),
         ];
-        for error in refused {
+        for error in errors {
             assert!(is_not_leading(&error), "{error:?}");
             assert!(
                 error.to_string().contains("does not hold the lease"),

@@ -392,14 +392,14 @@ impl<C: Controller> Managed<C> {
         }
         let written = cx.written().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then reports the reason.
-        let is_refused = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
+        let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
         let is_due = if let EventPolicy::Renew(period) = outcome.event {
             let (is_due, left) = self.dedup.renew(&cx.key, outcome, period);
             renewal = left;
             is_due
-        } else if is_refused || matches!(written, Ok(Some(_))) {
-            let before = cx.object.ready_condition().filter(|_| !is_refused);
+        } else if is_rejected || matches!(written, Ok(Some(_))) {
+            let before = cx.object.ready_condition().filter(|_| !is_rejected);
             self.dedup.is_due(&cx.key, generation, outcome, before)
         } else {
             false

@@ -274,6 +274,8 @@ fn any_item(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::time::Duration;
 
     use rstest::rstest;

@@ -12,7 +12,7 @@ use super::outcome::{EventPolicy, Outcome, Progress};
 
 /// Time of readiness after which the dedup of an object starts again, as the kubelet's restart backoff does
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
-const SETTLED: Duration = Duration::from_mins(10);
+const RESET_AFTER: Duration = Duration::from_mins(10);
 
 /// Reasons that Events have reported of each object since its last long readiness or change of the spec. After a
 /// restart of the process a reason may be reported once more.
@@ -39,7 +39,7 @@ impl EventDedup {
     ) -> bool {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // A new process does not know what the previous one reported.
-        let was_unwell = match objects.get(key) {
+        let was_failing = match objects.get(key) {
             Some(reported) => !reported.reasons.is_empty(),
             None => before.is_some_and(|before| !before.is_true),
         };
@@ -48,10 +48,10 @@ impl EventDedup {
             return false;
         }
         let is_ready = outcome.progress == Progress::Ready;
-        let is_settled = reported
+        let is_reset = reported
             .ready_since
-            .is_some_and(|since| since.elapsed() > SETTLED);
-        if (is_settled && !is_ready) || reported.generation != generation {
+            .is_some_and(|since| since.elapsed() > RESET_AFTER);
+        if (is_reset && !is_ready) || reported.generation != generation {
             *reported = Reported {
                 generation,
                 ..Reported::default()
@@ -59,20 +59,19 @@ impl EventDedup {
         }
         reported.ready_since = is_ready.then(|| reported.ready_since.unwrap_or_else(Instant::now));
         let is_recovery = outcome.event == EventPolicy::OnRecovery;
-        if is_recovery && !was_unwell {
+        if is_recovery && !was_failing {
             return false;
         }
         let is_new = reported.reasons.insert(outcome.reason.to_string());
         let is_reason = before.is_none_or(|before| before.reason != outcome.reason);
         match outcome.event {
-            EventPolicy::Never => false,
+            // [`EventDedup::renew`] handles `Renew`.
+            EventPolicy::Never | EventPolicy::Renew(_) => false,
             EventPolicy::OnReason | EventPolicy::OnRecovery => is_new && is_reason,
             EventPolicy::OnMessage => {
                 is_reason
                     || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
             }
-            // [`EventDedup::renew`] handles this policy.
-            EventPolicy::Renew(_) => false,
         }
     }
 
@@ -155,7 +154,7 @@ mod tests {
                 "the condition comes and goes"
             );
         }
-        tokio::time::advance(SETTLED * 2).await;
+        tokio::time::advance(RESET_AFTER * 2).await;
         assert!(!is_ready_due() && is_crash_due(1) && is_ready_due() && !is_crash_due(1));
         assert!(is_crash_due(2), "the spec has changed");
         dedup.forget(&key);
@@ -169,7 +168,10 @@ mod tests {
         let renew = |outcome: &Outcome| dedup.renew(&key, outcome, period);
         assert_eq!(renew(&crash()), (true, Some(period)));
         tokio::time::advance(minute).await;
-        assert_eq!(renew(&crash()), (false, Some(period - minute)));
+        assert_eq!(
+            renew(&crash()),
+            (false, Some(period.saturating_sub(minute)))
+        );
         let other = Outcome::failed("CrashLoopBackOff", "exit code 2");
         assert_eq!(renew(&other), (true, Some(period)), "another message");
         tokio::time::advance(period).await;

@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn event_in_a_terminating_namespace_is_no_problem() {
-        let refused = |code: u16, cause: Option<&str>| {
+        let is_namespace = |code: u16, cause: Option<&str>| {
             let causes: Vec<_> = cause
                 .iter()
                 .map(|cause| json!({ "reason": cause }))
@@ -251,8 +251,8 @@ mod tests {
                 serde_json::from_value(status).unwrap(),
             )))
         };
-        assert!(refused(403, Some("NamespaceTerminating")) && refused(404, None));
-        assert!(!refused(403, None) && !refused(422, Some("FieldValueInvalid")));
+        assert!(is_namespace(403, Some("NamespaceTerminating")) && is_namespace(404, None));
+        assert!(!is_namespace(403, None) && !is_namespace(422, Some("FieldValueInvalid")));
     }
 
     #[tokio::test]

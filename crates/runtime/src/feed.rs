@@ -107,24 +107,24 @@ where
         on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
         self.set_state(KindState::Syncing);
-        let (mut updates, mut relists) = (self.start(), None);
+        let (mut updates, mut pending) = (self.start(), None);
         loop {
             if cache.is_synced()
-                && let Some(relists) = relists.take()
+                && let Some(relist) = pending.take()
             {
                 // A receiver that no longer waits is dropped.
-                let _ = oneshot::Sender::<()>::send(relists, ());
+                let _ = oneshot::Sender::<()>::send(relist, ());
             }
-            let updates = tokio::select! {
+            let update = tokio::select! {
                 changed = self.crd.changed() => return changed,
                 Some(relist) = self.relists.recv() => {
                     cache.restart();
-                    (updates, relists) = (self.start(), Some(relist));
+                    (updates, pending) = (self.start(), Some(relist));
                     continue;
                 }
-                Some(updates) = updates.next() => updates,
+                Some(update) = updates.next() => update,
             };
-            match updates {
+            match update {
                 (index, WatchUpdate::Event(event)) => {
                     let _busy = self.watchdog.busy();
                     let was_synced = cache.is_synced();
@@ -140,10 +140,9 @@ where
                         error = &error as &dyn std::error::Error,
                         "watch failed; will retry"
                     );
-                    if let Some(refusal) = error_status(&error).filter(|status| status.code == 403)
-                    {
+                    if let Some(status) = error_status(&error).filter(|status| status.code == 403) {
                         let was_synced = cache.is_synced();
-                        cache.deny(index, refusal.message.clone());
+                        cache.deny(index, status.message.clone());
                         self.update_state(cache, was_synced, on);
                     }
                 }
@@ -156,7 +155,7 @@ where
         let watch = |(index, api): (usize, &Api<K>)| {
             let guard = self.metrics.watch(&resource, Purpose::Own);
             watch_updates(api.clone(), self.watch_config.clone(), guard)
-                .map(move |updates| (index, updates))
+                .map(move |update| (index, update))
                 .boxed()
         };
         self.apis.iter().enumerate().map(watch).collect()
@@ -166,13 +165,13 @@ where
     fn update_state(
         &self,
         cache: &Cache<K>,
-        before: bool,
+        was_synced: bool,
         on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) {
         if !cache.is_synced() {
             return;
         }
-        if !before {
+        if !was_synced {
             cache
                 .store()
                 .state()

@@ -16,7 +16,7 @@ use super::field_set::{covers_content, fields, find, is_element};
 pub type Path = Vec<String>;
 
 /// Maximum number of fields named in a message.
-const NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 /// Fields whose values a message may show. Values of environment variables, arguments, annotations and `ConfigMap`s may
 /// be secrets.
 const VISIBLE: [&str; 14] = [
@@ -371,19 +371,19 @@ pub fn old_values(paths: &[Path], before: &Projection) -> String {
     let values = paths
         .iter()
         .filter_map(|path| Some(format!("{}={}", name(path), before.visible_value(path)?)));
-    values.take(NAMED).collect::<Vec<_>>().join(", ")
+    values.take(MAX_NAMED).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
 pub fn format_paths(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths
         .iter()
-        .take(NAMED)
+        .take(MAX_NAMED)
         .map(Vec::as_slice)
         .map(name)
         .collect();
-    if paths.len() > NAMED {
-        named.push(format!("{} more", paths.len() - NAMED));
+    if paths.len() > MAX_NAMED {
+        named.push(format!("{} more", paths.len() - MAX_NAMED));
     }
     match named.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),

@@ -35,7 +35,7 @@ mod tests;
 pub use fence::Fence;
 
 /// Timeout of the release of the lease, so that a slow apiserver does not delay a shutdown.
-const RELEASE: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns a name that no other candidate has: the name of the Pod, the host or the program, and a random part.
 pub fn identity(pod: Option<&str>, program: &str) -> String {
@@ -366,7 +366,7 @@ impl LeaderElector {
                 _ => Ok(false),
             }
         };
-        match timeout(RELEASE, work).await {
+        match timeout(RELEASE_TIMEOUT, work).await {
             Ok(Ok(true)) => info!(lease = self.name, "released the lease"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {

@@ -210,7 +210,7 @@ fn newest_config(timings: &Timings) -> watcher::Config {
         .max(1);
     watcher::Config {
         timeout: Some(seconds),
-        page_size: Some(pages::MOST),
+        page_size: Some(pages::MAX_OBJECTS),
         ..watcher::Config::default()
     }
 }
@@ -273,7 +273,7 @@ impl Manager {
     /// `on` is called on every replica with each change of the cache, and with whether all objects have been listed.
     pub(super) fn add_runner<R>(
         &mut self,
-        watched: KindHandles<R::Object>,
+        handles: KindHandles<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
@@ -288,11 +288,11 @@ impl Manager {
             kind,
             state,
             cache,
-        } = watched;
+        } = handles;
         let (relist, relists) = mpsc::channel(1);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
-        self.metrics.show_resources(name, move || {
+        self.metrics.set_resources(name, move || {
             served
                 .is_served()
                 .then(|| tally(objects.state().iter().map(|object| object.readiness())))
@@ -318,7 +318,7 @@ impl Manager {
             self.reconciles.clone(),
         );
         let is_candidate = self.settings.leader_elect;
-        let controllers = async move {
+        let run = async move {
             if is_candidate {
                 runner.lead();
                 relisted(relist).await;
@@ -329,7 +329,7 @@ impl Manager {
         };
         self.controllers.push(
             self.tasks
-                .guard(format!("the controller of {name}s"), controllers)
+                .guard(format!("the controller of {name}s"), run)
                 .boxed(),
         );
     }
@@ -482,7 +482,7 @@ impl Manager {
             stop.clone(),
             drain::drain(draining, drains, reconciles, settings.timings.drain),
         );
-        metrics.show_leadership(&settings.leader_election_id, fence.clone());
+        metrics.set_leadership(&settings.leader_election_id, fence.clone());
         if !settings.leader_elect {
             work.await;
             return Ok(());

@@ -257,12 +257,12 @@ impl Metrics {
     }
 
     /// Sets the function that returns the state of a controller's queue. Each scrape calls it.
-    pub fn show_queue(
+    pub fn set_queue(
         &self,
         controller: &'static str,
         state: impl Fn() -> QueueState + Send + Sync + 'static,
     ) {
-        self.0.queues.show(controller, Box::new(state));
+        self.0.queues.set(controller, Box::new(state));
     }
 
     /// Counts one request to the apiserver; `None` means no answer.
@@ -278,7 +278,7 @@ impl Metrics {
 
     /// Sets the Lease and its fence, which `leader_election_master_status` reports. Without leader election the fence is
     /// always open.
-    pub fn show_leadership(&self, lease: &str, fence: Fence) {
+    pub fn set_leadership(&self, lease: &str, fence: Fence) {
         // A process has one lease.
         let _ = self.0.leadership.0.set((lease.into(), fence));
     }
@@ -291,12 +291,12 @@ impl Metrics {
     }
 
     /// Sets the function that counts the objects of a controller; `None` while their number is unknown. Each scrape calls it.
-    pub fn show_resources(
+    pub fn set_resources(
         &self,
         controller: &'static str,
         count: impl Fn() -> Option<Tally> + Send + Sync + 'static,
     ) {
-        self.0.resources.show(controller, Box::new(count));
+        self.0.resources.set(controller, Box::new(count));
     }
 
     /// Counts a watch of `resource` (with its group: `deployments.apps`) until the guard is dropped.

@@ -12,20 +12,20 @@ use tower::{BoxError, service_fn};
 use tracing::debug;
 
 /// Most objects of a page.
-pub const MOST: u32 = 100;
+pub const MAX_OBJECTS: u32 = 100;
 
 /// Objects of a list's first page, when their size is unknown.
-const FIRST: u32 = 10;
+const FIRST_OBJECTS: u32 = 10;
 
 /// Desired bytes of a page.
-const AIM: usize = 512 * 1024;
+const DESIRED_BYTES: usize = 512 * 1024;
 
 /// Most bytes of a page with more than one object. The operator requests a larger page again with fewer objects: all
 /// earlier objects may have been small.
-const LIMIT: usize = 1024 * 1024;
+const MAX_BYTES: usize = 1024 * 1024;
 
-/// Most resources whose page size is remembered. Lists of others start with [`FIRST`].
-const REMEMBERED: usize = 1000;
+/// Most resources whose page size is remembered. Lists of others start with [`FIRST_OBJECTS`].
+const MAX_REMEMBERED: usize = 1000;
 
 /// Sizes of the next pages, by path.
 #[derive(Clone, Default)]
@@ -58,7 +58,7 @@ impl Pages {
         let mut limit = if is_continued(&parts.uri) {
             self.known(&path)
         } else {
-            FIRST
+            FIRST_OBJECTS
         }
         .min(requested);
         loop {
@@ -71,7 +71,7 @@ impl Pages {
             if !head.status.is_success() {
                 return Ok(Response::from_parts(head, body));
             }
-            let most = if limit > 1 { LIMIT } else { usize::MAX };
+            let most = if limit > 1 { MAX_BYTES } else { usize::MAX };
             match Limited::new(body, most).collect().await {
                 Ok(body) => {
                     let body = body.to_bytes();
@@ -92,12 +92,12 @@ impl Pages {
     }
 
     fn known(&self, path: &str) -> u32 {
-        self.limits().get(path).copied().unwrap_or(FIRST)
+        self.limits().get(path).copied().unwrap_or(FIRST_OBJECTS)
     }
 
     fn remember(&self, path: String, limit: u32) {
         let mut limits = self.limits();
-        if limits.len() >= REMEMBERED {
+        if limits.len() >= MAX_REMEMBERED {
             limits.clear();
         }
         limits.insert(path, limit);
@@ -106,8 +106,10 @@ impl Pages {
 
 /// Returns the number of objects of the page after one with `limit` objects and `bytes` bytes.
 fn next_limit(limit: u32, bytes: usize) -> u32 {
-    let limit = u64::from(limit) * AIM as u64 / (bytes as u64).max(1);
-    u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, MOST)
+    let limit = u64::from(limit) * DESIRED_BYTES as u64 / (bytes as u64).max(1);
+    u32::try_from(limit)
+        .unwrap_or(u32::MAX)
+        .clamp(1, MAX_OBJECTS)
 }
 
 /// Returns the number of objects to request after a page of `limit` objects was too large.
@@ -218,7 +220,7 @@ mod tests {
 
     async fn listed(client: &Client) -> Vec<usize> {
         let api: Api<ConfigMap> = Api::default_namespaced(client.clone());
-        let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MOST));
+        let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MAX_OBJECTS));
         loop {
             let list = api.list(&page).await.unwrap();
             names.extend(list.items.iter().map(|item| {
@@ -236,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The bound [`LIMIT`] of the bytes of a page holds for any order.
+    /// The bound [`MAX_BYTES`] of the bytes of a page holds for any order.
     #[tokio::test]
     async fn each_object_is_listed_once_whatever_its_size() {
         const LARGE: usize = 1_400_000;

@@ -273,7 +273,7 @@ impl<R: Reconcile> Runner<R> {
         running: TaskTracker,
     ) -> Self {
         let work = Arc::new(Mutex::new(Work::new()));
-        metrics.show_queue(name, {
+        metrics.set_queue(name, {
             let work = Arc::clone(&work);
             move || {
                 work.lock()
@@ -964,7 +964,7 @@ mod tests {
         "Internal error occurred: failed calling webhook \"a.b.c\"",
         false
     )]
-    #[case::refused(422, "", false)]
+    #[case::invalid(422, "", false)]
     fn apiserver_error_differs_from_a_webhook_error(
         #[case] code: u16,
         #[case] message: &str,

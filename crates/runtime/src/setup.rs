@@ -75,8 +75,8 @@ impl Manager {
         &mut self,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let watched = self.kind(C::KIND);
-        self.add_controller(watched, new)
+        let handles = self.kind(C::KIND);
+        self.add_controller(handles, new)
     }
 
     /// Adds the controller that `new` builds, of a kind whose objects another controller needs as well: `handles` comes
@@ -86,10 +86,10 @@ impl Manager {
     /// The errors of `new`.
     pub fn add_controller<C: Controller>(
         &mut self,
-        watched: KindHandles<C::Kind>,
+        handles: KindHandles<C::Kind>,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
+        let (objects, trigger) = (handles.store.clone(), handles.trigger.clone());
         let needs_watch = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
         let shared = KindContext::new(
@@ -114,7 +114,7 @@ impl Manager {
         let managed = Arc::new(Managed::new(controller, shared));
         let observed = Arc::clone(&managed);
         self.add_runner(
-            watched,
+            handles,
             managed,
             after,
             move |change, is_listed| match change {

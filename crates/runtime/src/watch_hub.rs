@@ -278,7 +278,7 @@ where
                 observer.on_applied(resource, (self.into)(object));
             }
             WatchUpdate::Event(Event::Delete(object)) => {
-                observer.on_deleted(resource, (self.into)(object))
+                observer.on_deleted(resource, (self.into)(object));
             }
             WatchUpdate::Event(Event::InitDone) => {
                 debug!(resource = resource.plural, "listed");

@@ -27,7 +27,7 @@ type Count = Box<dyn Fn() -> Option<Tally> + Send + Sync>;
 pub(super) struct ResourceCollector(Arc<Mutex<BTreeMap<&'static str, Count>>>);
 
 impl ResourceCollector {
-    pub(super) fn show(&self, controller: &'static str, count: Count) {
+    pub(super) fn set(&self, controller: &'static str, count: Count) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
