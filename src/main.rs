@@ -96,7 +96,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new(&PROGRAM);
-    let health = health::Health::new();
+    let health = health::Probes::new();
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;

@@ -123,8 +123,8 @@ fn what_is_neither_true_nor_false_is_told_so(#[case] word: &str) {
 }
 
 #[rstest]
-#[case(&["--metrics-secure"], Some(MetricsCertificate::Own))]
-#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
+#[case(&["--metrics-secure"], Some(MetricsCertificate::SelfSigned))]
+#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::SelfSigned))]
 #[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]
 #[case(&["--metrics-secure=false", "--metrics-cert-path="], None)]
 fn certificate_of_the_metrics(

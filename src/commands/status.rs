@@ -126,7 +126,7 @@ async fn collect_kind(
                     .map_err(RequestError::from)
                     .with_context(|| format!("CRD {name} could not be read"))?,
             };
-            let message = crd.and_then(|crd| crds::unlike(&crd, kind.names, &kind.schema()));
+            let message = crd.and_then(|crd| crds::mismatch(&crd, kind.names, &kind.schema()));
             let incompatible_crds = message.map(|message| UnavailableKind { name, message });
             snapshot.incompatible_crds.extend(incompatible_crds);
         }

@@ -21,7 +21,7 @@ pub struct MetadataNames {
     pub applied_digest: &'static str,
 }
 
-/// Creates the [`MetadataNames`](crate::names::MetadataNames) of an operator from its domain.
+/// Creates the [`MetadataNames`] of an operator from its domain.
 #[macro_export]
 macro_rules! metadata_names {
     ($domain:literal) => {

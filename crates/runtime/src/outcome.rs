@@ -1,4 +1,4 @@
-//! The result of a reconcile.
+//! Result of a reconcile.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use qm_core::conditions::{Activity, READY, ReadyCondition};
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
-/// Reason of an object that the operator leaves alone because its spec asks for it.
+/// Reason of an object that the operator does not change because its spec asks for that.
 pub const SUSPENDED: &str = "Suspended";
 
-/// The result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
+/// Result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The progress of the object.
+    /// Progress of the object.
     pub progress: Progress,
-    /// The condition's reason.
+    /// Reason of the condition `Ready`.
     pub reason: Cow<'static, str>,
-    /// The condition's message.
+    /// Message of the condition `Ready`.
     pub message: String,
-    /// Which changes of the condition an Event reports.
+    /// Changes of the condition that an Event reports.
     pub event: EventPolicy,
     /// When to reconcile again.
     pub requeue: Requeue,
@@ -30,7 +30,7 @@ pub struct Outcome {
 pub enum Progress {
     /// The object matches its desired state: `Ready` is `True`.
     Ready,
-    /// Nothing is wrong, and `Ready` is `False`. Its Event is Normal.
+    /// The object is on its way: `Ready` is `False`, and its Event is Normal.
     InProgress,
     /// The spec asks the operator to do nothing, and `Ready` is `False`. Its Event is Normal.
     Suspended,
@@ -42,19 +42,19 @@ pub enum Progress {
     Unchanged,
 }
 
-/// Which changes of the condition `Ready` an Event reports.
+/// Changes of the condition `Ready` that an Event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventPolicy {
-    /// None.
+    /// No change.
     Never,
-    /// A reason, once until the object has been ready for 10 minutes or has another generation.
+    /// A new reason, once until the object has been ready for 10 minutes or has another generation.
     OnReason,
     /// Each change of the reason, and of the message while the object is not ready.
     OnMessage,
-    /// A reason that another Event precedes: the object is well again.
+    /// A reason that follows a reported problem: the object has recovered.
     OnRecovery,
-    /// Each change of the reason or the message while the object is not ready, and the same again after this time: the
-    /// apiserver deletes Events.
+    /// Each change of the reason or the message while the object is not ready, and the same again after this time,
+    /// because the apiserver deletes Events.
     Renew(Duration),
 }
 
@@ -68,13 +68,13 @@ pub enum Requeue {
     Poll,
     /// After this delay.
     After(Duration),
-    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// When the response to a request outside of the reconcile arrives, at the latest after this delay. The request may
     /// still fail, so the backoff is not reset.
     InFlight(Duration),
 }
 
 impl Requeue {
-    /// Returns the same with a reconcile after `delay` at the latest. Polling is not postponed by that.
+    /// Returns a requeue with a reconcile after `delay` at the latest. Polling stays as it is.
     #[must_use]
     pub fn at_latest(self, delay: Duration) -> Self {
         match self {
@@ -87,7 +87,7 @@ impl Requeue {
 }
 
 impl Outcome {
-    /// The object matches its desired state.
+    /// Creates the outcome of an object that matches its desired state.
     pub fn ready(message: impl Into<String>) -> Self {
         Self {
             progress: Progress::Ready,
@@ -98,7 +98,7 @@ impl Outcome {
         }
     }
 
-    /// The object is on its way, and no Event says so.
+    /// Creates the outcome of an object on its way, without an Event.
     pub fn in_progress(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             progress: Progress::InProgress,
@@ -108,7 +108,7 @@ impl Outcome {
         }
     }
 
-    /// Something is wrong. An invalid spec stalls the object; otherwise the operator retries.
+    /// Creates the outcome of an object with a problem. An invalid spec stalls the object; otherwise the operator retries.
     pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         let reason = reason.into();
         Self {
@@ -122,7 +122,7 @@ impl Outcome {
         }
     }
 
-    /// Something is wrong that only another spec can fix.
+    /// Creates the outcome of an object with a problem that only another spec can fix.
     pub fn stalled(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             progress: Progress::Stalled,
@@ -130,7 +130,7 @@ impl Outcome {
         }
     }
 
-    /// `spec.suspend` is true.
+    /// Creates the outcome of an object whose `spec.suspend` is true.
     pub fn suspended(message: impl Into<String>) -> Self {
         Self {
             progress: Progress::Suspended,
@@ -144,7 +144,7 @@ impl Outcome {
         matches!(self.progress, Progress::Failed | Progress::Stalled)
     }
 
-    /// Nothing new is known of the object.
+    /// Creates the outcome of an object about which nothing new is known.
     pub fn unchanged() -> Self {
         Self {
             progress: Progress::Unchanged,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A candidate retries to acquire the lease after the retry period times a random number from 1 to this, as client-go does.
+/// Maximum factor of the retry period between two attempts to acquire the lease; the minimum is 1, as in client-go.
 pub const LEASE_JITTER: f64 = 2.2;
 
 /// Program that uses the runtime.
@@ -54,19 +54,19 @@ impl Program {
 pub struct Settings {
     /// Program that uses the runtime.
     pub program: Program,
-    /// Act only while holding the lease.
+    /// True if the program acts only while it holds the lease.
     pub leader_elect: bool,
     /// Name of the Lease.
     pub leader_election_id: String,
     /// Name of the Pod, if known: part of the holder's identity.
     pub pod_name: Option<String>,
-    /// Namespace that the operator runs in: that of the Lease.
+    /// Namespace of the operator and its Lease.
     pub operator_namespace: String,
-    /// Namespaces to watch; empty: all.
+    /// Namespaces to watch; empty for all.
     pub watch_namespaces: BTreeSet<String>,
-    /// Names of the controllers to run; `None`: all.
+    /// Names of the controllers to run; `None` for all.
     pub controllers: Option<BTreeSet<&'static str>>,
-    /// Certificate of the secure metrics endpoint; none: it serves plain HTTP without authentication.
+    /// Certificate of the secure metrics endpoint; `None` for plain HTTP without authentication.
     pub metrics_certificate: Option<MetricsCertificate>,
     /// Intervals, deadlines and limits.
     pub timings: Timings,
@@ -100,7 +100,7 @@ impl Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsCertificate {
     /// Self-signed, generated at start.
-    Own,
+    SelfSigned,
     /// `tls.crt` and `tls.key` in this folder, reread when they change.
     Mounted(PathBuf),
 }
@@ -108,7 +108,7 @@ pub enum MetricsCertificate {
 /// Settings of the log.
 #[derive(Clone, Debug)]
 pub struct LogSettings {
-    /// A level or directives, known to parse.
+    /// Level or directives of the log filter, known to parse.
     pub level: String,
     /// Format of the lines.
     pub format: LogFormat,
@@ -117,20 +117,21 @@ pub struct LogSettings {
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
+    /// Text on a terminal, otherwise JSON.
     Auto,
-    /// Text.
+    /// Text for people.
     Human,
-    /// One JSON object a line.
+    /// JSON, with one object per line.
     Json,
 }
 
 /// Intervals, deadlines and limits of the runtime. The defaults suit production; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timings {
-    /// How long a standby waits, on its own clock, after the last renewal that it saw before it acquires the lease. At least 1 s.
+    /// Time that a standby waits, on its own clock, after the last observed renewal before it acquires the lease. At
+    /// least 1 s.
     pub lease_duration: Duration,
-    /// How long the leader acts without a successful renewal. Less than `lease_duration`.
+    /// Time that the leader acts without a successful renewal. Less than `lease_duration`.
     pub lease_renew_deadline: Duration,
     /// Interval of renewals and, with jitter, of attempts to acquire the lease.
     pub lease_retry_period: Duration,
@@ -138,13 +139,13 @@ pub struct Timings {
     pub backoff_min: Duration,
     /// Longest delay after a failed reconcile.
     pub backoff_max: Duration,
-    /// First delay after a failure that somebody has to fix elsewhere.
+    /// First delay after a failure that somebody has to fix outside the object.
     pub slow_backoff_min: Duration,
     /// Longest delay after such a failure.
     pub slow_backoff_max: Duration,
-    /// First delay while something is missing that no watch shows.
+    /// First delay while an object waits for something that no watch shows.
     pub poll_min: Duration,
-    /// Longest delay while something is missing that no watch shows.
+    /// Longest delay while an object waits for something that no watch shows.
     pub poll_max: Duration,
     /// Timeout of one reconcile.
     pub reconcile_timeout: Duration,
@@ -156,23 +157,23 @@ pub struct Timings {
     pub drift_backoff_min: Duration,
     /// Longest delay between two corrections of a contested child; after that long without one, it is no longer contested.
     pub drift_backoff_max: Duration,
-    /// Interval of writes of children that only a restart of the operator requires, after a burst of those of 5 s.
+    /// Interval of writes of children that only a restart of the operator requires, after a burst of 5 s' worth.
     pub confirmation_period: Duration,
-    /// How long the identity behind a token is cached that reads the metrics.
+    /// Time that the identity of a token is cached.
     pub metrics_authentication_ttl: Duration,
-    /// How long an allowed access to the metrics is cached.
+    /// Time that an allowed access to the metrics is cached.
     pub metrics_authorized_ttl: Duration,
-    /// How long a denied access to the metrics is cached.
+    /// Time that a denied access to the metrics is cached.
     pub metrics_unauthorized_ttl: Duration,
     /// Longest life of a connection to the secure metrics endpoint.
     pub metrics_connection_max_age: Duration,
     /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its end.
     pub metrics_io_timeout: Duration,
-    /// How long reconciles and requests in flight may take on shutdown.
+    /// Time for reconciles and requests in flight on shutdown.
     pub graceful_shutdown_timeout: Duration,
-    /// How long the apiserver may take to begin an answer.
+    /// Timeout of the apiserver's response.
     pub api_timeout: Duration,
-    /// Duration of one watch request; a stalled watch is noticed by then. At least 1 s.
+    /// Duration of one watch request, within which a stalled watch is noticed. At least 1 s.
     pub watch_timeout: Duration,
 }
 

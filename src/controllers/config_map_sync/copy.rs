@@ -8,7 +8,7 @@ use kube::core::ObjectMeta;
 use qm_api::common::OURS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::ownership::Owner;
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 /// The whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -25,7 +25,12 @@ pub enum Step {
 }
 
 /// A copy where there is none.
-pub fn new(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, key: &Key) -> ConfigMap {
+pub fn new(
+    source: &ConfigMap,
+    spec: &ConfigMapSyncSpec,
+    owner: &Owner,
+    key: &ObjectKey,
+) -> ConfigMap {
     let metadata = ObjectMeta {
         name: Some(key.name.to_string()),
         namespace: Some(key.namespace.to_string()),
@@ -82,7 +87,7 @@ fn desired(
             metadata.annotations.as_ref(),
         ));
     }
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     ConfigMap {
         metadata,
         data: source.data.clone(),
@@ -163,7 +168,7 @@ mod tests {
     }
 
     fn made(more: bool) -> ConfigMap {
-        new(&source(), &spec(more), &owner(), &Key::new("b", "d"))
+        new(&source(), &spec(more), &owner(), &ObjectKey::new("b", "d"))
     }
 
     #[test]
@@ -214,7 +219,7 @@ mod tests {
     fn an_immutable_copy_is_made_again_when_its_content_differs() {
         let mut source = source();
         source.immutable = Some(true);
-        let live = new(&source, &spec(true), &owner(), &Key::new("b", "d"));
+        let live = new(&source, &spec(true), &owner(), &ObjectKey::new("b", "d"));
         assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Nothing);
         let mut relabelled = live.clone();
         relabelled.labels_mut().remove("l");

@@ -12,11 +12,12 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
+use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
 use qm_runtime::ownership::owner_of;
-use qm_runtime::seen::{Known, Match, Seen};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::{Key, Scope, version, watching};
+use qm_runtime::{ObjectKey, WatchScope, version};
 use tokio::sync::{SetOnce, watch};
 
 use super::plan::{Destinations, Plan};
@@ -24,7 +25,7 @@ use super::plan::{Destinations, Plan};
 /// What is known of the cluster.
 pub struct Index {
     /// The copies: all that has a mark. Reported is the UID in it.
-    pub copies: Seen<()>,
+    pub copies: ChildCache<()>,
     /// Set once there is a `ConfigMapSync`.
     pub wanted: Arc<SetOnce<()>>,
     state: Mutex<State>,
@@ -46,14 +47,14 @@ enum Names {
 #[derive(Default)]
 struct State {
     /// In order, so that a loop of several paths is always found along the same one.
-    syncs: BTreeMap<Key, Interest>,
+    syncs: BTreeMap<ObjectKey, Interest>,
     /// Whom `ConfigMap`s of a name concern.
-    names: HashMap<String, BTreeSet<Key>>,
+    names: HashMap<String, BTreeSet<ObjectKey>>,
     namespaces: BTreeMap<String, Place>,
     /// What the list of namespaces that is under way has shown, if one is.
     listing: Option<BTreeSet<String>>,
     /// Those that would close a loop.
-    looping: BTreeSet<Key>,
+    looping: BTreeSet<ObjectKey>,
 }
 
 struct Interest {
@@ -81,13 +82,13 @@ pub enum Presence {
 
 impl Index {
     /// Nothing is known yet. `wake` wakes whom it concerns.
-    pub fn new(scope: &Scope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
+    pub fn new(scope: &WatchScope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
         let names = match scope {
-            Scope::Cluster => Names::Unlisted,
-            Scope::Namespaces(_) => Names::Unknown("namespaces are not looked at".into()),
+            WatchScope::Cluster => Names::Unlisted,
+            WatchScope::Namespaces(_) => Names::Unknown("namespaces are not looked at".into()),
         };
         Self {
-            copies: Seen::new(scope.shards().into_iter().collect(), trust),
+            copies: ChildCache::new(scope.places().into_iter().collect(), trust),
             wanted: Arc::default(),
             state: Mutex::default(),
             namespaces: watch::channel(names).0,
@@ -99,7 +100,7 @@ impl Index {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a Key>) {
+    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a ObjectKey>) {
         for sync in syncs {
             self.wake.wake(sync);
         }
@@ -107,7 +108,7 @@ impl Index {
 
     /// Waits until everything has been listed, as far as that is let in.
     pub async fn ready(&self) {
-        self.copies.ready().await;
+        self.copies.synced().await;
         // The sender is ours.
         let _ = self
             .namespaces
@@ -125,7 +126,7 @@ impl Index {
     }
 
     /// There is such a sync, and what it concerns; nothing where its spec cannot be followed.
-    pub fn follow(&self, key: &Key, sync: &ConfigMapSync, plan: Option<Plan>) {
+    pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<Plan>) {
         // Once is enough.
         let _ = self.wanted.set(());
         let mut state = self.state();
@@ -153,7 +154,7 @@ impl Index {
     }
 
     /// There is none any more.
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         if !state.forget(key) {
             return;
@@ -202,7 +203,7 @@ impl Index {
 
     /// Returns the older syncs through which what this one copies would come back to its source, in the order of the
     /// copies. Wakes this one when that may have changed.
-    pub fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
+    pub fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let mut state = self.state();
         let found = state.closes_loop(key);
         if found.is_some() {
@@ -214,7 +215,7 @@ impl Index {
     }
 
     /// A copy is as wanted, by `digest`; whoever made it is woken if it may be gone already.
-    pub fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
+    pub fn right(&self, key: &ObjectKey, copy: &ConfigMap, digest: &str) {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
@@ -223,13 +224,13 @@ impl Index {
             values: 0,
             has_foreign_ports: false,
         };
-        if !self.copies.wrote(key, known, matched) {
+        if !self.copies.record(key, known, matched) {
             self.wake(&owner);
         }
     }
 
     /// Wakes whom a `ConfigMap` concerns, but not `known`, who knows of it.
-    fn touched(&self, map: &Key, known: Option<&Key>) {
+    fn touched(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
             .names
@@ -270,7 +271,7 @@ impl Index {
 }
 
 impl State {
-    fn forget(&mut self, key: &Key) -> bool {
+    fn forget(&mut self, key: &ObjectKey) -> bool {
         let Some(Interest { plan, .. }) = self.syncs.remove(key) else {
             return false;
         };
@@ -285,13 +286,13 @@ impl State {
         true
     }
 
-    fn concerns(&self, sync: &Key, map: &Key) -> bool {
+    fn concerns(&self, sync: &ObjectKey, map: &ObjectKey) -> bool {
         self.syncs
             .get(sync)
             .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
     }
 
-    fn copies_to(&self, plan: &Plan, map: &Key) -> bool {
+    fn copies_to(&self, plan: &Plan, map: &ObjectKey) -> bool {
         let labels = self
             .namespaces
             .get(&*map.namespace)
@@ -300,7 +301,7 @@ impl State {
     }
 
     /// Searches backwards from the source, along older ones.
-    fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
+    fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let ours = self.syncs.get(key)?;
         let mut older: Vec<_> = self
             .syncs
@@ -308,7 +309,7 @@ impl State {
             .filter(|(_, it)| it.born < ours.born)
             .collect();
         // Each sync that was found, and the one that copies on from it; none for those that write our source.
-        let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
+        let mut found: Vec<(&ObjectKey, Option<usize>)> = Vec::new();
         let mut sources = vec![(&ours.plan.source, None)];
         while let Some((source, next)) = sources.pop() {
             let (into, rest): (Vec<_>, Vec<_>) = older
@@ -330,33 +331,37 @@ impl State {
 }
 
 /// What is kept of a copy.
-pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<()> {
+pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> KnownChild<()> {
     let version = version(metadata.meta().resource_version.as_deref());
-    Known {
+    KnownChild {
         uid: metadata.uid().unwrap_or_default(),
         version,
         owner: owner_of(metadata.meta(), &NAMES).map(|(owner, _)| owner),
         owner_uid,
         // Metadata does not tell what of it changed.
-        print: version,
-        going: metadata.meta().deletion_timestamp.is_some(),
-        report: (),
+        fingerprint: version,
+        terminating: metadata.meta().deletion_timestamp.is_some(),
+        summary: (),
     }
 }
 
 impl Observer<PartialObjectMeta<ConfigMap>> for Index {
-    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listing(shard);
+    fn on_list_started(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_started(shard);
     }
 
-    fn present(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
+    fn on_applied(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
             Some(uid) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
-                self.copies.shown(key.clone(), known(&map, uid.clone())),
+                self.copies
+                    .on_applied(key.clone(), known(&map, uid.clone())),
             ),
-            None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
+            None => (
+                None,
+                self.copies.on_deleted(&key, &map.uid().unwrap_or_default()),
+            ),
         };
         if let Some(owner) = &news {
             self.wake.wake(owner);
@@ -366,35 +371,35 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
         self.touched(&key, knows.as_ref());
     }
 
-    fn gone(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
-        if let Some(owner) = self.copies.gone(&key, &map.uid().unwrap_or_default()) {
+    fn on_deleted(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
+        if let Some(owner) = self.copies.on_deleted(&key, &map.uid().unwrap_or_default()) {
             self.wake.wake(&owner);
         }
         self.touched(&key, None);
     }
 
-    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listed(shard);
+    fn on_list_done(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_done(shard);
         // What has no mark is not remembered: it may have gone unseen.
         self.all();
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        if watching::refusal(error).is_some_and(|status| status.code == 403) {
-            self.copies.settled(shard);
+    fn on_error(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if error_status(error).is_some_and(|status| status.code == 403) {
+            self.copies.set_synced(shard);
         }
     }
 }
 
 impl Observer<PartialObjectMeta<Namespace>> for Index {
-    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
         self.state().listing = Some(BTreeSet::new());
     }
 
-    fn present(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+    fn on_applied(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         let name = namespace.name_any();
         if let Some(listing) = &mut self.state().listing {
             listing.insert(name.clone());
@@ -409,11 +414,11 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
         );
     }
 
-    fn gone(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+    fn on_deleted(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         self.place(&namespace.name_any(), None);
     }
 
-    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
             let listed = state.listing.take().unwrap_or_default();
@@ -430,10 +435,10 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
         self.namespaces.send_replace(Names::Listed);
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(refusal) = error_status(error).filter(|status| status.code == 403) {
             self.namespaces
                 .send_replace(Names::Unknown(refusal.message.clone()));
         }

@@ -7,7 +7,7 @@ use kube::core::{Selector, SelectorExt};
 use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use qm_api::spec_size::StoredSpec as _;
 use qm_runtime::outcome::SPEC_INVALID;
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 
 use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
@@ -47,7 +47,7 @@ impl PlanError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// What is copied.
-    pub source: Key,
+    pub source: ObjectKey,
     /// Name of the copies.
     pub name: String,
     /// Where they are.
@@ -75,7 +75,7 @@ impl Plan {
     /// named, if references to others are refused.
     pub fn of(
         spec: &ConfigMapSyncSpec,
-        scope: &Scope,
+        scope: &WatchScope,
         protected: bool,
         only: Option<&str>,
     ) -> Result<Self, PlanError> {
@@ -97,7 +97,7 @@ impl Plan {
                 )));
             }
         }
-        let source = Key::new(&spec.source_namespace, &spec.config_map_name);
+        let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
         let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
         let single = Some(&spec.destination_namespace).filter(|name| !name.is_empty());
         let given = [
@@ -135,7 +135,7 @@ impl Plan {
         }
         let mut refused = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
-            Some(_) if *scope != Scope::Cluster => {
+            Some(_) if *scope != WatchScope::Cluster => {
                 return Err(PlanError::OutOfScope(
                     "destinationNamespaceSelector needs an operator without --watch-namespace: name the namespaces in \
                      destinationNamespaces"
@@ -273,7 +273,7 @@ fn may_exist(name: &str, longest: usize) -> bool {
 
 /// Whether an `old` copy that is not `wanted` any more has to stay, so that nobody is left without any: what takes its place,
 /// in its own namespace or else in any, is not `there` yet.
-pub fn stays(old: &Key, wanted: &BTreeSet<Key>, there: &BTreeSet<Key>) -> bool {
+pub fn stays(old: &ObjectKey, wanted: &BTreeSet<ObjectKey>, there: &BTreeSet<ObjectKey>) -> bool {
     let successor = wanted.iter().find(|copy| copy.namespace == old.namespace);
     successor.map_or(!wanted.is_empty() && there.is_empty(), |copy| {
         !there.contains(copy)
@@ -305,14 +305,14 @@ mod tests {
     ) {
         let key = |path: &str| {
             path.split_once('/')
-                .map(|(namespace, name)| Key::new(namespace, name))
+                .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .unwrap()
         };
         let keys = |paths: &[&str]| paths.iter().map(|path| key(path)).collect();
         assert_eq!(stays(&key(old), &keys(wanted), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, PlanError> {
+    fn plan(spec: &Value, scope: &WatchScope, protected: bool) -> Result<Plan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
@@ -332,7 +332,7 @@ mod tests {
     #[case::itself_under_another_name(json!({ "destinationNamespace": "a", "destinationName": "x" }), &["a"])]
     #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
     fn named(#[case] spec: Value, #[case] to: &[&str]) {
-        let plan = plan(&spec, &Scope::Cluster, false).unwrap();
+        let plan = plan(&spec, &WatchScope::Cluster, false).unwrap();
         assert_eq!(
             plan.to,
             Destinations::Named(to.iter().map(ToString::to_string).collect())
@@ -352,7 +352,7 @@ mod tests {
             if itself {
                 spec["destinationName"] = "other".into();
             }
-            let plan = plan(&spec, &Scope::Cluster, protected).unwrap();
+            let plan = plan(&spec, &WatchScope::Cluster, protected).unwrap();
             assert!(plan.reaches("b", Some(&theirs)));
             assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
             assert_eq!(plan.reaches("kube-system", Some(&theirs)), protected);
@@ -372,7 +372,7 @@ mod tests {
     #[case::no_value(json!({ "destinationNamespaceSelector": { "matchLabels": { "a": "b c" } } }), "labels")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::SpecInvalid(said) if said.contains(words)),
             "{refused:?}"
@@ -385,17 +385,17 @@ mod tests {
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
     fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::DestinationNotAllowed(said) if said.contains("--allow-protected")),
             "{refused:?}"
         );
-        plan(&spec, &Scope::Cluster, true).unwrap();
+        plan(&spec, &WatchScope::Cluster, true).unwrap();
     }
 
     #[test]
     fn a_destination_that_is_refused_holds_up_no_other() {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
         let plan = plan(
             &json!({ "destinationNamespaces": ["b", "kube-public", "z"] }),
             &scope,
@@ -412,7 +412,7 @@ mod tests {
     #[case::a_destination(json!({ "destinationNamespaces": ["z"] }), "namespace \"z\"")]
     #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into()]);
         let refused = plan(&spec, &scope, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::OutOfScope(said) if said.contains(words)),

@@ -19,7 +19,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 use self::endpoint::{EndpointError, ResolvedEndpoint, SecretSource};
 
@@ -60,7 +60,7 @@ pub struct ContactPoints<T> {
     /// Wakes the reconcile of a `TrackedField`.
     pub wake_field: Trigger<TrackedField>,
     /// Configuration of each contact point's queue.
-    pub configs: Mutex<HashMap<Key, QueueConfig>>,
+    pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
 
 /// Configuration of a queue.
@@ -74,11 +74,11 @@ pub struct QueueConfig {
 }
 
 impl<T: Transport> ContactPoints<T> {
-    fn configs(&self) -> MutexGuard<'_, HashMap<Key, QueueConfig>> {
+    fn configs(&self) -> MutexGuard<'_, HashMap<ObjectKey, QueueConfig>> {
         self.configs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn close(&self, key: &Key) {
+    fn close(&self, key: &ObjectKey) {
         if let Some(config) = self.configs().get_mut(key) {
             config.is_open = false;
         }
@@ -86,7 +86,12 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     /// Configures the queue, unless it has this configuration.
-    fn configure(&self, key: &Key, point: &ContactPoint, resolved: ResolvedEndpoint) -> LastTest {
+    fn configure(
+        &self,
+        key: &ObjectKey,
+        point: &ContactPoint,
+        resolved: ResolvedEndpoint,
+    ) -> LastTest {
         let tested = LastTest {
             spec: status::digest(&point.spec),
             secrets: resolved.secrets,
@@ -119,9 +124,9 @@ impl<T: Transport> ContactPoints<T> {
     /// Wakes every `TrackedField` that sends to `point`, and every one that names a contact point that does not exist: it
     /// suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
-        let key = Key::of(point);
+        let key = ObjectKey::of(point);
         for field in self.fields.state() {
-            let (name, field) = (&field.spec.contact_point, Key::of(field.as_ref()));
+            let (name, field) = (&field.spec.contact_point, ObjectKey::of(field.as_ref()));
             let named = ObjectRef::new(name).within(&key.namespace);
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
@@ -243,7 +248,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         self.wake_fields(point);
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.configs().remove(key);
         self.outbox.remove(key);
     }

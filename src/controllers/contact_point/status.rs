@@ -6,7 +6,7 @@ use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::{EventPolicy, Outcome};
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 /// Condition that is False, with the reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery outcomes, and
 /// absent otherwise.
@@ -134,7 +134,7 @@ fn close(status: &mut ContactPointStatus, spec: &str) {
 /// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
 pub fn name_left_out(
     status: &mut ContactPointStatus,
-    left_out: &[(Key, String)],
+    left_out: &[(ObjectKey, String)],
     generation: i64,
     now: Time,
 ) {
@@ -547,7 +547,7 @@ mod tests {
     fn those_that_cannot_be_written_are_named_while_there_are_any() {
         let mut status = ready();
         let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
-        let field = |name: &str, why: &String| (Key::new("n", name), why.clone());
+        let field = |name: &str, why: &String| (ObjectKey::new("n", name), why.clone());
         name_left_out(
             &mut status,
             &[field("a", &why[0]), field("b", &why[1])],

@@ -122,7 +122,7 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
         annotations: Some([(SPEC_DIGEST.to_owned(), desired.digest())].into()),
         ..ObjectMeta::default()
     };
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     let container = Container {
         name: owner.name().to_owned(),
         image: Some(desired.image.to_owned()),

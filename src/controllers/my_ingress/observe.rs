@@ -15,7 +15,7 @@ use qm_aws::{AwsError, LoadBalancer};
 use super::build::Desired;
 use super::status::CREATING;
 use super::step::{Intent, Step};
-use super::tags::{Ownership, OwnershipMap};
+use super::tags::{OwnershipMap, TagOwnership};
 
 /// The part of the status that records AWS.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -62,7 +62,7 @@ pub(crate) struct Observed {
     /// The answer to the creation, which may be an existing load balancer. AWS may not show the load balancer yet.
     pub created: Option<LoadBalancer>,
     /// `None` if AWS does not show the load balancer.
-    pub ownership: Option<Ownership>,
+    pub ownership: Option<TagOwnership>,
     /// The other `MyIngress` that owns the load balancer, unless that one does not exist.
     pub sibling: Option<String>,
     /// The load balancer of the desired name after the deletion.
@@ -175,7 +175,10 @@ impl Observed {
 
     /// Returns the load balancer for the status: as AWS shows it, if owned.
     pub fn alb(&self) -> Option<Alb> {
-        let is_owned = self.ownership.as_ref().is_some_and(Ownership::is_adoptable);
+        let is_owned = self
+            .ownership
+            .as_ref()
+            .is_some_and(TagOwnership::is_adoptable);
         let Some(shown) = self.shown().filter(|_| is_owned) else {
             return self.draft.alb.clone();
         };

@@ -15,7 +15,7 @@ use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
 use qm_runtime::error::{CONFLICT, Class};
 use qm_runtime::finalizer;
 use qm_runtime::outcome::Requeue;
-use qm_runtime::ownership::Claim;
+use qm_runtime::ownership::Ownership;
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
@@ -25,7 +25,7 @@ use super::status::{
     count,
 };
 use super::step::{EventType, Intent, Step};
-use super::tags::Ownership;
+use super::tags::TagOwnership;
 
 /// The policy that AWS gives an HTTPS listener which is created without one. One that becomes HTTPS needs one
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).
@@ -180,7 +180,7 @@ impl<'a> Walker<'a> {
     }
 
     fn add_finalizer(&self) -> Walk {
-        if finalizer::is_on(self.observed.object.as_ref(), FINALIZER) {
+        if finalizer::has(self.observed.object.as_ref(), FINALIZER) {
             return Continue(());
         }
         self.take(Step::AddFinalizer)
@@ -210,14 +210,14 @@ impl<'a> Walker<'a> {
             return self.not_owned(found, ownership);
         }
         if let Some(message) = incompatibility(found, desired) {
-            if ownership.claim != Claim::Ours {
+            if ownership.claim != Ownership::Owned {
                 return self.left_alone(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
             let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
             return blocked(readiness, Requeue::OnChange);
         }
-        if ownership.claim == Claim::Restored {
+        if ownership.claim == Ownership::Restored {
             self.take(Step::ConfirmOwner("load balancer"))?;
         }
         self.add_finalizer()?;
@@ -232,7 +232,7 @@ impl<'a> Walker<'a> {
             Break(Stop::End(_)) => {}
             Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
         }
-        if ownership.claim != Claim::Ours {
+        if ownership.claim != Ownership::Owned {
             if tagged.is_continue() {
                 let adopted = format!("load balancer {name} was taken over: {arn}");
                 self.normal("Adopt", "Adopted", adopted)?;
@@ -256,7 +256,7 @@ impl<'a> Walker<'a> {
         })
     }
 
-    fn not_owned<T>(&self, found: &LoadBalancer, ownership: &Ownership) -> Walk<T> {
+    fn not_owned<T>(&self, found: &LoadBalancer, ownership: &TagOwnership) -> Walk<T> {
         let name = &self.desired.name;
         let Some(sibling) = &self.observed.sibling else {
             let message = self.desired.tags.conflict(found, name, &ownership.tags);
@@ -755,7 +755,7 @@ impl<'a> Walker<'a> {
     /// Ensures the tags of an owned or adoptable listener or target group.
     fn ensure_ownership(&self, arn: &str) -> Walk {
         let tags = &self.desired.tags;
-        let Some(Ownership { tags: shown, .. }) = self.observed.owners.0.get(arn) else {
+        let Some(TagOwnership { tags: shown, .. }) = self.observed.owners.0.get(arn) else {
             return Continue(());
         };
         self.ensure_tags(arn, &tags.tags(), shown, &BTreeSet::new())?;

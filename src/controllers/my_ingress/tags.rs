@@ -8,7 +8,7 @@ use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
 use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
 use qm_aws::{AwsError, LoadBalancer, Tags};
 use qm_runtime::error::Class;
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
 /// Tag: UID of the namespace [`OF_THE_CLUSTER`], which identifies the cluster.
@@ -40,7 +40,7 @@ impl OwnershipTags<'_> {
 
     /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations. Tags of
     /// another cluster prove nothing. `exists` tells whether a `MyIngress` has that UID.
-    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Claim {
+    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
             .is_some_and(|cluster| cluster == self.cluster);
@@ -59,13 +59,16 @@ impl OwnershipTags<'_> {
             }),
             ..ObjectMeta::default()
         };
-        self.owner.claim(&metadata, exists)
+        self.owner.ownership(&metadata, exists)
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, if that one exists: nobody may adopt its load balancer.
     /// `may_exist` is called with UID and namespace.
-    pub fn sibling(ownership: &Ownership, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
-        let Claim::Foreign(Foreign::Sibling(owner)) = &ownership.claim else {
+    pub fn sibling(
+        ownership: &TagOwnership,
+        may_exist: impl Fn(&str, &str) -> bool,
+    ) -> Option<&str> {
+        let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &ownership.claim else {
             return None;
         };
         let (namespace, _) = owner.split_once('/')?;
@@ -156,34 +159,34 @@ fn short(text: &str) -> &str {
 
 /// The tags of something in AWS, with the claim that they prove.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ownership {
-    pub claim: Claim,
+pub(crate) struct TagOwnership {
+    pub claim: Ownership,
     pub tags: Tags,
 }
 
-impl Ownership {
+impl TagOwnership {
     /// Returns whether the `MyIngress` may change and delete it.
     pub fn is_owned(&self) -> bool {
-        matches!(self.claim, Claim::Ours | Claim::Restored)
+        matches!(self.claim, Ownership::Owned | Ownership::Restored)
     }
 
     /// Returns whether the `MyIngress` owns or may adopt it.
     pub fn is_adoptable(&self) -> bool {
-        !matches!(self.claim, Claim::Foreign(_))
+        !matches!(self.claim, Ownership::Foreign(_))
     }
 }
 
 /// The ownership of listeners and target groups, by ARN.
 #[derive(Debug, Default)]
-pub(crate) struct OwnershipMap(pub BTreeMap<String, Ownership>);
+pub(crate) struct OwnershipMap(pub BTreeMap<String, TagOwnership>);
 
 impl OwnershipMap {
     pub fn is_owned(&self, arn: &str) -> bool {
-        self.0.get(arn).is_some_and(Ownership::is_owned)
+        self.0.get(arn).is_some_and(TagOwnership::is_owned)
     }
 
     pub fn is_adoptable(&self, arn: &str) -> bool {
-        self.0.get(arn).is_some_and(Ownership::is_adoptable)
+        self.0.get(arn).is_some_and(TagOwnership::is_adoptable)
     }
 
     /// Returns whether AWS shows no tags, which may be late.
@@ -214,8 +217,8 @@ mod tests {
             .collect()
     }
 
-    fn foreign(claim: &Claim) -> bool {
-        matches!(claim, Claim::Foreign(_))
+    fn foreign(claim: &Ownership) -> bool {
+        matches!(claim, Ownership::Foreign(_))
     }
 
     #[test]
@@ -225,7 +228,7 @@ mod tests {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(marks.claim(&marks.tags(), |_| false), Claim::Ours);
+        assert_eq!(marks.claim(&marks.tags(), |_| false), Ownership::Owned);
         assert!(
             foreign(
                 &OwnershipTags {
@@ -261,10 +264,10 @@ mod tests {
         })
         .claim(&tags(pairs), |uid| uid == "u2")
         {
-            Claim::Ours => "ours",
-            Claim::Restored => "restored",
-            Claim::HandedOver => "handed over",
-            Claim::Foreign(_) => "foreign",
+            Ownership::Owned => "ours",
+            Ownership::Restored => "restored",
+            Ownership::Adoptable => "handed over",
+            Ownership::Foreign(_) => "foreign",
         };
         assert_eq!(said, claim);
     }
@@ -277,7 +280,7 @@ mod tests {
             cluster: "c1",
         };
         let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
-        let theirs = Ownership {
+        let theirs = TagOwnership {
             claim: marks.claim(&theirs, |_| true),
             tags: theirs,
         };

@@ -16,13 +16,13 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observation, ObservationSeries};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::watching;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
@@ -49,8 +49,8 @@ pub struct Tracker {
 struct TrackerState {
     /// The first generation of lists that counts, once this replica leads.
     leads_since: Option<u64>,
-    followers: HashMap<Key, Follower>,
-    targets: HashMap<TargetKey, Vec<Key>>,
+    followers: HashMap<ObjectKey, Follower>,
+    targets: HashMap<TargetKey, Vec<ObjectKey>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     /// Events of large objects, and later ones of the same objects.
     queue: ShownQueue,
@@ -86,7 +86,7 @@ pub enum WatchProblem {
 /// What a pass is to record. What it does not say to be [`recorded`](PendingObservations::recorded) goes back, however the pass ends.
 pub struct PendingObservations<'a> {
     tracker: &'a Tracker,
-    key: &'a Key,
+    key: &'a ObjectKey,
     identity: &'a FollowIdentity,
     /// Oldest first.
     pub observations: Vec<Observation>,
@@ -162,7 +162,7 @@ impl Tracker {
     /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
     pub fn follow(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
         field: &Field,
@@ -211,7 +211,7 @@ impl Tracker {
     }
 
     /// Follows nothing for `key` any more; whether anything was.
-    pub fn forget(&self, key: &Key) -> bool {
+    pub fn forget(&self, key: &ObjectKey) -> bool {
         self.state().forget(key).is_some()
     }
 
@@ -246,7 +246,7 @@ impl Tracker {
 
     /// Asks for the target's present state to be read, if it has to be: the watch may have shown it already, or has not
     /// said anything certain for longer than `trusted` (a watch may miss something, deletions above all).
-    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<ReadTicket> {
+    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTicket> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
         follower.has_to_be_read(trusted).then(|| follower.asks())
@@ -258,7 +258,7 @@ impl Tracker {
     /// read. Lookups that are not cheap are put off until [`Tracker::read_apart`].
     pub fn read(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
         asked: ReadTicket,
@@ -285,7 +285,7 @@ impl Tracker {
     /// As [`Permit::run`].
     pub async fn read_apart(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         asked: ReadTicket,
         object: RawObject,
@@ -304,7 +304,7 @@ impl Tracker {
     /// Returns the lookups in an object that a read for `key` found: for `key`, and for others that wait for it.
     fn lookups_of_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
@@ -321,7 +321,7 @@ impl Tracker {
 
     fn take_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         asked: ReadTicket,
         object: &RawObject,
@@ -360,7 +360,7 @@ impl Tracker {
     }
 
     /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
-    pub fn is_put_off(&self, key: &Key) -> bool {
+    pub fn is_put_off(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let of_target = state
             .followers
@@ -375,12 +375,12 @@ impl Tracker {
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
-    pub fn unreadable(&self, key: &Key) -> Option<Unreadable> {
+    pub fn unreadable(&self, key: &ObjectKey) -> Option<Unreadable> {
         self.state().followers.get(key)?.unreadable.clone()
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
-    pub fn is_outdated(&self, key: &Key) -> bool {
+    pub fn is_outdated(&self, key: &ObjectKey) -> bool {
         self.state()
             .followers
             .get(key)
@@ -412,7 +412,7 @@ impl Tracker {
     }
 
     /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
-    pub fn contradict(&self, key: &Key, identity: &FollowIdentity, outranks: u64) {
+    pub fn contradict(&self, key: &ObjectKey, identity: &FollowIdentity, outranks: u64) {
         if let Some(follower) = self.state().follower(key, identity) {
             follower.contradict(outranks);
         }
@@ -421,7 +421,7 @@ impl Tracker {
     /// What is to be recorded for `key`, if it is `identity` that is followed.
     pub fn seen<'a>(
         &'a self,
-        key: &'a Key,
+        key: &'a ObjectKey,
         identity: &'a FollowIdentity,
     ) -> PendingObservations<'a> {
         let mut state = self.state();
@@ -443,7 +443,7 @@ impl Tracker {
     }
 
     /// Whether the target of `key` exists, as far as is known.
-    pub fn exists(&self, key: &Key) -> Option<bool> {
+    pub fn exists(&self, key: &ObjectKey) -> Option<bool> {
         let state = self.state();
         state
             .followers
@@ -641,7 +641,7 @@ impl TrackerState {
     }
 
     /// Calls `with` for each follower of `target`.
-    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&Key, &mut Follower)) {
+    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&ObjectKey, &mut Follower)) {
         for key in self.targets.get(target).into_iter().flatten() {
             if let Some(follower) = self.followers.get_mut(key) {
                 with(key, follower);
@@ -650,13 +650,13 @@ impl TrackerState {
     }
 
     /// What follows for `key`, if it is `identity`.
-    fn follower(&mut self, key: &Key, identity: &FollowIdentity) -> Option<&mut Follower> {
+    fn follower(&mut self, key: &ObjectKey, identity: &FollowIdentity) -> Option<&mut Follower> {
         self.followers
             .get_mut(key)
             .filter(|follower| follower.identity == *identity)
     }
 
-    fn forget(&mut self, key: &Key) -> Option<Follower> {
+    fn forget(&mut self, key: &ObjectKey) -> Option<Follower> {
         let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
@@ -669,7 +669,7 @@ impl TrackerState {
 }
 
 impl Observer for Tracker {
-    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+    fn on_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
         let mut state = self.state();
         let watch = state
             .watches
@@ -678,7 +678,7 @@ impl Observer for Tracker {
         (watch.generation, watch.begun) = (generation, false);
     }
 
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let TrackerState {
             followers,
@@ -701,7 +701,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn present(&self, resource: &ResourceName, object: RawObject) {
+    fn on_applied(&self, resource: &ResourceName, object: RawObject) {
         if resource.is_watched_by_metadata() {
             self.show_metadata(resource, &object);
         } else {
@@ -709,11 +709,11 @@ impl Observer for Tracker {
         }
     }
 
-    fn gone(&self, resource: &ResourceName, object: RawObject) {
+    fn on_deleted(&self, resource: &ResourceName, object: RawObject) {
         self.show(resource, object.without_text(), false);
     }
 
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_done(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let place = (resource.clone(), shard.map(str::to_owned));
         let (generation, turn) = state
@@ -752,7 +752,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_recovered(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let watch = state
             .watches
@@ -764,7 +764,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+    fn on_error(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
         let Some(trouble) = WatchProblem::of(error) else {
             return;
         };
@@ -793,7 +793,7 @@ impl Observer for Tracker {
 
 impl WatchProblem {
     fn of(error: &watcher::Error) -> Option<Self> {
-        let status = watching::refusal(error)?;
+        let status = error_status(error)?;
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),

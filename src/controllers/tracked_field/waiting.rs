@@ -6,7 +6,7 @@ use qm_core::conditions;
 use qm_notify::OutgoingEntry;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 
@@ -241,7 +241,7 @@ pub fn brief(words: &str) -> &str {
 /// What keeps a target from being tracked.
 pub fn of_target(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     shard: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,

@@ -25,7 +25,7 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
         .app("web", json!({ "image": "nginx:1", "banner": BANNER }))
         .await;
     let words = bed.app_says("web", "Conflict").await;
-    let (_, command) = words.split_once("to hand it over: kubectl ").unwrap();
+    let (_, command) = words.split_once("to adopt it: kubectl ").unwrap();
     let here = &bed.namespace;
     assert_eq!(
         command,

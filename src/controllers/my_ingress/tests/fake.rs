@@ -19,7 +19,7 @@ use qm_aws::listeners::{
 };
 use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_core::kind::HasReadyCondition as _;
-use qm_runtime::Scope;
+use qm_runtime::WatchScope;
 use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::Class;
 use qm_runtime::events::Events;
@@ -657,23 +657,23 @@ impl World {
         let nodes: &dyn Observer<Node> = &backends;
         match &self.nodes {
             Ok(instances) => {
-                nodes.listing(&resource, None);
+                nodes.on_list_started(&resource, None);
                 for id in instances {
                     let provider = json!({ "providerID": format!("aws:///a/{id}") });
                     let node = json!({ "metadata": { "name": id }, "spec": provider });
-                    nodes.present(&resource, from_value(node).unwrap());
+                    nodes.on_applied(&resource, from_value(node).unwrap());
                 }
-                nodes.listed(&resource, None);
+                nodes.on_list_done(&resource, None);
             }
             Err(why) => {
                 let status = kube::core::Status::failure(why, "Forbidden").with_code(403);
                 let error = watcher::Error::WatchError(status.boxed());
-                nodes.failing(&resource, None, &error);
+                nodes.on_error(&resource, None, &error);
             }
         }
         let scope = self.scope.map(ToOwned::to_owned);
         let executor = Executor {
-            scope: scope.map_or(Scope::Cluster, |it| Scope::Namespaces(vec![it])),
+            scope: scope.map_or(WatchScope::Cluster, |it| WatchScope::Namespaces(vec![it])),
             aws,
             backends: Arc::new(backends),
         };

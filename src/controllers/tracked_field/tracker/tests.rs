@@ -57,7 +57,7 @@ fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
 }
 
 /// What a pass would record, and records.
-fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<String>> {
+fn taken(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity) -> Vec<Option<String>> {
     let seen = tracker.seen(key, identity);
     let values = seen
         .observations
@@ -72,15 +72,20 @@ fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<
 }
 
 /// A tracker whose watch was there before what is followed: that has to be read.
-fn following(key: &Key, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
+fn following(key: &ObjectKey, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     follow(&tracker, key, identity, target);
     tracker
 }
 
-fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &TargetKey) -> bool {
+fn follow(
+    tracker: &Tracker,
+    key: &ObjectKey,
+    identity: &FollowIdentity,
+    target: &TargetKey,
+) -> bool {
     tracker.follow(
         key,
         identity,
@@ -95,7 +100,7 @@ fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &Targ
 fn what_cannot_be_recorded_stays_bounded_and_counted() {
     let (tracker, key) = (
         Tracker::new(Trigger::default(), true),
-        Key::new("shop", "web"),
+        ObjectKey::new("shop", "web"),
     );
     let identity = identity("1", "web");
     follow(&tracker, &key, &identity, &target("web"));
@@ -103,7 +108,7 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
     for _ in 0..20 {
         for _ in 0..300 {
             made += 1;
-            tracker.present(&resource(), object("web", made, &made.to_string()));
+            tracker.on_applied(&resource(), object("web", made, &made.to_string()));
         }
         assert!(tracker.seen(&key, &identity).observations.len() <= HistoryLimits::PENDING.items);
     }
@@ -129,7 +134,7 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(
     #[case] before: (&str, &str),
     #[case] after: (&str, &str),
 ) {
-    let key = Key::new("shop", "it");
+    let key = ObjectKey::new("shop", "it");
     let (old, new) = (identity(before.0, before.1), identity(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
@@ -144,7 +149,7 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(
         assert_eq!(taken(&tracker, &key, &new), []);
     }
     // Older than what was read for the other: it is news nevertheless.
-    tracker.present(&resource(), object(after.1, 5, "new"));
+    tracker.on_applied(&resource(), object(after.1, 5, "new"));
     assert_eq!(
         taken(&tracker, &key, &old),
         [],
@@ -156,7 +161,11 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(
 /// The same object through another version of its API: a path may find something else there.
 #[test]
 fn a_read_of_another_resource_counts_for_none() {
-    let (key, identity, now) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, now) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let mut before = now.clone();
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &identity, &now);
@@ -171,13 +180,13 @@ fn a_read_of_another_resource_counts_for_none() {
 #[test]
 fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
     let (key, old, new) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("2", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
-    tracker.present(&resource(), object("a", 5, "old"));
+    tracker.on_applied(&resource(), object("a", 5, "old"));
     drop(tracker.seen(&key, &old));
     assert_eq!(
         tracker.seen(&key, &old).observations.len(),
@@ -198,7 +207,11 @@ fn refusal(code: u16) -> watcher::Error {
 /// After it what discovery said before is asked for again.
 #[test]
 fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
-    let (key, identity, target) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, target) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
     let mut turns = vec![tracker.turn(&resource())];
@@ -207,19 +220,19 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
         assert_eq!(!turns.contains(&turn), new, "{what}");
         turns.push(turn);
     };
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     turn(true, "the first list");
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.listed(&resource(), None);
-    tracker.stands(&resource(), None);
-    tracker.failing(&resource(), None, &refusal(500));
-    tracker.failing(&resource(), None, &refusal(403));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_list_done(&resource(), None);
+    tracker.on_recovered(&resource(), None);
+    tracker.on_error(&resource(), None, &refusal(500));
+    tracker.on_error(&resource(), None, &refusal(403));
     turn(false, "it goes on");
     for _ in 0..2 {
-        tracker.failing(&resource(), None, &refusal(404));
+        tracker.on_error(&resource(), None, &refusal(404));
         turn(true, "not served");
     }
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     turn(true, "served again");
 
     tracker.forget_watches();
@@ -233,17 +246,21 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
         ),
         (0, None)
     );
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     turn(true, "never one that was");
 }
 
 #[test]
 fn what_was_seen_in_another_scope_is_still_recorded() {
-    let (key, identity, here) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, here) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &here);
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.gone(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_deleted(&resource(), object("a", 6, "x"));
     assert!(follow(
         &tracker,
         &key,
@@ -264,7 +281,7 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
 #[test]
 fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     let (key, first, second, third) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("1", "b"),
         identity("1", "c"),
@@ -278,9 +295,9 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
             .map(|former| (former.subject.clone(), former.observations.len()))
     };
     follow(&tracker, &key, &first, &target("a"));
-    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
     let seen = tracker.seen(&key, &first);
-    tracker.present(&resource(), object("a", 6, "y"));
+    tracker.on_applied(&resource(), object("a", 6, "y"));
     assert!(follow(&tracker, &key, &second, &target("b")));
     drop(seen);
     assert_eq!(former(&second), Some((first.subject.clone(), 2)));
@@ -289,7 +306,7 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
         Some((first.subject.clone(), 2)),
         "a pass that fails gives it back"
     );
-    tracker.present(&resource(), object("b", 7, "z"));
+    tracker.on_applied(&resource(), object("b", 7, "z"));
     assert!(follow(&tracker, &key, &third, &target("c")));
     assert_eq!(former(&third), Some((second.subject.clone(), 1)));
     assert_eq!(
@@ -308,14 +325,14 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
 /// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
 fn new_leader_keeps_nothing_that_it_saw_before() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     follow(&tracker, &key, &identity, &target("a"));
     let list = |generation, version, value| {
-        tracker.begins(&resource(), None, generation);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), object("a", version, value));
-        tracker.listed(&resource(), None);
+        tracker.on_started(&resource(), None, generation);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), object("a", version, value));
+        tracker.on_list_done(&resource(), None);
     };
     let seen = || {
         let newest = tracker
@@ -336,28 +353,28 @@ fn new_leader_keeps_nothing_that_it_saw_before() {
         tracker.unread(&key, Duration::from_hours(1)).is_none(),
         "the list shows it"
     );
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(seen(), (None, vec![]), "the watch of before");
     list(1, 5, "x");
     assert_eq!(seen(), (Some(5), vec![Some("x".to_owned())]));
-    tracker.present(&resource(), object("a", 7, "z"));
+    tracker.on_applied(&resource(), object("a", 7, "z"));
     assert_eq!(seen(), (Some(7), vec![Some("z".to_owned())]));
 }
 
 #[test]
 fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     tracker.lead(1);
     follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
-    tracker.begins(&resource(), None, 1);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_started(&resource(), None, 1);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     assert!(
         tracker.unread(&key, Duration::MAX).is_some(),
         "the list did not show it"
@@ -376,12 +393,12 @@ fn deep(name: &str, version: u64) -> RawObject {
 
 #[test]
 fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), deep("a", 5));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), deep("a", 5));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), None)
@@ -392,22 +409,22 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
     );
     assert_eq!(taken(&tracker, &key, &identity), []);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), Some(true))
     );
-    tracker.present(&resource(), object("a", 8, "x"));
+    tracker.on_applied(&resource(), object("a", 8, "x"));
     assert_eq!(
         tracker.unreadable(&key),
         None,
         "readable, though nothing has changed"
     );
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
-    tracker.present(&resource(), deep("a", 9));
-    tracker.gone(&resource(), deep("a", 10));
+    tracker.on_applied(&resource(), deep("a", 9));
+    tracker.on_deleted(&resource(), deep("a", 10));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -419,8 +436,8 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
 #[test]
 fn read_of_an_object_that_is_too_deep_counts() {
     let (key, other, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "other"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
         identity("1", "a"),
     );
     let tracker = following(&key, &identity, &target("a"));
@@ -443,7 +460,7 @@ fn read_of_an_object_that_is_too_deep_counts() {
         );
     }
     // One that lags behind the read.
-    tracker.present(&resource(), deep("a", 4));
+    tracker.on_applied(&resource(), deep("a", 4));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
     tracker.read(
         &key,
@@ -452,13 +469,13 @@ fn read_of_an_object_that_is_too_deep_counts() {
         asked,
         Some(object("a", 8, "x")),
     );
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
 
 #[test]
 fn config_map_that_is_too_deep_is_read_once_for_each_version() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let maps = ResourceName {
         api_version: "v1".into(),
         plural: "configmaps".into(),
@@ -470,7 +487,7 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
     for version in [5, 6] {
-        tracker.present(&maps, object("a", version, ""));
+        tracker.on_applied(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
         let asked = tracker.unread(&key, Duration::MAX).unwrap();
         tracker.read(&key, &identity, &target, asked, Some(deep("a", version)));
@@ -482,13 +499,13 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
 /// They nest a few levels deeper than the object, and whoever may write it may forge them.
 #[test]
 fn managed_fields_make_no_object_unreadable() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     let mut managed = text("a", 5, "x");
     let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
     managed["metadata"]["managedFields"] = json!([entry]);
-    tracker.present(&resource(), serde_json::from_value(managed).unwrap());
+    tracker.on_applied(&resource(), serde_json::from_value(managed).unwrap());
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
@@ -501,7 +518,7 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
 /// Takes an object from a read, apart.
 async fn read_apart(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     identity: &FollowIdentity,
     asked: ReadTicket,
     object: RawObject,
@@ -516,7 +533,7 @@ async fn look_into_queue(tracker: &Tracker) {
     while tracker.look_into_next().await {}
 }
 
-fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &str) {
+fn follow_path(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity, path: &str) {
     tracker.follow(
         key,
         identity,
@@ -530,19 +547,19 @@ fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &s
 #[tokio::test]
 async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     let (one, other, cheap) = (
-        Key::new("shop", "one"),
-        Key::new("shop", "other"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "one"),
+        ObjectKey::new("shop", "other"),
+        ObjectKey::new("shop", "cheap"),
     );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow_path(&tracker, &one, &identity, "{..x}");
     follow_path(&tracker, &other, &identity, "{..x}");
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "v5", 25_000));
-    tracker.present(&resource(), large("a", 6, "v6", 25_000));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "v5", 25_000));
+    tracker.on_applied(&resource(), large("a", 6, "v6", 25_000));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &cheap, &identity),
         [Some("v5".to_owned()), Some("v6".to_owned())]
@@ -569,16 +586,16 @@ async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() 
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &identity), [Some("v6".to_owned())]);
     }
-    tracker.present(&resource(), object("a", 7, "v7"));
+    tracker.on_applied(&resource(), object("a", 7, "v7"));
     assert!(!tracker.is_put_off(&one));
     assert_eq!(taken(&tracker, &one, &identity), [Some("v7".to_owned())]);
 }
 
 #[tokio::test]
 async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
@@ -607,8 +624,8 @@ async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
 #[tokio::test]
 async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     let (key, cheap, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "cheap"),
         identity("1", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
@@ -620,9 +637,9 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         &format!("{{..[{}]}}", names.join(",")),
     );
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "x", 200_000));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "x", 200_000));
+    tracker.on_list_done(&resource(), None);
     look_into_queue(&tracker).await;
     let refused =
         |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
@@ -634,7 +651,7 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     assert_eq!(taken(&tracker, &cheap, &identity), [Some("x".to_owned())]);
     assert_eq!(tracker.unreadable(&cheap), None);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(true))
@@ -649,7 +666,7 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     )
     .await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
-    tracker.gone(&resource(), large("a", 8, "x", 200_000));
+    tracker.on_deleted(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -664,7 +681,10 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
 /// A read of an older version, which another field asked for, must not follow what the watch has shown since.
 #[tokio::test]
 async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
-    let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
+    let (slow, late) = (
+        ObjectKey::new("shop", "slow"),
+        ObjectKey::new("shop", "late"),
+    );
     let identity = identity("1", "a");
     for refused in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
@@ -676,9 +696,9 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
         };
         follow_path(&tracker, &slow, &identity, "{..x}");
         follow_path(&tracker, &late, &identity, &path);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "v5", 20_000));
-        tracker.listed(&resource(), None);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "v5", 20_000));
+        tracker.on_list_done(&resource(), None);
         let asked = tracker.unread(&slow, Duration::MAX).unwrap();
         // The watch goes on before the read is looked into.
         let newer = if refused {
@@ -686,7 +706,7 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
         } else {
             object("a", 6, "v6")
         };
-        tracker.present(&resource(), newer);
+        tracker.on_applied(&resource(), newer);
         look_into_queue(&tracker).await;
         read_apart(
             &tracker,
@@ -708,10 +728,10 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
 
 #[tokio::test]
 async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     let huge = |version| {
         with_spec(
             "a",
@@ -720,14 +740,14 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
             json!(vec![json!({ "name": "a" }); 100_000]),
         )
     };
-    tracker.present(&resource(), huge(5));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), huge(5));
+    tracker.on_list_done(&resource(), None);
     look_into_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
     read_apart(&tracker, &key, &identity, asked, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
@@ -735,36 +755,39 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
 /// Decoding takes a tenth of a second, in which the thread of the watch has other work.
 #[tokio::test]
 async fn large_objects_wait_and_others_do_not() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "large", 50_000));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "large", 50_000));
     assert_eq!(
         taken(&tracker, &key, &identity),
         [],
         "not decoded on this thread"
     );
-    tracker.present(&resource(), object("b", 6, "small"));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), object("b", 6, "small"));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &other, &identity),
         [Some("small".to_owned())]
     );
     // Its changes stay in order, however large each is.
-    tracker.present(&resource(), object("a", 7, "small"));
-    tracker.present(&resource(), large("a", 8, "large again", 50_000));
+    tracker.on_applied(&resource(), object("a", 7, "small"));
+    tracker.on_applied(&resource(), large("a", 8, "large again", 50_000));
     assert_eq!(tracker.exists(&key), None);
     look_into_queue(&tracker).await;
     let values = ["large", "small", "large again"].map(|value| Some(value.to_owned()));
     assert_eq!(taken(&tracker, &key, &identity), values);
     // Nothing of it waits any more.
-    tracker.present(&resource(), object("a", 9, "new"));
+    tracker.on_applied(&resource(), object("a", 9, "new"));
     assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
-    tracker.present(&resource(), large("a", 10, "last", 50_000));
-    tracker.gone(&resource(), large("a", 11, "last", 50_000));
+    tracker.on_applied(&resource(), large("a", 10, "last", 50_000));
+    tracker.on_deleted(&resource(), large("a", 11, "last", 50_000));
     look_into_queue(&tracker).await;
     assert_eq!(
         taken(&tracker, &key, &identity),
@@ -782,21 +805,21 @@ async fn large_objects_wait_and_others_do_not() {
 #[tokio::test]
 async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_list_does_not_show_it()
  {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     for shown_again in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         follow(&tracker, &key, &identity, &target("a"));
-        tracker.listing(&resource(), None);
-        tracker.listed(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "x", 50_000));
-        tracker.listing(&resource(), None);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_list_done(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "x", 50_000));
+        tracker.on_list_started(&resource(), None);
         if shown_again {
-            tracker.present(&resource(), object("a", 6, "y"));
-            tracker.listed(&resource(), None);
+            tracker.on_applied(&resource(), object("a", 6, "y"));
+            tracker.on_list_done(&resource(), None);
             look_into_queue(&tracker).await;
         } else {
             look_into_queue(&tracker).await;
-            tracker.listed(&resource(), None);
+            tracker.on_list_done(&resource(), None);
         }
         let unread = tracker.unread(&key, Duration::MAX).is_some();
         assert_eq!(unread, !shown_again);
@@ -808,20 +831,23 @@ async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_li
 
 #[tokio::test]
 async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     // Three of them do not fit.
     let long =
         |name: &str, version, x: &str| with_spec(name, version, x, json!("-".repeat(1_500_000)));
     for (version, x) in [(5, "v5"), (6, "v6"), (7, "v7")] {
-        tracker.present(&resource(), long("a", version, x));
+        tracker.on_applied(&resource(), long("a", version, x));
     }
-    tracker.present(&resource(), long("b", 8, "b"));
+    tracker.on_applied(&resource(), long("b", 8, "b"));
     let queued = [Some("v5".to_owned()), Some("v6".to_owned())];
     for (key, queued) in [(&key, queued.as_slice()), (&other, &[])] {
         assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
@@ -837,6 +863,6 @@ async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
     assert_eq!(taken(&tracker, &key, &identity), [Some("v7".to_owned())]);
     assert!(!tracker.is_outdated(&key));
     // A deletion needs no decoding.
-    tracker.gone(&resource(), object("b", 9, "b"));
+    tracker.on_deleted(&resource(), object("b", 9, "b"));
     assert_eq!(taken(&tracker, &other, &identity), [None]);
 }
