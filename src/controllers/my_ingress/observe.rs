@@ -106,10 +106,10 @@ impl Observed {
     /// Records that AWS refused the step, which this reconcile does not repeat.
     pub fn refuse(&mut self, step: Step, error: AwsError) {
         match &step {
-            Step::CreateLoadBalancer(_) if error.undone => {
+            Step::CreateLoadBalancer(_) if error.had_no_effect => {
                 self.draft.alb.clone_from(&self.recorded.alb);
             }
-            Step::CreateTargetGroup(port, _) if error.undone => {
+            Step::CreateTargetGroup(port, _) if error.had_no_effect => {
                 let before = self.recorded.requested_at(*port).cloned();
                 self.draft.set_requested_at(*port, before);
             }

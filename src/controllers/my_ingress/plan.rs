@@ -245,7 +245,10 @@ impl<'a> Walker<'a> {
             self.updated(format!("{changed} of load balancer {name} put right"))?;
         }
         tagged?;
-        if let Some(error) = refusal.as_ref().filter(|error| !error.is_of_one()) {
+        if let Some(error) = refusal
+            .as_ref()
+            .filter(|error| !error.concerns_one_resource())
+        {
             return refused(error.clone());
         }
         // Traffic follows the nodes although AWS refused something else.
@@ -530,7 +533,7 @@ impl<'a> Walker<'a> {
         for listener in desired.listeners() {
             let port = listener.port;
             let result = match self.ensure_listener(found, listener) {
-                Break(Stop::End(End::Refused(error))) if error.is_of_one() => {
+                Break(Stop::End(End::Refused(error))) if error.concerns_one_resource() => {
                     let message = format!("port {port}: {}", error.message);
                     let reason = error.reason;
                     results.refused.push(AwsError { message, ..error });

@@ -77,10 +77,16 @@ fn some_refusal() -> impl Strategy<Value = (&'static str, AwsError)> {
         )),
     ];
     (prop::sample::select(CALLS.to_vec()), error, any::<bool>()).prop_map(
-        |(call, error, undone)| {
+        |(call, error, had_no_effect)| {
             let is_read = ["Find", "Read"].iter().any(|verb| call.starts_with(verb));
-            let undone = undone || is_read;
-            (call, AwsError { undone, ..error })
+            let had_no_effect = had_no_effect || is_read;
+            (
+                call,
+                AwsError {
+                    had_no_effect,
+                    ..error
+                },
+            )
         },
     )
 }

@@ -569,7 +569,7 @@ impl World {
             let refused = self.refused.iter().find(|(refused, _)| name == *refused);
             let taken = match refused {
                 Some((_, error)) => {
-                    if !error.undone {
+                    if !error.had_no_effect {
                         // AWS did it, and the answer was lost.
                         let object = Arc::clone(&observed.object);
                         let mut unseen = Observed::new(object, Duration::ZERO);

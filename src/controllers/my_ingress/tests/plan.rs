@@ -29,7 +29,7 @@ fn spec_refused() -> AwsError {
 /// The answer was lost.
 fn lost() -> AwsError {
     AwsError {
-        undone: false,
+        had_no_effect: false,
         ..refusal(Class::Transient, "AWSUnavailable", "InternalFailure")
     }
 }
