@@ -1,4 +1,4 @@
-//! Events of the watches that wait to be looked into.
+//! Events of watches that wait for inspection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,51 +7,51 @@ use qm_runtime::raw_object::RawObject;
 
 use super::target::TargetKey;
 
-/// Most events that wait.
+/// Maximum number of waiting events.
 const MAX_EVENTS: usize = 100;
 
-/// Most text that waits, in bytes. A single larger event is taken all the same.
+/// Maximum size of the waiting objects' text, in bytes. A single larger event is accepted.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a watch shows of a target.
-pub(super) struct Shown {
+/// Watch event of a target.
+pub(super) struct WatchEvent {
     pub(super) target: TargetKey,
     pub(super) object: RawObject,
     /// False for a deletion.
     pub(super) exists: bool,
-    /// Turn of the watch.
-    pub(super) turn: u64,
+    /// Epoch of the watch.
+    pub(super) epoch: u64,
 }
 
-/// Events, oldest first. The first one stays until it has been looked into.
+/// Queue of watch events, oldest first. The first event stays until it has been inspected.
 #[derive(Default)]
-pub(super) struct ShownQueue {
-    events: VecDeque<Arc<Shown>>,
+pub(super) struct WatchEventQueue {
+    events: VecDeque<Arc<WatchEvent>>,
     bytes: usize,
 }
 
-impl ShownQueue {
+impl WatchEventQueue {
     /// Adds an event, or returns it if there is no room.
-    pub(super) fn push(&mut self, shown: Arc<Shown>) -> Result<(), Arc<Shown>> {
-        let bytes = self.bytes + shown.object.text_len();
+    pub(super) fn push(&mut self, event: Arc<WatchEvent>) -> Result<(), Arc<WatchEvent>> {
+        let bytes = self.bytes + event.object.text_len();
         let has_room = bytes <= MAX_BYTES && self.events.len() < MAX_EVENTS;
         if !has_room && !self.events.is_empty() {
-            return Err(shown);
+            return Err(event);
         }
         self.bytes = bytes;
-        self.events.push_back(shown);
+        self.events.push_back(event);
         Ok(())
     }
 
     /// Returns the first event.
-    pub(super) fn first(&self) -> Option<Arc<Shown>> {
+    pub(super) fn first(&self) -> Option<Arc<WatchEvent>> {
         self.events.front().cloned()
     }
 
     /// Removes the first event.
     pub(super) fn pop(&mut self) {
-        if let Some(shown) = self.events.pop_front() {
-            self.bytes -= shown.object.text_len();
+        if let Some(event) = self.events.pop_front() {
+            self.bytes -= event.object.text_len();
         }
         if self.events.is_empty() {
             self.events = VecDeque::new();
@@ -60,12 +60,12 @@ impl ShownQueue {
 
     /// Returns whether an event of `target` waits.
     pub(super) fn holds(&self, target: &TargetKey) -> bool {
-        self.events.iter().any(|shown| shown.target == *target)
+        self.events.iter().any(|event| event.target == *target)
     }
 
-    /// Returns whether an event of `target` waits that its watch has shown in this turn.
-    pub(super) fn holds_since(&self, target: &TargetKey, turn: u64) -> bool {
+    /// Returns whether an event of `target` waits that its watch has shown in this epoch.
+    pub(super) fn holds_since(&self, target: &TargetKey, epoch: u64) -> bool {
         let mut events = self.events.iter();
-        events.any(|shown| shown.target == *target && shown.turn == turn)
+        events.any(|event| event.target == *target && event.epoch == epoch)
     }
 }
