@@ -1,4 +1,4 @@
-//! The list of kinds: CRDs, rights, readiness, metrics and the documentation's tables derive from it.
+//! The list of kinds: CRDs, permissions, readiness, metrics and the documentation's tables derive from it.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -8,7 +8,7 @@ use qm_core::schema;
 use qm_runtime::manager::Manager;
 
 use crate::admission_policies;
-use crate::cli::Config;
+use crate::cli::RunConfig;
 use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
 };
@@ -23,8 +23,8 @@ pub const KINDS: &[KindInfo] = &[
     my_ingress::KIND,
 ];
 
-/// Adds the check of the policies, and the controllers: one function for kinds that share something.
-pub const START: &[fn(&mut Manager, &Config) -> anyhow::Result<()>] = &[
+/// Adds the check of the policies and the controllers; kinds that share state have one function.
+pub const START: &[fn(&mut Manager, &RunConfig) -> anyhow::Result<()>] = &[
     admission_policies::start,
     notifications::start,
     config_map_sync::start,
@@ -33,19 +33,19 @@ pub const START: &[fn(&mut Manager, &Config) -> anyhow::Result<()>] = &[
     my_ingress::start,
 ];
 
-/// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
+/// Verbs on the CRDs, by name: the operator checks which exist and whether it owns them.
 pub const CRD_VERBS: &[&str] = &["list", "watch"];
 
-/// Reads the admission policies and their bindings, by name.
+/// Verbs on the admission policies and their bindings, by name.
 pub const POLICY_VERBS: &[&str] = &["get"];
 
-/// What leader election needs in the operator's own namespace: to make the Lease, a right that cannot be by name,
+/// Permission of leader election in the operator's namespace: the verb `create` cannot be limited to names.
 pub const LEASES: Permission =
     Permission::namespaced("coordination.k8s.io", &["leases"], &["create"]);
-/// and this of the one Lease whose name `--leader-election-id` gives.
+/// Verbs on the Lease that `--leader-election-id` names.
 pub const LEASE_VERBS: &[&str] = &["get", "update"];
 
-/// What it takes to ask who reads the metrics, and whether that one may.
+/// Permissions to authenticate and authorize readers of the metrics.
 pub const METRICS_RIGHTS: &[Permission] = &[
     Permission::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
     Permission::cluster_scoped(
@@ -55,22 +55,22 @@ pub const METRICS_RIGHTS: &[Permission] = &[
     ),
 ];
 
-/// Reads the tracker role, a right by name.
+/// Verbs on the tracker role, by name.
 pub const TRACKER_ROLE_VERBS: &[&str] = &["list", "watch"];
 
 const READ: &[&str] = &["get", "list", "watch"];
 
-/// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
-/// [`AGGREGATE_TO_TRACKER`].
+/// Targets that a `TrackedField` may name without `apiVersion`. A `ClusterRole` with [`AGGREGATE_TO_TRACKER`] grants
+/// other kinds.
 pub const TARGET_RIGHTS: &[Permission] = &[
     Permission::namespaced("", &["services"], READ),
     Permission::namespaced("apps", &["deployments", "statefulsets"], READ),
 ];
 
-/// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
+/// Label of a `ClusterRole`: `"true"` adds its rules to the trackable resources.
 pub const AGGREGATE_TO_TRACKER: &str = "quartermaster.dev/aggregate-to-tracker";
 
-/// What makes the CRD of each kind, in their order.
+/// Generators of the kinds' CRDs, in the order of [`KINDS`].
 const MADE: [fn() -> CustomResourceDefinition; KINDS.len()] = [
     ContactPoint::crd,
     TrackedField::crd,
@@ -80,8 +80,8 @@ const MADE: [fn() -> CustomResourceDefinition; KINDS.len()] = [
     MyIngress::crd,
 ];
 
-/// The CRDs of all kinds, in their order, as they are installed. The operator itself has them as text: what makes them is
-/// no part of it.
+/// Returns the CRDs of all kinds, in the order of [`KINDS`], as they are installed. The operator itself contains them
+/// as text, without the generators.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     KINDS
         .iter()
@@ -98,9 +98,9 @@ mod tests {
 
     use super::*;
 
-    /// A replica tells an older CRD from a newer one by the number alone: it must grow with each change.
+    /// A replica compares CRDs by the number alone: it must grow with each change.
     #[test]
-    fn a_changed_schema_has_a_new_number() {
+    fn changed_schema_has_a_new_number() {
         for (kind, crd) in KINDS.iter().zip(crds()) {
             assert_eq!(crd.metadata.name, Some(kind.crd_name()));
             let SchemaVersion { digest, .. } = SchemaVersion::of(&crd, kind.schemas.len());
@@ -119,7 +119,7 @@ mod tests {
             assert_eq!(
                 once,
                 kind.schemas.len(),
-                "a schema that comes back still has a new number"
+                "a restored schema still has a new number"
             );
         }
     }

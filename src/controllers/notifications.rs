@@ -20,10 +20,10 @@ use super::tracked_field::grants::Grants;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 /// Adds both controllers.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();
@@ -155,7 +155,7 @@ fn follow_grants(
 }
 
 /// Returns the configuration of the sender, which sends only while `fence` is held.
-fn sender(config: &Config, fence: Fence) -> client::SenderConfig {
+fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
     let settings = &config.notifications;
     client::SenderConfig {
         telegram_api_url: settings.telegram_api_url.clone(),

@@ -30,7 +30,7 @@ use tracing::warn;
 use self::ensure::DeploymentState;
 use self::pods::Pod;
 use self::status::{InactiveScaling, NODE_PORT_TAKEN, ServiceSummary};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
@@ -81,7 +81,7 @@ pub struct AppServices {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
         let quirks = ensure::SERVICE_QUIRKS;

@@ -27,7 +27,7 @@ use self::copy_store::{CopyError, CopyStore};
 use self::index::{Index, Presence};
 use self::plan::{Plan, PlanError};
 use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod copy;
 pub mod copy_store;
@@ -91,7 +91,7 @@ struct CopyTotals {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let resync = config.timings.resync;
         let manager = &mut *setup.manager;

@@ -27,7 +27,7 @@ use tracing::debug;
 use self::build::DesiredPod;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod build;
 pub mod pod_state;
@@ -110,7 +110,7 @@ enum NodeState {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
         let (min, max) = (timings.retry_min, timings.retry_max);

@@ -31,7 +31,7 @@ use self::observe::{Observed, now};
 use self::report::report;
 use self::status::OUT_OF_SCOPE;
 use self::tags::{OF_THE_CLUSTER, OwnershipTags};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 mod backends;
 pub mod build;
@@ -80,7 +80,7 @@ pub(crate) struct MyIngresses<A> {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let timings = &config.timings;
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
