@@ -1,7 +1,7 @@
 //! `MyIngress`: an AWS load balancer.
 //!
-//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is left.
-//! Then the reconcile reports what [`report::report`] says of the observed state.
+//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is
+//! left. Then [`report::report`] computes the report of the observed state.
 
 use std::convert::identity;
 use std::sync::Arc;
@@ -57,13 +57,13 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         Permission::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // The UID of kube-system identifies the cluster.
         Permission::cluster_scoped("", &["namespaces"], &["get"]),
-        // What listeners lead to.
+        // Listeners forward to nodes and Services.
         Permission::cluster_scoped("", &["nodes"], &["list", "watch"]),
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
 );
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
 /// The controller.
@@ -73,7 +73,7 @@ pub(crate) struct MyIngresses<A> {
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
     resync: Duration,
-    shown_within: Duration,
+    consistency_window: Duration,
 }
 
 /// Adds the controller.
@@ -104,7 +104,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
             resync: timings.aws_resync,
-            shown_within: timings.aws_shown_within,
+            consistency_window: timings.aws_shown_within,
         })
     })
 }
@@ -123,7 +123,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;
-        // Without a deletion there is always something to report.
+        // Without a deletion there is always a report.
         outcome.ok_or_else(|| Error::Stale("the MyIngress is being deleted".into()))
     }
 
@@ -136,7 +136,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
-        // With a narrower scope nobody has listeners.
+        // With a narrower scope no MyIngress has listeners.
         if self.executor.scope == Scope::Cluster {
             let key = Key::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);
@@ -145,7 +145,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     fn forget(&self, key: &Key) {
         self.executor.backends.forget(key);
-        // One of the same name in another namespace may wait for the name of the load balancer.
+        // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
         for other in self.ingresses.state() {
             let other_key = Key::of(other.as_ref());
             if other.name_any() == *key.name && other_key != *key {
@@ -156,8 +156,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
 }
 
 impl<A: Aws> MyIngresses<A> {
-    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress` that is being
-    /// deleted.
+    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress`
+    /// that is being deleted.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());
@@ -166,12 +166,12 @@ impl<A: Aws> MyIngresses<A> {
             cluster,
         };
         let desired = Desired::of(&object, tags);
-        let mut observed = Observed::new(Arc::clone(&object), self.shown_within);
+        let mut observed = Observed::new(Arc::clone(&object), self.consistency_window);
         while let Some(step) = plan::next(&desired, &observed) {
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {
                 Ok(()) => observed.done.push(step),
-                Err(StepError::Aws(error)) => observed.refuse(step, error),
+                Err(StepError::Aws(error)) => observed.reject(step, error),
                 Err(StepError::Reconcile(error)) => {
                     cx.status.alb = observed.alb();
                     cx.status.listeners.clone_from(&observed.draft.listeners);
@@ -199,7 +199,7 @@ impl<A: Aws> MyIngresses<A> {
         }
     }
 
-    /// Returns the UID of namespace kube-system, which tells clusters apart.
+    /// Returns the UID of namespace kube-system, which identifies the cluster.
     async fn cluster(&self, cx: &Context<MyIngress>) -> Result<&str> {
         let read = async || {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());
