@@ -1,4 +1,4 @@
-//! Where each reason and each Event is told of: an index of the tables in the pages of the kinds.
+//! Index of the reasons and Events in the pages of the kinds.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ explained. How to find out which one it is: [Troubleshooting](../troubleshooting
 | --- | --- |
 ";
 
-/// Of these kinds: each with its page and that page's name.
+/// Returns the page; `kinds` has each kind with the text and name of its page.
 pub fn page(kinds: &[(String, String, String)]) -> String {
     let mut index = BTreeMap::<String, Vec<String>>::new();
     for (kind, page, name) in kinds {
@@ -37,8 +37,8 @@ pub fn page(kinds: &[(String, String, String)]) -> String {
     page
 }
 
-/// The first word of each row of the tables whose first column is `reason` or `event`, with the heading above, and whether it is
-/// an Event's.
+/// Returns the first word of each row of the tables whose first column is `reason` or `event`, with the heading above,
+/// and whether it is an Event's.
 fn rows(page: &str) -> Vec<(String, String, bool)> {
     let (mut heading, mut column, mut rows) = (String::new(), None, Vec::new());
     for line in page.lines() {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_found_by_its_column_and_named_by_its_heading() {
+    fn row_is_found_by_its_column_and_linked_to_its_heading() {
         let text = "## Its reasons\n\n| reason | what |\n| --- | --- |\n| `Ready` | `x` |\n| another one | y |\n\n\
                     | event | when |\n| --- | --- |\n| `Gone` | z |\n\n| field | what |\n| --- | --- |\n| `spec` | |\n";
         let found = page(&[("MyApp".into(), text.into(), "my-app.md".into())]);
