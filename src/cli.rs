@@ -197,7 +197,7 @@ pub struct RunArgs {
         value_name = "URL",
         hide_env_values = true,
         default_value = "https://api.telegram.org",
-        help_heading = "NotificationConfig"
+        help_heading = "Notifications"
     )]
     telegram_api_url: String,
 
@@ -207,26 +207,26 @@ pub struct RunArgs {
         env = "QUARTERMASTER_SHARED_SECRETS",
         value_name = "WHICH",
         default_value = "telegram",
-        help_heading = "NotificationConfig"
+        help_heading = "Notifications"
     )]
     shared_secrets: SharedSecrets,
 
     /// Let webhooks go to loopback addresses: for trying it out on one machine
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = parse::Boolean, help_heading = "NotificationConfig")]
+        value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_allow_loopback: bool,
 
     /// Network that webhooks must not go to, such as 10.0.0.0/8; may be given several times
     ///
     /// Link-local and metadata addresses are always refused.
     #[arg(long = "webhook-deny-cidr", env = "QUARTERMASTER_WEBHOOK_DENY_CIDR", value_name = "CIDR",
-        value_delimiter = ',', value_parser = parse::network, help_heading = "NotificationConfig")]
+        value_delimiter = ',', value_parser = parse::network, help_heading = "Notifications")]
     webhook_deny_cidrs: Vec<IpNet>,
 
     /// Port that webhooks may go to, such as 443; may be given several times. Default: every port
     #[arg(long = "webhook-allow-port", env = "QUARTERMASTER_WEBHOOK_ALLOW_PORT", value_name = "PORT",
-        value_delimiter = ',', value_parser = parse::port, help_heading = "NotificationConfig")]
+        value_delimiter = ',', value_parser = parse::port, help_heading = "Notifications")]
     webhook_allow_ports: Vec<u16>,
 
     /// Quote answers and connection errors of private addresses in status and Events, and of every address behind a proxy
@@ -234,7 +234,7 @@ pub struct RunArgs {
     /// Authors of ContactPoints can then read the beginning of answers from inside the cluster.
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_QUOTE_PRIVATE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = parse::Boolean, help_heading = "NotificationConfig")]
+        value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_quote_private: bool,
 
     /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram and AWS)
@@ -243,7 +243,7 @@ pub struct RunArgs {
         env = "QUARTERMASTER_WEBHOOK_PROXY",
         value_name = "URL",
         hide_env_values = true,
-        help_heading = "NotificationConfig"
+        help_heading = "Notifications"
     )]
     webhook_proxy: Option<SecretString>,
 

@@ -115,7 +115,7 @@ pub fn blocked(
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point that is suspended. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a suspended contact point. `spec` is the spec's [`digest`].
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     close(status, spec);
     let message = "spec.suspend is true: nothing is sent, messages wait";

@@ -453,7 +453,7 @@ impl RequestGroup {
     fn width(&self) -> usize {
         match self {
             Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
-            // One read returns the newest state.
+            // A single read returns the newest state.
             Self::Object(_) | Self::Background(_) => 1,
         }
     }
@@ -484,8 +484,8 @@ struct ReadsState {
     /// Causes of failed last requests, until a request succeeds or none is needed.
     failures: HashMap<Key, (FollowIdentity, WaitingReason)>,
     groups: HashMap<RequestGroup, GroupQueue>,
-    /// One read at a time for each resource with an expensive lookup: waiting reads hold the text of their object, and
-    /// an apiserver that hangs mostly hangs for one resource.
+    /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
+    /// of their object, and an apiserver that hangs mostly hangs for one resource.
     background: HashMap<ResourceName, Arc<Semaphore>>,
     /// Number of the last ticket.
     last: u64,

@@ -67,7 +67,7 @@ impl fmt::Display for Estimate {
         }
         write!(
             f,
-            "; all TrackedFields of one object together may take {}: write names and indexes in mode of .. and *, such as \
+            "; all TrackedFields of one object together may take {}: write names and indexes in place of .. and *, such as \
              {{.spec.template.spec.containers[0].image}}",
             grouped(BUDGET)
         )

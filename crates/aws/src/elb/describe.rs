@@ -23,7 +23,7 @@ impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
 
     async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, LoadBalancer>, AwsError> {
         let Self(elb, client) = self;
-        // One missing name fails the call for all names, so several names are filtered from the list of all load
+        // A missing name fails the call for all names, so several names are filtered from the list of all load
         // balancers.
         let alone = (names.len() == 1).then(|| names.clone());
         let (mut found, mut next) = (BTreeMap::new(), None);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One step of a query, with one selector. A union is several queries.
+/// Step of a query, with one selector. A union is several queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     /// The step selects in every node below, not in this node alone (`..`).

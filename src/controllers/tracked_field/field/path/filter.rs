@@ -3,7 +3,7 @@
 use super::{Parser, Result};
 use crate::controllers::tracked_field::field::query::{self, Filter, Step, quote};
 
-/// One side of a filter.
+/// Side of a filter.
 enum Side {
     Literal(String),
     Path { steps: Vec<Step>, singular: bool },
