@@ -75,7 +75,7 @@ impl Stage {
         let arrivals = Arc::<Mutex<Arrivals>>::default();
         for (index, receiver) in receivers.iter().enumerate() {
             let arrivals = Arc::clone(&arrivals);
-            receiver.on_request(move |request| note(&arrivals, request));
+            receiver.on_request(move |request| record(&arrivals, request));
             bed.webhook(&point(index), &receiver.url()).await;
         }
         let stage = Self {
@@ -267,7 +267,7 @@ pub fn says_it_leads(operator: &Operator) -> bool {
 }
 
 /// Records the changes in a message, which is about one change or a digest.
-fn note(arrivals: &Mutex<Arrivals>, request: &Request) {
+fn record(arrivals: &Mutex<Arrivals>, request: &Request) {
     let sender = if request.path == floor::PATH {
         Sender::Floor
     } else {

@@ -421,8 +421,8 @@ mod tests {
     #[case(&["uninstall", "-n", "", "--yes"], false)]
     fn arguments_are_checked(#[case] arguments: &[&str], #[case] good: bool) {
         for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {
-            let said = Cli::try_parse_from([&[program], arguments].concat());
-            assert_eq!(said.is_ok(), good, "{said:?}");
+            let parsed = Cli::try_parse_from([&[program], arguments].concat());
+            assert_eq!(parsed.is_ok(), good, "{parsed:?}");
         }
     }
 }

@@ -319,7 +319,7 @@ pub(super) fn policy(permission: &Permission) -> PolicyRule {
 }
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let owned = |strings: &[&str]| strings.iter().map(ToString::to_string).collect::<Vec<_>>();
     PolicyRule {
         api_groups: Some(vec![group.into()]),
         resources: Some(owned(resources)),

@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use self::batcher::{AT_ONCE, Batcher};
+use self::batcher::{Batcher, MAX_NAMES};
 use self::describe::{DescribeLoadBalancers, DescribeTags};
 use self::listeners::{certificates, described, forward, health};
 use super::action::AwsAction;
@@ -37,7 +37,7 @@ mod listeners;
 
 /// Targets that one call registers or deregisters: AWS sometimes rejects larger calls
 /// (<https://github.com/kubernetes/kubernetes/issues/101592>).
-const TARGETS_AT_ONCE: usize = 100;
+const MAX_TARGETS: usize = 100;
 
 /// Client of AWS. The SDK finds region, credentials and endpoint at the first call
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>).
@@ -195,7 +195,7 @@ impl Elb {
         answer
     }
 
-    /// Returns the tags of these resources, at most [`batcher::AT_ONCE`].
+    /// Returns the tags of these resources, at most [`batcher::MAX_NAMES`].
     async fn tags_batched(
         &self,
         arns: BTreeSet<String>,
@@ -423,7 +423,7 @@ impl Aws for Elb {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
         let mut found = BTreeMap::new();
-        for some in arns.chunks(AT_ONCE) {
+        for some in arns.chunks(MAX_NAMES) {
             found.extend(self.tags_batched(some.iter().cloned().collect()).await?);
         }
         Ok(found)
@@ -500,7 +500,7 @@ impl Aws for Elb {
         group: &str,
         targets: &BTreeSet<InstanceTarget>,
     ) -> Result<(), AwsError> {
-        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+        for some in described(targets).chunks(MAX_TARGETS) {
             let register = async |client: &Client| {
                 client
                     .register_targets()
@@ -519,7 +519,7 @@ impl Aws for Elb {
         group: &str,
         targets: &BTreeSet<InstanceTarget>,
     ) -> Result<(), AwsError> {
-        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+        for some in described(targets).chunks(MAX_TARGETS) {
             let deregister = async |client: &Client| {
                 client
                     .deregister_targets()

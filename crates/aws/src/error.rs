@@ -262,9 +262,9 @@ impl Error for AwsError {}
 
 impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for AwsError {
     fn from(error: SdkError<E, HttpResponse>) -> Self {
-        if let SdkError::ServiceError(said) = &error {
-            let (code, message) = (said.err().code(), said.err().message());
-            return Self::answered(code, message, said.raw().status().as_u16());
+        if let SdkError::ServiceError(answer) = &error {
+            let (code, message) = (answer.err().code(), answer.err().message());
+            return Self::answered(code, message, answer.raw().status().as_u16());
         }
         let causes = telemetry::causes(&error);
         if lacks_credentials(&error) {

@@ -38,25 +38,25 @@ struct FairLimiter {
 
 impl AwsRateLimiter {
     pub(super) fn new(reads: Rate, writes: Rate) -> Self {
-        let limiter = |rate| FairLimiter {
+        let fair = |rate| FairLimiter {
             limiter: limiter(rate),
             queue: Mutex::new(()),
         };
         Self {
-            reads: limiter(reads),
-            writes: limiter(writes),
+            reads: fair(reads),
+            writes: fair(writes),
         }
     }
 
     /// Waits until the rate limit allows the call.
     pub(super) async fn acquire(&self, action: AwsAction) {
-        let limiter = if action.writes() {
+        let fair = if action.writes() {
             &self.writes
         } else {
             &self.reads
         };
-        let _first = limiter.queue.lock().await;
-        limiter.limiter.until_ready().await;
+        let _first = fair.queue.lock().await;
+        fair.limiter.until_ready().await;
     }
 }
 

@@ -186,10 +186,10 @@ impl CopyStore {
                     return Ok(true);
                 }
                 Ok(None) => may_exist = false,
-                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) && !last => {
                     may_exist = true;
                 }
-                Err(kube::Error::Api(said)) if said.code == 404 => return Err(keeps_changing()),
+                Err(kube::Error::Api(status)) if status.code == 404 => return Err(keeps_changing()),
                 Err(error) => return Err(of_copy(error)),
             }
         }
@@ -322,10 +322,10 @@ mod tests {
             Duration::from_mins(30),
             Trigger::default(),
         ));
-        let (syncs, mut shown) = reflector::store::<ConfigMapSync>();
+        let (syncs, mut writer) = reflector::store::<ConfigMapSync>();
         let other =
             json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
-        shown.apply_watcher_event(&watcher::Event::Apply(
+        writer.apply_watcher_event(&watcher::Event::Apply(
             serde_json::from_value(other).unwrap(),
         ));
         let client = Client::new(service, "n");
@@ -345,10 +345,10 @@ mod tests {
         let kind = KindContext::new(client, MANAGER, syncs, Trigger::default(), events);
         let cx = Context::new(kind, Arc::new(sync), owner);
         let release = copies.release(&cx, &key);
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {
-                asked.push(request.method().clone());
+                requests.push(request.method().clone());
                 answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
             }
         };
@@ -356,7 +356,7 @@ mod tests {
             done = release => done.unwrap(),
             () = answer => panic!("the client was dropped"),
         };
-        (done, asked)
+        (done, requests)
     }
 
     fn live(label: &str) -> Value {

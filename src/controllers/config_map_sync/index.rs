@@ -59,7 +59,7 @@ struct IndexState {
 struct SyncReferences {
     plan: Plan,
     /// Creation time and UID: the older sync comes first.
-    born: (Option<Time>, String),
+    created: (Option<Time>, String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Index {
         let names = match scope {
             Scope::Cluster => NamespaceListing::Unlisted,
             Scope::Namespaces(_) => {
-                NamespaceListing::Unknown("namespaces are not looked at".into())
+                NamespaceListing::Unknown("the operator does not watch namespaces".into())
             }
         };
         Self {
@@ -143,13 +143,13 @@ impl Index {
                     .or_default()
                     .insert(key.clone());
             }
-            let born = (
+            let created = (
                 sync.metadata.creation_timestamp.clone(),
                 sync.uid().unwrap_or_default(),
             );
             state
                 .syncs
-                .insert(key.clone(), SyncReferences { plan, born });
+                .insert(key.clone(), SyncReferences { plan, created });
         }
         let looping = std::mem::take(&mut state.looping);
         drop(state);
@@ -309,7 +309,7 @@ impl IndexState {
         let mut older: Vec<_> = self
             .syncs
             .iter()
-            .filter(|(_, it)| it.born < this.born)
+            .filter(|(_, it)| it.created < this.created)
             .collect();
         // Each sync that was found, and the one that copies on from it; `None` for syncs that write this sync's source.
         let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
@@ -366,7 +366,7 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
             self.wake.wake(owner);
         }
         // The owner that wrote the copy knows of it; an owner that got it from another one does not.
-        let knows = owner.filter(|owner| news.as_ref().is_none_or(|told| told == owner));
+        let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
         self.wake_concerned(&key, knows.as_ref());
     }
 

@@ -387,7 +387,7 @@ mod tests {
     fn protected_destination_is_rejected_unless_allowed(#[case] spec: Value) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::DestinationNotAllowed(said) if said.contains("--allow-protected")),
+            matches!(&refused, PlanError::DestinationNotAllowed(message) if message.contains("--allow-protected")),
             "{refused:?}"
         );
         plan(&spec, &Scope::Cluster, true).unwrap();

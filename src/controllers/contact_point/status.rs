@@ -559,8 +559,12 @@ mod tests {
             (&*condition.status, &*condition.reason),
             ("False", WRITE_REJECTED)
         );
-        let said = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
-        assert!(condition.message.contains(said), "{}", condition.message);
+        let expected = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
+        assert!(
+            condition.message.contains(expected),
+            "{}",
+            condition.message
+        );
         report_unwritable(
             &mut status,
             &[field("b", &why[1]), field("c", &why[0])],

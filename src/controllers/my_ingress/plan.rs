@@ -112,7 +112,7 @@ struct Walker<'a> {
 
 impl<'a> Walker<'a> {
     /// Continues after a step that is done, ends at a step that AWS rejected, and otherwise proposes the step.
-    fn take(&self, step: Step) -> Walk {
+    fn take_step(&self, step: Step) -> Walk {
         if self.observed.done.contains(&step) {
             return Continue(());
         }
@@ -124,11 +124,11 @@ impl<'a> Walker<'a> {
     }
 
     fn normal(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
-        self.take(Step::Emit(EventType::Normal, action, reason, note))
+        self.take_step(Step::Emit(EventType::Normal, action, reason, note))
     }
 
     fn warning(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
-        self.take(Step::Emit(EventType::Warning, action, reason, note))
+        self.take_step(Step::Emit(EventType::Warning, action, reason, note))
     }
 
     fn updated(&self, note: String) -> Walk {
@@ -155,19 +155,19 @@ impl<'a> Walker<'a> {
         let (observed, tags) = (self.observed, &self.desired.tags);
         let find = Step::FindLoadBalancer(self.desired.name.clone());
         let Some(arn) = observed.arn() else {
-            self.take(find)?;
+            self.take_step(find)?;
             return Continue(observed.load_balancer.as_ref());
         };
-        self.take(Step::ReadRegion)?;
+        self.take_step(Step::ReadRegion)?;
         if let Some(region) = qm_aws::region_of(arn).filter(|region| *region != observed.region) {
             return end_rejected(tags.in_another_region(arn, region, &observed.region));
         }
-        self.take(find)?;
+        self.take_step(find)?;
         let current = match &observed.load_balancer {
             Some(found) => qm_aws::account_of(&found.arn),
             None if observed.may_yet_appear() => None,
             None => {
-                self.take(Step::ReadAccount)?;
+                self.take_step(Step::ReadAccount)?;
                 Some(observed.account.as_str())
             }
         };
@@ -183,7 +183,7 @@ impl<'a> Walker<'a> {
         if finalizer::is_on(self.observed.object.as_ref(), FINALIZER) {
             return Continue(());
         }
-        self.take(Step::AddFinalizer)
+        self.take_step(Step::AddFinalizer)
     }
 
     fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
@@ -193,8 +193,8 @@ impl<'a> Walker<'a> {
             return self.not_visible();
         }
         self.add_finalizer()?;
-        self.take(Step::RecordIntent(Intent::CreateLoadBalancer))?;
-        self.take(Step::CreateLoadBalancer(desired.clone()))?;
+        self.take_step(Step::RecordIntent(Intent::CreateLoadBalancer))?;
+        self.take_step(Step::CreateLoadBalancer(desired.clone()))?;
         self.not_visible()
     }
 
@@ -205,7 +205,7 @@ impl<'a> Walker<'a> {
         found: &'a LoadBalancer,
     ) -> Walk<Converged<'a>> {
         let (name, arn) = (&desired.name, &found.arn);
-        self.take(Step::ReadTags(arn.clone()))?;
+        self.take_step(Step::ReadTags(arn.clone()))?;
         let Some(ownership) = &self.observed.ownership else {
             return self.not_visible();
         };
@@ -222,7 +222,7 @@ impl<'a> Walker<'a> {
             return blocked(readiness, Requeue::OnChange);
         }
         if ownership.claim == Claim::Restored {
-            self.take(Step::ConfirmOwner("load balancer"))?;
+            self.take_step(Step::ConfirmOwner("load balancer"))?;
         }
         self.add_finalizer()?;
         let (mut changed, mut error) = (Vec::new(), None);
@@ -302,7 +302,7 @@ impl<'a> Walker<'a> {
         let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
         if !keys.is_subset(&recorded) {
             // A later reconcile removes only recorded tags.
-            self.take(Step::RecordIntent(Intent::Tag))?;
+            self.take_step(Step::RecordIntent(Intent::Tag))?;
         }
         self.ensure_tags(arn, desired, actual, &(&recorded - &keys))
     }
@@ -326,10 +326,10 @@ impl<'a> Walker<'a> {
         }
         let differs = !missing.is_empty() || !extra.is_empty();
         if !missing.is_empty() {
-            self.take(Step::AddTags(arn.into(), missing))?;
+            self.take_step(Step::AddTags(arn.into(), missing))?;
         }
         if !extra.is_empty() {
-            self.take(Step::RemoveTags(arn.into(), extra))?;
+            self.take_step(Step::RemoveTags(arn.into(), extra))?;
         }
         Continue(differs)
     }
@@ -366,7 +366,7 @@ impl<'a> Walker<'a> {
         ];
         let mut first = None;
         for (what, step) in steps.into_iter().flatten() {
-            match self.take(step) {
+            match self.take_step(step) {
                 Continue(()) => changed.push(what),
                 Break(Stop::End(End::Rejected(error))) => _ = first.get_or_insert(error),
                 Break(stop) => return Break(stop),
@@ -378,7 +378,7 @@ impl<'a> Walker<'a> {
     /// Deletes the load balancer that AWS shows, if it is owned.
     fn delete(&self, found: &'a LoadBalancer) -> Walk<Converged<'a>> {
         let (name, arn) = (&self.desired.name, &found.arn);
-        self.take(Step::ReadTags(arn.clone()))?;
+        self.take_step(Step::ReadTags(arn.clone()))?;
         let Some(ownership) = &self.observed.ownership else {
             return self.deleting(OWNER_NOT_VISIBLE);
         };
@@ -394,14 +394,14 @@ impl<'a> Walker<'a> {
             return Break(Stop::End(End::Deleted));
         }
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
-        self.take(Step::ConfirmOwner("load balancer"))?;
-        match self.take(Step::DeleteLoadBalancer(arn.clone())) {
+        self.take_step(Step::ConfirmOwner("load balancer"))?;
+        match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
             Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
                 return self.keep(found, error);
             }
             deleted => deleted?,
         }
-        self.take(Step::VerifyDeletion(name.clone()))?;
+        self.take_step(Step::VerifyDeletion(name.clone()))?;
         let remaining = self.observed.remaining.as_ref();
         if remaining.is_some_and(|it| it.arn == *arn) {
             return self.deleting("AWS deletes the load balancer");
@@ -479,14 +479,14 @@ impl<'a> Walker<'a> {
             return Continue(());
         }
         let (observed, tags) = (self.observed, &self.desired.tags);
-        self.take(Step::ListTargetGroups(tags.group_prefix()))?;
+        self.take_step(Step::ListTargetGroups(tags.group_prefix()))?;
         let groups = &observed.listed_groups;
         let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
         self.read_ownership(arns.iter().cloned())?;
         // If the cache is stale, the groups may belong to a newer MyIngress of that name.
-        self.take(Step::ConfirmOwner("target groups"))?;
+        self.take_step(Step::ConfirmOwner("target groups"))?;
         for arn in arns.iter().filter(|arn| observed.owners.is_owned(arn)) {
-            match self.take(Step::DeleteTargetGroup(arn.clone())) {
+            match self.take_step(Step::DeleteTargetGroup(arn.clone())) {
                 Break(Stop::End(End::Rejected(error))) if left && error.is(error::IN_USE) => {}
                 deleted => deleted?,
             }
@@ -509,7 +509,7 @@ impl<'a> Walker<'a> {
         if arns.is_empty() {
             return Continue(());
         }
-        self.take(Step::ReadOwnership(arns))
+        self.take_step(Step::ReadOwnership(arns))
     }
 
     /// Ensures the desired listeners one after the other, then removes the others. A rejected listener must not block
@@ -519,8 +519,8 @@ impl<'a> Walker<'a> {
             return Continue(None);
         }
         let (desired, observed) = (self.desired, self.observed);
-        self.take(Step::ReadListeners(found.arn.clone()))?;
-        self.take(Step::ReadTargetGroups(found.arn.clone()))?;
+        self.take_step(Step::ReadListeners(found.arn.clone()))?;
+        self.take_step(Step::ReadTargetGroups(found.arn.clone()))?;
         let arns = observed.listeners.iter().map(|it| it.arn.clone());
         let groups = observed.target_groups.iter().map(|it| it.arn.clone());
         self.read_ownership(arns.chain(groups))?;
@@ -530,10 +530,10 @@ impl<'a> Walker<'a> {
         let new = &(&ports | &existing) - &recorded;
         if !new.is_empty() {
             // A later reconcile removes only resources of recorded ports.
-            self.take(Step::RecordIntent(Intent::Ports(new)))?;
+            self.take_step(Step::RecordIntent(Intent::Ports(new)))?;
         }
         if !ports.is_empty() {
-            self.take(Step::ReadNodes)?;
+            self.take_step(Step::ReadNodes)?;
         }
         let mut results = ListenerResults::default();
         for listener in desired.listeners() {
@@ -591,7 +591,7 @@ impl<'a> Walker<'a> {
     fn ensure_listener(&self, found: &LoadBalancer, listener: &Listener) -> Walk<ListenerResult> {
         let (observed, tags, port) = (self.observed, &self.desired.tags, listener.port);
         let name = listener.service.name.clone();
-        self.take(Step::ReadService(port, name))?;
+        self.take_step(Step::ReadService(port, name))?;
         let existing = observed.listeners.iter().find(|it| it.port == port);
         if let Some(foreign) = existing.filter(|it| !observed.owners.is_adoptable(&it.arn)) {
             let arn = &foreign.arn;
@@ -626,14 +626,14 @@ impl<'a> Walker<'a> {
         self.ensure_ownership(&group.arn)?;
         let path = listener.health_check_path();
         if group.health_check_path != path {
-            self.take(Step::SetHealthCheck(arn(), path.into()))?;
+            self.take_step(Step::SetHealthCheck(arn(), path.into()))?;
         }
         let registered = self.read_health(&group.arn)?;
         let TargetChange { add, remove, hold } = TargetChange::of(registered, &route);
         let rejected = self.register(port, &group.arn, &add, registered, &route)?;
         let has_moved = self.lead(found, listener, existing, group)?;
         if !remove.is_empty() {
-            self.take(Step::DeregisterTargets(arn(), remove))?;
+            self.take_step(Step::DeregisterTargets(arn(), remove))?;
         }
         // Health from before a target was added, or before the listener forwarded to the group, proves nothing.
         let known = |it: &&TargetHealth| !has_moved && !add.contains(&it.target);
@@ -648,7 +648,7 @@ impl<'a> Walker<'a> {
     }
 
     fn read_health(&self, group: &str) -> Walk<&'a [TargetHealth]> {
-        self.take(Step::ReadTargetHealth(group.into()))?;
+        self.take_step(Step::ReadTargetHealth(group.into()))?;
         let health = self.observed.health.get(group);
         Continue(health.map(Vec::as_slice).unwrap_or_default())
     }
@@ -669,7 +669,7 @@ impl<'a> Walker<'a> {
         let active = registered.iter().filter(|it| !it.is_draining()).count();
         let count = targets.len();
         if count > 0 {
-            self.take(Step::DeregisterTargets(group.arn.clone(), targets))?;
+            self.take_step(Step::DeregisterTargets(group.arn.clone(), targets))?;
             self.updated(format!(
                 "removed {count} targets of port {port}: the Service released their node port"
             ))?;
@@ -703,7 +703,7 @@ impl<'a> Walker<'a> {
                 return Continue(Err(self.foreign_group(port, group)));
             }
             // The group belonged to an owned load balancer that another client deleted.
-            self.take(Step::DeleteTargetGroup(arn.clone()))?;
+            self.take_step(Step::DeleteTargetGroup(arn.clone()))?;
         }
         let create = DesiredTargetGroup {
             name,
@@ -717,7 +717,7 @@ impl<'a> Walker<'a> {
         let Some(created) = observed.created_groups.get(&port) else {
             return not_visible();
         };
-        match self.take(Step::ReadOwnership(vec![created.arn.clone()])) {
+        match self.take_step(Step::ReadOwnership(vec![created.arn.clone()])) {
             Break(Stop::End(End::Rejected(error))) if error.is(error::GROUP_NOT_FOUND) => {
                 return not_visible();
             }
@@ -743,7 +743,7 @@ impl<'a> Walker<'a> {
     }
 
     fn find_group(&self, name: &str) -> Walk<Option<&'a TargetGroup>> {
-        self.take(Step::FindTargetGroup(name.into()))?;
+        self.take_step(Step::FindTargetGroup(name.into()))?;
         let group = self.observed.found_groups.get(name);
         self.read_ownership(group.iter().map(|group| group.arn.clone()))?;
         Continue(group)
@@ -751,7 +751,7 @@ impl<'a> Walker<'a> {
 
     /// Takes a step that creates a resource for the port, after recording the intent. A recent record is enough.
     fn take_recorded(&self, port: u16, step: Step) -> Walk {
-        let taken = self.take(step);
+        let taken = self.take_step(step);
         let record = Step::RecordIntent(Intent::CreateFor(port));
         let is_recorded =
             self.observed.was_just_requested(port) || self.observed.done.last() == Some(&record);
@@ -798,7 +798,7 @@ impl<'a> Walker<'a> {
         let accepted = add - &rejected;
         let stays = |it: &TargetHealth| !it.is_draining() && route.contains(&it.target);
         if !accepted.is_empty() {
-            self.take(Step::RegisterTargets(group.into(), accepted))?;
+            self.take_step(Step::RegisterTargets(group.into(), accepted))?;
         } else if let Some(error) = last.filter(|_| !registered.iter().any(stays)) {
             return end_rejected(error.clone());
         }
@@ -840,7 +840,7 @@ impl<'a> Walker<'a> {
             let policy = &mut desired.ssl_policy;
             policy.get_or_insert_with(|| DEFAULT_POLICY.into());
         }
-        self.take(Step::ModifyListener(existing.arn.clone(), desired))?;
+        self.take_step(Step::ModifyListener(existing.arn.clone(), desired))?;
         self.updated(format!("listener of port {port} put right"))?;
         Continue(existing.group.as_ref() != Some(&group.arn))
     }
@@ -851,7 +851,7 @@ impl<'a> Walker<'a> {
         let (observed, owners) = (self.observed, &self.observed.owners);
         let existing = observed.listeners.iter().find(|it| it.port == port);
         if let Some(listener) = existing.filter(|it| owners.is_owned(&it.arn)) {
-            self.take(Step::DeleteListener(listener.arn.clone()))?;
+            self.take_step(Step::DeleteListener(listener.arn.clone()))?;
             self.updated(format!("load balancer listens on port {port} no more"))?;
         }
         let name = self.desired.tags.group_name(port);
@@ -871,7 +871,7 @@ impl<'a> Walker<'a> {
             );
             return end_rejected(AwsError::unsent(Class::Slow, LISTENER_CONFLICT, message));
         }
-        self.take(Step::DeleteTargetGroup(group.arn.clone()))?;
+        self.take_step(Step::DeleteTargetGroup(group.arn.clone()))?;
         Continue(true)
     }
 }

@@ -690,7 +690,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
             let answer =
                 answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
             if let Err(panic) = &answer {
-                error!(panic = tasks::words(&**panic), trackedField = %key, "asking for the target panicked");
+                error!(panic = tasks::words(&**panic), trackedField = %key, "request about the target panicked; will retry");
             }
             let leads = targets.tracker.leads();
             let awaited = targets.reads.answered(&key, number, answer, leads);

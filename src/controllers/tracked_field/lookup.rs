@@ -111,7 +111,7 @@ pub(super) fn look_up(
     let mut sizes = Sizes::of(object);
     let mut estimated: Vec<(Cost, FieldSelector)> = Vec::with_capacity(fields.len());
     let mut lookups = HashMap::with_capacity(fields.len());
-    let (mut at_once, most_estimating, not_estimated) = match mode {
+    let (mut inline_left, most_estimating, not_estimated) = match mode {
         LookupMode::Inline => (MAX_INLINE_NODES, MAX_INLINE_NODES, Lookup::Deferred),
         LookupMode::Background => (u64::MAX, BUDGET, Lookup::Rejected(Estimate::UNKNOWN)),
     };
@@ -136,12 +136,13 @@ pub(super) fn look_up(
         let lookup = match mode {
             LookupMode::Inline if !requested(&field) => continue,
             LookupMode::Inline => {
-                let most = at_once.min(MAX_INLINE_LOOKUP_NODES);
+                let most = inline_left.min(MAX_INLINE_LOOKUP_NODES);
                 if let Ok((value, spent)) = within(object, &field, cost, &mut sizes, most) {
-                    at_once -= spent;
+                    inline_left -= spent;
                     Lookup::Found(value)
                 } else {
-                    at_once = at_once.saturating_sub(cost.visited.min(MAX_INLINE_LOOKUP_NODES));
+                    inline_left =
+                        inline_left.saturating_sub(cost.visited.min(MAX_INLINE_LOOKUP_NODES));
                     Lookup::Deferred
                 }
             }

@@ -215,8 +215,8 @@ async fn discover(
 }
 
 /// Returns the most similar name, if any is similar.
-pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.map(|name| (strsim::normalized_damerau_levenshtein(wanted, name), name));
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
     scored
         .filter(|(score, _)| *score >= 0.5)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -318,10 +318,10 @@ impl Tracker {
     ) -> Lookups {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            let is_asked = of == key && follower.identity == *identity;
+            let is_requested = of == key && follower.identity == *identity;
             lookups.add(
                 &follower.field,
-                is_asked || follower.is_satisfied_by(object),
+                is_requested || follower.is_satisfied_by(object),
             );
         });
         lookups
@@ -590,7 +590,7 @@ impl Tracker {
         event: &Arc<WatchEvent>,
         lookups: Lookups,
     ) -> LookupResults {
-        let unrun = lookups.clone();
+        let fallback = lookups.clone();
         let job = {
             let event = Arc::clone(event);
             move || lookups.run(&event.object, LookupMode::Background)
@@ -601,7 +601,7 @@ impl Tracker {
         };
         looked_up.unwrap_or_else(|error| {
             warn!(%error, "failed to inspect a large object; will read it again");
-            unrun.deferred()
+            fallback.deferred()
         })
     }
 

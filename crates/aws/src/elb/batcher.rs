@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::AwsError;
 
 /// Maximum number of resources in one call.
-pub(super) const AT_ONCE: usize = 20;
+pub(super) const MAX_NAMES: usize = 20;
 
 /// A call that returns a `V` for each of several resources.
 pub(super) trait BatchCall<V>: Sync {
@@ -47,7 +47,7 @@ impl<V: Clone> Batcher<V> {
         }
     }
 
-    /// Returns the result for each existing resource of `names`, at most [`AT_ONCE`].
+    /// Returns the result for each existing resource of `names`, at most [`MAX_NAMES`].
     pub(super) async fn query(
         &self,
         names: BTreeSet<String>,
@@ -89,7 +89,7 @@ impl<V: Clone> Batcher<V> {
     /// Removes and returns the oldest queries that fit into one call.
     fn take_batch(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)> {
         let mut waiting = self.waiting();
-        let (mut accepted, mut room) = (Vec::new(), AT_ONCE);
+        let (mut accepted, mut room) = (Vec::new(), MAX_NAMES);
         while let Some(pending) =
             waiting.pop_front_if(|pending| pending.reply.is_closed() || pending.names.len() <= room)
         {

@@ -129,15 +129,15 @@ fn deployment_gives_the_outcome(
 
 #[test]
 fn pod_problem_is_reported_unless_the_deployment_explains_it() {
-    let said = |status: Value, observed: i64| {
+    let reason = |status: Value, observed: i64| {
         Rollout::of(&deployment(2, observed, status))
             .outcome(&key(), Some(pull()))
             .reason
     };
-    assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
-    assert_eq!(said(counts(2, 2, 2), 3), "Ready");
+    assert_eq!(reason(counts(2, 2, 1), 3), "ImagePullBackOff");
+    assert_eq!(reason(counts(2, 2, 2), 3), "Ready");
     assert_eq!(
-        said(counts(2, 2, 1), 2),
+        reason(counts(2, 2, 1), 2),
         "Progressing",
         "these Pods have another spec"
     );
@@ -147,9 +147,9 @@ fn pod_problem_is_reported_unless_the_deployment_explains_it() {
         "ProgressDeadlineExceeded",
         "timed out",
     );
-    assert_eq!(said(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
+    assert_eq!(reason(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
     let quota = condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota");
-    assert_eq!(said(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
+    assert_eq!(reason(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
 }
 
 #[test]

@@ -45,8 +45,8 @@ async fn check(
     let reconciled = world.reconcile().await;
     assert_eq!(reconciled.steps.join(" "), steps);
     let report = reconciled.report.as_ref();
-    let said = report.map_or("", |report| report.readiness.reason);
-    assert_eq!(said, reason, "{report:?}");
+    let reported = report.map_or("", |report| report.readiness.reason);
+    assert_eq!(reported, reason, "{report:?}");
     (world, reconciled)
 }
 

@@ -80,8 +80,8 @@ impl Parser<'_> {
         next
     }
 
-    fn eat(&mut self, wanted: char) -> bool {
-        let found = self.peek() == Some(wanted);
+    fn eat(&mut self, expected: char) -> bool {
+        let found = self.peek() == Some(expected);
         if found {
             self.next();
         }
