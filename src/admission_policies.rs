@@ -80,7 +80,7 @@ pub enum PolicyState {
     Unknown(String),
 }
 
-/// Compares a policy and its binding, which have these names. `operator_namespace`: namespace of the ServiceAccount
+/// Compares a policy and its binding, which have these names. `operator_namespace`: namespace of the `ServiceAccount`
 /// that the operator's policy binds, if known.
 pub fn judge(
     shipped: &Shipped,

@@ -125,7 +125,7 @@ fn place(object: &mut Value, namespace: &str) {
     }
 }
 
-/// Updates every reference to the objects' new names, and to ServiceAccounts in their new namespace.
+/// Updates every reference to the objects' new names, and to `ServiceAccount`s in their new namespace.
 fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespace: Option<&str>) {
     let new = |kind: &str, old: &str| names.get(&(kind.to_owned(), old.to_owned())).cloned();
     match value {

@@ -32,7 +32,7 @@ pub struct Index {
     wake: Trigger<ConfigMapSync>,
 }
 
-/// IndexState of the list of namespaces.
+/// State of the list of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NamespaceListing {
     /// The namespaces have not been listed yet.
@@ -68,7 +68,7 @@ struct NamespaceInfo {
     is_terminating: bool,
 }
 
-/// IndexState of a destination's namespace.
+/// State of a destination's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespacePresence {
     /// The namespace exists, or may exist if that is unknown.

@@ -60,7 +60,7 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
         EVENTS,
     ],
 );
-/// FieldSelector manager of the controller's writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
 /// Timings of a `TrackedField`.
