@@ -41,7 +41,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
-            let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+            let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             install_tls()?;
             // Two threads handle the load. Each further thread costs memory at rest: glibc gives every allocating
@@ -96,7 +96,7 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new(&PROGRAM);
-    let health = health::Health::new();
+    let health = health::Probes::new();
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
@@ -119,7 +119,7 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
     }
     let RunConfig { runtime, .. } = config.clone();
     let start = move |manager: &mut manager::Manager| {
-        registry::START
+        kinds::START
             .iter()
             .try_for_each(|start| start(manager, &config))
     };

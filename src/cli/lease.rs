@@ -2,7 +2,7 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 
 use super::{LEASE, OPERATOR_NAMESPACE, parse};
 
@@ -40,7 +40,7 @@ impl LeaseArgs {
 
     /// Returns the flags that select this Lease in a printed command; none for the default.
     pub fn flags(&self) -> String {
-        let Key { namespace, .. } = self.key();
+        let ObjectKey { namespace, .. } = self.key();
         let place = if *namespace == *OPERATOR_NAMESPACE {
             String::new()
         } else {
@@ -58,7 +58,7 @@ impl LeaseArgs {
         }
     }
 
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> ObjectKey {
         let LeaseFlags {
             operator_namespace,
             leader_election_id,
@@ -68,7 +68,7 @@ impl LeaseArgs {
         } else {
             operator_namespace
         };
-        Key::new(namespace, leader_election_id)
+        ObjectKey::new(namespace, leader_election_id)
     }
 }
 

@@ -48,7 +48,7 @@ impl MetricsArgs {
                 Err("--metrics-cert-path: the certificate is for --metrics-secure; write both, or neither".into())
             }
             Some(folder) => Ok(Some(MetricsCertificate::Mounted(folder.into()))),
-            None => Ok(self.secure.then_some(MetricsCertificate::Own)),
+            None => Ok(self.secure.then_some(MetricsCertificate::SelfSigned)),
         }
     }
 }

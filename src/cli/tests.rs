@@ -123,8 +123,8 @@ fn boolean_flag_rejects_another_word(#[case] word: &str) {
 }
 
 #[rstest]
-#[case(&["--metrics-secure"], Some(MetricsCertificate::Own))]
-#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
+#[case(&["--metrics-secure"], Some(MetricsCertificate::SelfSigned))]
+#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::SelfSigned))]
 #[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]
 #[case(&["--metrics-secure=false", "--metrics-cert-path="], None)]
 fn metrics_certificate_is_parsed(
@@ -285,7 +285,7 @@ fn help_explains_the_flags() {
 
 #[test]
 fn examples_of_the_help_parse() {
-    let kinds: Vec<_> = crate::registry::KINDS
+    let kinds: Vec<_> = crate::kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();

@@ -31,37 +31,37 @@ pub struct Timings {
 
     /// First wait after a failed pass or request
     #[arg(long, env = "QUARTERMASTER_RETRY_MIN", value_parser = duration, default_value = "1s", hide = true)]
-    pub retry_min: Duration,
+    pub backoff_min: Duration,
     /// Longest wait after failed passes or requests
     #[arg(long, env = "QUARTERMASTER_RETRY_MAX", value_parser = duration, default_value = "5m", hide = true)]
-    pub retry_max: Duration,
+    pub backoff_max: Duration,
     /// First wait after what somebody has to mend elsewhere, such as a right that AWS does not grant
     #[arg(long, env = "QUARTERMASTER_SLOW_MIN", value_parser = duration, default_value = "30s", hide = true)]
-    pub slow_min: Duration,
+    pub slow_backoff_min: Duration,
     /// Longest wait after what somebody has to mend elsewhere
     #[arg(long, env = "QUARTERMASTER_SLOW_MAX", value_parser = duration, default_value = "10m", hide = true)]
-    pub slow_max: Duration,
+    pub slow_backoff_max: Duration,
     /// The most that a receiver's Retry-After is honoured for (Telegram's retry_after has no such limit)
     #[arg(long, env = "QUARTERMASTER_RETRY_AFTER_MAX", value_parser = duration, default_value = "1h", hide = true)]
     pub retry_after_max: Duration,
     /// How often a contact point that stopped (401, 403, 404 and the like) is tried again
     #[arg(long, env = "QUARTERMASTER_STOPPED_RETRY", value_parser = duration, default_value = "5m", hide = true)]
-    pub stopped_retry: Duration,
+    pub stopped_retry_period: Duration,
     /// How long one request to a receiver may take, unless the contact point says otherwise
     #[arg(long, env = "QUARTERMASTER_SEND_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
     pub send_timeout: Duration,
     /// How often a Secret that is in use is read again
     #[arg(long, env = "QUARTERMASTER_SECRET_REREAD", value_parser = duration, default_value = "5m", hide = true)]
-    pub secret_reread: Duration,
+    pub secret_refresh_period: Duration,
     /// How often the admission policies are checked
     #[arg(long, env = "QUARTERMASTER_POLICY_CHECK_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub policy_check_period: Duration,
     /// First wait for what no watch tells of, such as a Secret that is not there
     #[arg(long, env = "QUARTERMASTER_WAITING_MIN", value_parser = duration, default_value = "1s", hide = true)]
-    pub waiting_min: Duration,
+    pub poll_min: Duration,
     /// Longest wait for what no watch tells of
     #[arg(long, env = "QUARTERMASTER_WAITING_MAX", value_parser = duration, default_value = "30s", hide = true)]
-    pub waiting_max: Duration,
+    pub poll_max: Duration,
     /// Age from which an entry expires when an attempt to deliver it fails
     #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
     pub delivery_max_age: Duration,
@@ -92,7 +92,7 @@ pub struct Timings {
     pub scaling_inactive_grace_period: Duration,
     /// How often each load balancer is looked at: AWS tells nobody of a change (up to 1.2 times as long, at random)
     #[arg(long, env = "QUARTERMASTER_AWS_RESYNC", value_parser = duration, default_value = "10m", hide = true)]
-    pub aws_resync: Duration,
+    pub aws_sync_period: Duration,
     /// How long one call of AWS may take
     #[arg(long, env = "QUARTERMASTER_AWS_TIMEOUT", value_parser = duration, default_value = "20s", hide = true)]
     pub aws_timeout: Duration,
@@ -107,19 +107,19 @@ pub struct Timings {
     pub aws_shown_within: Duration,
     /// How long it is remembered whose token one is that reads the metrics
     #[arg(long, env = "QUARTERMASTER_METRICS_KNOWN_FOR", value_parser = duration, default_value = "1m", hide = true)]
-    pub metrics_known_for: Duration,
+    pub metrics_authentication_ttl: Duration,
     /// How long it is remembered that somebody may read the metrics
     #[arg(long, env = "QUARTERMASTER_METRICS_ALLOWED_FOR", value_parser = duration, default_value = "5m", hide = true)]
-    pub metrics_allowed_for: Duration,
+    pub metrics_authorized_ttl: Duration,
     /// How long it is remembered that somebody may not, or is not known
     #[arg(long, env = "QUARTERMASTER_METRICS_REFUSED_FOR", value_parser = duration, default_value = "30s", hide = true)]
-    pub metrics_refused_for: Duration,
+    pub metrics_unauthorized_ttl: Duration,
     /// How long a connection to the secured metrics lasts: a silent one keeps its place no longer
     #[arg(long, env = "QUARTERMASTER_METRICS_CONNECTION", value_parser = duration, default_value = "1m", hide = true)]
-    pub metrics_connection: Duration,
+    pub metrics_connection_max_age: Duration,
     /// How long its handshake may take, the head of a request, and what is under way at its end
     #[arg(long, env = "QUARTERMASTER_METRICS_PATIENCE", value_parser = duration, default_value = "10s", hide = true)]
-    pub metrics_patience: Duration,
+    pub metrics_io_timeout: Duration,
     /// How long running passes and requests are waited for on shutdown
     #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
     pub drain: Duration,
@@ -138,36 +138,36 @@ impl Default for Timings {
             lease_duration: runtime.lease_duration,
             lease_renew_deadline: runtime.lease_renew_deadline,
             lease_retry_period: runtime.lease_retry_period,
-            retry_min: runtime.retry_min,
-            retry_max: runtime.retry_max,
-            slow_min: runtime.slow_min,
-            slow_max: runtime.slow_max,
+            backoff_min: runtime.backoff_min,
+            backoff_max: runtime.backoff_max,
+            slow_backoff_min: runtime.slow_backoff_min,
+            slow_backoff_max: runtime.slow_backoff_max,
             retry_after_max: Duration::from_hours(1),
-            stopped_retry: Duration::from_mins(5),
+            stopped_retry_period: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
-            secret_reread: Duration::from_mins(5),
+            secret_refresh_period: Duration::from_mins(5),
             policy_check_period: Duration::from_mins(5),
-            waiting_min: runtime.waiting_min,
-            waiting_max: runtime.waiting_max,
+            poll_min: runtime.poll_min,
+            poll_max: runtime.poll_max,
             delivery_max_age: Duration::from_hours(24),
             reconcile_timeout: runtime.reconcile_timeout,
             event_renewal: Duration::from_mins(30),
-            resync: runtime.resync,
+            sync_period: runtime.sync_period,
             drift_window: runtime.drift_window,
             drift_backoff_min: runtime.drift_backoff_min,
             drift_backoff_max: runtime.drift_backoff_max,
             confirmation_period: runtime.confirmation_period,
             scaling_inactive_grace_period: Duration::from_mins(5),
-            aws_resync: Duration::from_mins(10),
+            aws_sync_period: Duration::from_mins(10),
             aws_timeout: aws.timeout,
             aws_read_period: aws.read_period,
             aws_write_period: aws.write_period,
             aws_shown_within: Duration::from_mins(1),
-            metrics_known_for: runtime.metrics_known_for,
-            metrics_allowed_for: runtime.metrics_allowed_for,
-            metrics_refused_for: runtime.metrics_refused_for,
-            metrics_connection: runtime.metrics_connection,
-            metrics_patience: runtime.metrics_patience,
+            metrics_authentication_ttl: runtime.metrics_authentication_ttl,
+            metrics_authorized_ttl: runtime.metrics_authorized_ttl,
+            metrics_unauthorized_ttl: runtime.metrics_unauthorized_ttl,
+            metrics_connection_max_age: runtime.metrics_connection_max_age,
+            metrics_io_timeout: runtime.metrics_io_timeout,
             drain: runtime.drain,
             api_timeout: runtime.api_timeout,
             watch_timeout: runtime.watch_timeout,
@@ -191,23 +191,23 @@ impl Timings {
             lease_duration: self.lease_duration,
             lease_renew_deadline: self.lease_renew_deadline,
             lease_retry_period: self.lease_retry_period,
-            retry_min: self.retry_min,
-            retry_max: self.retry_max,
-            slow_min: self.slow_min,
-            slow_max: self.slow_max,
-            waiting_min: self.waiting_min,
-            waiting_max: self.waiting_max,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+            slow_backoff_min: self.slow_backoff_min,
+            slow_backoff_max: self.slow_backoff_max,
+            poll_min: self.poll_min,
+            poll_max: self.poll_max,
             reconcile_timeout: self.reconcile_timeout,
-            resync: self.resync,
+            sync_period: self.sync_period,
             drift_window: self.drift_window,
             drift_backoff_min: self.drift_backoff_min,
             drift_backoff_max: self.drift_backoff_max,
             confirmation_period: self.confirmation_period,
-            metrics_known_for: self.metrics_known_for,
-            metrics_allowed_for: self.metrics_allowed_for,
-            metrics_refused_for: self.metrics_refused_for,
-            metrics_connection: self.metrics_connection,
-            metrics_patience: self.metrics_patience,
+            metrics_authentication_ttl: self.metrics_authentication_ttl,
+            metrics_authorized_ttl: self.metrics_authorized_ttl,
+            metrics_unauthorized_ttl: self.metrics_unauthorized_ttl,
+            metrics_connection_max_age: self.metrics_connection_max_age,
+            metrics_io_timeout: self.metrics_io_timeout,
             drain: self.drain,
             api_timeout: self.api_timeout,
             watch_timeout: self.watch_timeout,
@@ -237,13 +237,13 @@ impl Timings {
         }
         for (min, max, flags) in [
             (
-                self.retry_min,
-                self.retry_max,
+                self.backoff_min,
+                self.backoff_max,
                 "--retry-min must not be more than --retry-max",
             ),
             (
-                self.slow_min,
-                self.slow_max,
+                self.slow_backoff_min,
+                self.slow_backoff_max,
                 "--slow-min must not be more than --slow-max",
             ),
             (
@@ -252,8 +252,8 @@ impl Timings {
                 "--drift-backoff-min must not be more than --drift-backoff-max",
             ),
             (
-                self.waiting_min,
-                self.waiting_max,
+                self.poll_min,
+                self.poll_max,
                 "--waiting-min must not be more than --waiting-max",
             ),
         ] {

@@ -20,7 +20,7 @@ use super::printer::Colour;
 use super::{RequestError, has_code};
 use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
-use crate::registry;
+use crate::kinds;
 
 /// Number of objects in a page of a list.
 const PAGE: u32 = 500;
@@ -235,7 +235,7 @@ impl ObjectSummary {
 }
 
 pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
-    let mut kinds = registry::KINDS.iter();
+    let mut kinds = kinds::KINDS.iter();
     kinds.any(|kind| kind.finalizer == Some(finalizer))
 }
 
@@ -328,7 +328,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn kind(controller: &str) -> &'static KindInfo {
-        let mut kinds = registry::KINDS.iter();
+        let mut kinds = kinds::KINDS.iter();
         kinds.find(|kind| kind.controller == controller).unwrap()
     }
 

@@ -6,11 +6,11 @@ use qm_api::{ContactPoint, TrackedField};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, RetryPolicy};
-use qm_runtime::Key;
-use qm_runtime::backoff::Policy;
-use qm_runtime::health::State;
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::BackoffPolicy;
+use qm_runtime::health::KindState;
 use qm_runtime::leader::Fence;
-use qm_runtime::manager::{Manager, Phase, Watched};
+use qm_runtime::manager::{KindHandles, Manager, Phase};
 use qm_runtime::watch_hub::WatchHub;
 
 use super::contact_point::endpoint::SecretSource;
@@ -31,11 +31,11 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let outbox = Outbox::new(
         HttpSender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         RetryPolicy {
-            backoff: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+            backoff: BackoffPolicy {
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
-            stopped: timings.stopped_retry,
+            stopped: timings.stopped_retry_period,
             max_age: timings.delivery_max_age,
         },
         metrics.clone(),
@@ -43,7 +43,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         points.trigger.clone(),
         manager.draining.clone(),
     );
-    manager.land({
+    manager.wait_on_shutdown({
         let outbox = Arc::clone(&outbox);
         async move { outbox.drain().await }
     });
@@ -59,7 +59,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
-        manager.others.clone(),
+        manager.streaming_watch_config.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
         manager.tasks.clone(),
@@ -76,7 +76,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         reads: Reads::default(),
         wake: fields.trigger.clone(),
-        resync: timings.resync,
+        sync_period: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
@@ -93,7 +93,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             shared: config.notifications.shared_secrets,
         },
         outbox: Arc::clone(&outbox),
-        reread: timings.secret_reread,
+        reread: timings.secret_refresh_period,
         points: points.store.clone(),
         fields: fields.store.clone(),
         wake_field: fields.trigger.clone(),
@@ -107,7 +107,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         metrics,
         timings: EntryTimings {
             renew_event: timings.event_renewal,
-            resync: timings.resync,
+            sync_period: timings.sync_period,
         },
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
@@ -124,9 +124,9 @@ fn follow_grants(
     manager: &mut Manager,
     grants: &Arc<Grants>,
     targets: &Arc<Targets>,
-    fields: &Watched<TrackedField>,
+    fields: &KindHandles<TrackedField>,
 ) -> Phase {
-    let (known, phase) = Phase::until();
+    let (known, phase) = Phase::syncing();
     if !manager.settings.runs(tracked_field::NAME) {
         // A dropped sender ends the phase.
         return phase;
@@ -140,13 +140,13 @@ fn follow_grants(
         }
         for field in &fields {
             targets.watch(field);
-            trigger.wake(&Key::of(field.as_ref()));
+            trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        known.send_replace(State::Synced);
+        known.send_replace(KindState::Synced);
     };
     let follow = grants.follow(
         manager.client.clone(),
-        &manager.watches,
+        &manager.watch_config,
         &manager.metrics,
         changed,
     );

@@ -12,7 +12,7 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use qm_core::kind::{KindInfo, Permission};
 use quartermaster::cli::{LEASE, POLICY_PREFIX};
-use quartermaster::registry::{
+use quartermaster::kinds::{
     self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
     POLICY_VERBS, TARGET_RIGHTS, TRACKER_ROLE_VERBS,
 };
@@ -249,7 +249,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
         rule(&resource.group, &[&resource.plural], verbs),
         rule(&resource.group, &[&of("status")], &["get"]),
     ];
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.metadata.name == Some(kind.crd_name()));
     let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();

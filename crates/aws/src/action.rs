@@ -206,9 +206,9 @@ pub fn policy(names: &MetadataNames) -> Value {
             { "Sid": "Look", "Effect": "Allow", "Action": reads, "Resource": "*" },
             statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
             // AWS requires permission to tag from a caller that creates a resource with tags.
-            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
-            statement("TakeOver", tag(), has_tag("ResourceTag", names.adopt_by)),
-            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
+            statement("TagOnCreate", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
+            statement("Adopt", tag(), has_tag("ResourceTag", names.adopt_by)),
+            statement("ManageOwned", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
         ],
     })
 }

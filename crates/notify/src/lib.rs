@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Entry;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 
 pub mod address;
 pub mod client;
@@ -83,8 +83,8 @@ impl OutgoingEntry {
     }
 
     /// Returns the key of the `TrackedField`.
-    pub fn field(&self) -> Key {
-        Key::new(&self.namespace, &self.name)
+    pub fn field(&self) -> ObjectKey {
+        ObjectKey::new(&self.namespace, &self.name)
     }
 }
 

@@ -200,7 +200,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::commands::objects::tests::kind;
-    use crate::registry;
+    use crate::kinds;
 
     pub(in crate::commands::uninstall) fn args(flags: &[&str]) -> UninstallArgs {
         let flags = ["uninstall"].iter().chain(flags);
@@ -304,7 +304,7 @@ pub(super) mod tests {
     #[test]
     fn every_kind_has_its_place_in_the_order() {
         let mut order = ORDER.map(|kind| kind.controller);
-        let mut kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+        let mut kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
         order.sort_unstable();
         kinds.sort_unstable();
         assert_eq!(order[..], kinds);

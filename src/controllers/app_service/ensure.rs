@@ -185,7 +185,7 @@ impl AppServices {
         cx: &Context<AppService>,
         app: &App<'_>,
     ) -> Result<Option<DeploymentState>> {
-        let known = self.deployments.report(&cx.key, &cx.owner);
+        let known = self.deployments.summary(&cx.key, &cx.owner);
         let has_twins = has_twins(&build::original_container_ports(&app.ports));
         if known.is_some() || (app.spec.autoscaling.is_none() && !has_twins) {
             return Ok(known);

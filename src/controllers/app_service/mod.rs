@@ -18,7 +18,7 @@ use kube::{Api, ResourceExt};
 use qm_api::AppService;
 use qm_api::app_service::{GROUP, OLD_SPEC};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::children::Children;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
@@ -101,8 +101,8 @@ impl Controller for AppServices {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
-        self.deployments.ready().await;
-        self.services.ready().await;
+        self.deployments.synced().await;
+        self.services.synced().await;
         if cx.object.annotations().contains_key(OLD_SPEC) {
             // The original program's record of the spec is not used any more.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
@@ -116,7 +116,7 @@ impl Controller for AppServices {
             return Ok(contested.requeue(Requeue::After(delay)));
         }
 
-        let deployment = self.deployments.report(&cx.key, &cx.owner);
+        let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.unwrap_or_default().rollout;
         // Until the Deployment controller has observed the Deployment, no Pod can explain anything.
         let is_rolling_out = rollout.is_observed && !rollout.is_complete();
@@ -129,7 +129,7 @@ impl Controller for AppServices {
         if is_rolling_out {
             return Ok(outcome.requeue(Requeue::Poll));
         }
-        let autoscaler = self.autoscalers.report(&cx.key, &cx.owner).flatten();
+        let autoscaler = self.autoscalers.summary(&cx.key, &cx.owner).flatten();
         let inactive = autoscaler.filter(|_| app.spec.autoscaling.is_some());
         Ok(status::with_scaling(
             outcome,
@@ -141,9 +141,9 @@ impl Controller for AppServices {
     }
 
     fn observe(&self, cx: &mut Context<AppService>) {
-        let deployment = self.deployments.report(&cx.key, &cx.owner);
+        let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.map(|deployment| deployment.rollout);
-        let service = self.services.report(&cx.key, &cx.owner);
+        let service = self.services.summary(&cx.key, &cx.owner);
         status::observe(&mut cx.status, &cx.key.name, rollout, service);
     }
 
@@ -156,7 +156,7 @@ impl Controller for AppServices {
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.deployments.forget(key);
         self.services.forget(key);
         self.autoscalers.forget(key);
@@ -166,7 +166,7 @@ impl Controller for AppServices {
 
 impl AppServices {
     /// Returns the message about an object that other managers keep changing, and when the next correction is due.
-    fn contested(&self, key: &Key) -> Option<(String, Duration)> {
+    fn contested(&self, key: &ObjectKey) -> Option<(String, Duration)> {
         let contested = self.deployments.contested(key);
         let contested = contested.or_else(|| self.services.contested(key));
         let contested = contested.or_else(|| self.autoscalers.contested(key));

@@ -8,7 +8,7 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use qm_api::app_service::{AppCondition, AppServiceStatus, ServedPort};
 use qm_core::conditions::READY;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
@@ -155,7 +155,7 @@ impl Rollout {
     }
 
     /// Reports the progress of the app with this key; `problem` comes from its Pods.
-    pub fn outcome(&self, key: &Key, problem: Option<PodProblem>) -> Outcome {
+    pub fn outcome(&self, key: &ObjectKey, problem: Option<PodProblem>) -> Outcome {
         if self.is_complete() {
             return Outcome::ready(match self.desired {
                 0 => "no Pod is wanted".into(),

@@ -8,7 +8,7 @@ use kube::core::ObjectMeta;
 use qm_api::common::OURS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::ownership::Owner;
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -25,7 +25,12 @@ pub enum CopyStep {
 }
 
 /// Returns a new copy.
-pub fn new(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, key: &Key) -> ConfigMap {
+pub fn new(
+    source: &ConfigMap,
+    spec: &ConfigMapSyncSpec,
+    owner: &Owner,
+    key: &ObjectKey,
+) -> ConfigMap {
     let metadata = ObjectMeta {
         name: Some(key.name.to_string()),
         namespace: Some(key.namespace.to_string()),
@@ -87,7 +92,7 @@ fn desired(
             metadata.annotations.as_ref(),
         ));
     }
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     ConfigMap {
         metadata,
         data: source.data.clone(),
@@ -171,7 +176,7 @@ mod tests {
     }
 
     fn made(more: bool) -> ConfigMap {
-        new(&source(), &spec(more), &owner(), &Key::new("b", "d"))
+        new(&source(), &spec(more), &owner(), &ObjectKey::new("b", "d"))
     }
 
     #[test]
@@ -222,7 +227,7 @@ mod tests {
     fn immutable_copy_is_recreated_if_its_content_differs() {
         let mut source = source();
         source.immutable = Some(true);
-        let live = new(&source, &spec(true), &owner(), &Key::new("b", "d"));
+        let live = new(&source, &spec(true), &owner(), &ObjectKey::new("b", "d"));
         assert_eq!(
             step(&source, &spec(true), &owner(), &live),
             CopyStep::Nothing

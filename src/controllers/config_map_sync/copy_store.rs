@@ -5,12 +5,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Resource, ResourceExt};
 use qm_api::ConfigMapSync;
+use qm_runtime::child_cache::ChildLookup;
 use qm_runtime::controller::Context;
 use qm_runtime::drift::{Advice, Correction, Drift};
 use qm_runtime::error::{CHILD_TERMINATING, CONFLICT, Error, message, rejection};
-use qm_runtime::ownership::{Claim, Owner};
-use qm_runtime::seen::Look;
-use qm_runtime::{Key, apply, fields, managed_fields};
+use qm_runtime::ownership::{Owner, Ownership};
+use qm_runtime::{ObjectKey, apply, fields, managed_fields};
 use tokio::sync::Semaphore;
 
 use super::MANAGER;
@@ -58,7 +58,7 @@ impl CopyError {
         }
     }
 
-    fn of(key: &Key, error: kube::Error) -> Self {
+    fn of(key: &ObjectKey, error: kube::Error) -> Self {
         let reason = match &error {
             kube::Error::Api(status) if status.code == 404 => NAMESPACE_NOT_FOUND,
             kube::Error::Api(status)
@@ -91,7 +91,7 @@ impl CopyStore {
         }
     }
 
-    fn api(cx: &Context<ConfigMapSync>, copy: &Key) -> Api<ConfigMap> {
+    fn api(cx: &Context<ConfigMapSync>, copy: &ObjectKey) -> Api<ConfigMap> {
         Api::namespaced(cx.client().clone(), &copy.namespace)
     }
 
@@ -101,16 +101,16 @@ impl CopyStore {
         cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
-        key: &Key,
+        key: &ObjectKey,
     ) -> Result<bool, CopyError> {
         let (owner, spec) = (&cx.owner, &cx.object.spec);
         let of_copy = |error| CopyError::of(key, error);
-        let mut may_exist = match self.index.copies.look(key, digest) {
-            Look::Fine => return Ok(false),
-            Look::Unknown => !owner.is_fresh(),
-            Look::Going | Look::Other => true,
+        let mut may_exist = match self.index.copies.lookup(key, digest) {
+            ChildLookup::UpToDate => return Ok(false),
+            ChildLookup::Unknown => !owner.is_fresh(),
+            ChildLookup::Terminating | ChildLookup::Unconfirmed => true,
         };
-        let _asking = self.index.copies.asking(key);
+        let _asking = self.index.copies.begin_read(key);
         // The semaphore is never closed.
         let _room = self.room.acquire_many(kibibytes(source)).await;
         let api = Self::api(cx, key);
@@ -133,20 +133,21 @@ impl CopyStore {
                 return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
-                self.index.copies.missing(key);
+                self.index.copies.record_missing(key);
                 if last {
                     return Err(keeps_changing());
                 }
                 may_exist = false;
                 continue;
             };
-            match cx.claim(live.meta()) {
-                Claim::Foreign(foreign) => {
-                    let message = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
+            match cx.ownership(live.meta()) {
+                Ownership::Foreign(foreign) => {
+                    let message =
+                        owner.conflict_message(&foreign, "configmaps", &key.namespace, &key.name);
                     return Err(CopyError::blocked(CONFLICT, message));
                 }
-                Claim::Restored => cx.confirm_owner().await?,
-                Claim::Ours | Claim::HandedOver => {}
+                Ownership::Restored => cx.confirm_owner().await?,
+                Ownership::Owned | Ownership::Adoptable => {}
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(CopyError::blocked(
@@ -198,7 +199,7 @@ impl CopyStore {
     fn report_correction(
         &self,
         owner: &Owner,
-        key: &Key,
+        key: &ObjectKey,
         digest: &str,
         before: &ConfigMap,
         after: &ConfigMap,
@@ -232,32 +233,36 @@ impl CopyStore {
     }
 
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
-    pub fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<Key> {
-        self.index.copies.those(|copy| {
+    pub fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
+        self.index.copies.keys_where(|copy| {
             copy.owner_uid == cx.owner.uid()
-                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().lives(&copy.owner_uid))
+                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
         })
     }
 
     /// Deletes a copy that the sync owns, or removes its ownership if it is to stay; returns whether there was one.
-    pub async fn release(&self, cx: &Context<ConfigMapSync>, key: &Key) -> Result<bool, CopyError> {
+    pub async fn release(
+        &self,
+        cx: &Context<ConfigMapSync>,
+        key: &ObjectKey,
+    ) -> Result<bool, CopyError> {
         let of_copy = |error| CopyError::of(key, error);
         let api = Self::api(cx, key);
         for is_last in [false, false, true] {
             let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
                 return Ok(false);
             };
-            let claim = cx.claim(live.meta());
-            let is_owned = matches!(claim, Claim::Ours | Claim::Restored);
+            let claim = cx.ownership(live.meta());
+            let is_owned = matches!(claim, Ownership::Owned | Ownership::Restored);
             if !is_owned || live.meta().deletion_timestamp.is_some() {
                 return Ok(false);
             }
-            if claim == Claim::Restored {
+            if claim == Ownership::Restored {
                 cx.confirm_owner().await?;
             }
             let released = if cx.object.spec.orphans() {
                 let mut orphan = live.clone();
-                cx.owner.unmark(orphan.meta_mut());
+                cx.owner.clear_ownership(orphan.meta_mut());
                 orphan.meta_mut().managed_fields = None;
                 apply::replace(&api, MANAGER, &orphan).await.map(drop)
             } else {
@@ -305,7 +310,7 @@ mod tests {
     use kube::client::Body;
     use kube::runtime::{reflector, watcher};
     use prometheus_client::metrics::counter::Counter;
-    use qm_runtime::Scope;
+    use qm_runtime::WatchScope;
     use qm_runtime::controller::KindContext;
     use qm_runtime::events::Events;
     use qm_runtime::settings::Timings;
@@ -318,7 +323,7 @@ mod tests {
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let index = Arc::new(Index::new(
-            &Scope::Cluster,
+            &WatchScope::Cluster,
             Duration::from_mins(30),
             Trigger::default(),
         ));
@@ -341,7 +346,7 @@ mod tests {
             json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
-        let key = Key::new("far", "c");
+        let key = ObjectKey::new("far", "c");
         let kind = KindContext::new(client, MANAGER, syncs, Trigger::default(), events);
         let cx = Context::new(kind, Arc::new(sync), owner);
         let release = copies.release(&cx, &key);

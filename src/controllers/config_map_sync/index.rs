@@ -12,11 +12,12 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
+use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
 use qm_runtime::ownership::owner_of;
-use qm_runtime::seen::{Known, Match, Seen};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::{Key, Scope, version, watching};
+use qm_runtime::{ObjectKey, WatchScope, version};
 use tokio::sync::{SetOnce, watch};
 
 use super::plan::{Destinations, Plan};
@@ -24,7 +25,7 @@ use super::plan::{Destinations, Plan};
 /// Index of copies, syncs and namespaces.
 pub struct Index {
     /// Copies: all `ConfigMap`s with an ownership mark. The report is its UID.
-    pub copies: Seen<()>,
+    pub copies: ChildCache<()>,
     /// Set once there is a `ConfigMapSync`.
     pub watch_needed: Arc<SetOnce<()>>,
     state: Mutex<IndexState>,
@@ -46,14 +47,14 @@ enum NamespaceListing {
 #[derive(Default)]
 struct IndexState {
     /// In order, so that a loop of several paths is always found along the same path.
-    syncs: BTreeMap<Key, SyncReferences>,
+    syncs: BTreeMap<ObjectKey, SyncReferences>,
     /// The syncs that `ConfigMap`s of a name concern.
-    names: HashMap<String, BTreeSet<Key>>,
+    names: HashMap<String, BTreeSet<ObjectKey>>,
     namespaces: BTreeMap<String, NamespaceInfo>,
     /// The namespaces that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
     /// Syncs that would close a loop.
-    looping: BTreeSet<Key>,
+    looping: BTreeSet<ObjectKey>,
 }
 
 struct SyncReferences {
@@ -81,15 +82,15 @@ pub enum NamespacePresence {
 
 impl Index {
     /// Creates an empty index. `wake` wakes the syncs that a change concerns.
-    pub fn new(scope: &Scope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
+    pub fn new(scope: &WatchScope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
         let names = match scope {
-            Scope::Cluster => NamespaceListing::Unlisted,
-            Scope::Namespaces(_) => {
+            WatchScope::Cluster => NamespaceListing::Unlisted,
+            WatchScope::Namespaces(_) => {
                 NamespaceListing::Unknown("the operator does not watch namespaces".into())
             }
         };
         Self {
-            copies: Seen::new(scope.shards().into_iter().collect(), trust),
+            copies: ChildCache::new(scope.places().into_iter().collect(), trust),
             watch_needed: Arc::default(),
             state: Mutex::default(),
             namespaces: watch::channel(names).0,
@@ -101,7 +102,7 @@ impl Index {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a Key>) {
+    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a ObjectKey>) {
         for sync in syncs {
             self.wake.wake(sync);
         }
@@ -109,7 +110,7 @@ impl Index {
 
     /// Waits until everything has been listed that the operator may list.
     pub async fn ready(&self) {
-        self.copies.ready().await;
+        self.copies.synced().await;
         // `self` owns the sender.
         let _ = self
             .namespaces
@@ -127,7 +128,7 @@ impl Index {
     }
 
     /// Follows a sync and the objects that its plan refers to; `None` for a spec without a plan.
-    pub fn follow(&self, key: &Key, sync: &ConfigMapSync, plan: Option<Plan>) {
+    pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<Plan>) {
         // The first sync starts the watches.
         let _ = self.watch_needed.set(());
         let mut state = self.state();
@@ -157,7 +158,7 @@ impl Index {
     }
 
     /// Forgets a deleted sync.
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         if !state.forget(key) {
             return;
@@ -206,7 +207,7 @@ impl Index {
 
     /// Returns the older syncs through which the copies of this one would overwrite its source, in the order of the
     /// copies. The sync is woken when the result may change.
-    pub fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
+    pub fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let mut state = self.state();
         let found = state.closes_loop(key);
         if found.is_some() {
@@ -218,7 +219,7 @@ impl Index {
     }
 
     /// Records that a copy matches, with `digest`. Wakes its owner if the copy may have been deleted already.
-    pub fn record_match(&self, key: &Key, copy: &ConfigMap, digest: &str) {
+    pub fn record_match(&self, key: &ObjectKey, copy: &ConfigMap, digest: &str) {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
@@ -227,13 +228,13 @@ impl Index {
             values: 0,
             has_foreign_ports: false,
         };
-        if !self.copies.wrote(key, known, matched) {
+        if !self.copies.record(key, known, matched) {
             self.wake(&owner);
         }
     }
 
     /// Wakes the syncs that a `ConfigMap` concerns, but not `known`, which knows of the change.
-    fn wake_concerned(&self, map: &Key, known: Option<&Key>) {
+    fn wake_concerned(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
             .names
@@ -274,7 +275,7 @@ impl Index {
 }
 
 impl IndexState {
-    fn forget(&mut self, key: &Key) -> bool {
+    fn forget(&mut self, key: &ObjectKey) -> bool {
         let Some(SyncReferences { plan, .. }) = self.syncs.remove(key) else {
             return false;
         };
@@ -289,13 +290,13 @@ impl IndexState {
         true
     }
 
-    fn concerns(&self, sync: &Key, map: &Key) -> bool {
+    fn concerns(&self, sync: &ObjectKey, map: &ObjectKey) -> bool {
         self.syncs
             .get(sync)
             .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
     }
 
-    fn copies_to(&self, plan: &Plan, map: &Key) -> bool {
+    fn copies_to(&self, plan: &Plan, map: &ObjectKey) -> bool {
         let labels = self
             .namespaces
             .get(&*map.namespace)
@@ -304,7 +305,7 @@ impl IndexState {
     }
 
     /// Searches backwards from the source, along older syncs.
-    fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
+    fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let this = self.syncs.get(key)?;
         let mut older: Vec<_> = self
             .syncs
@@ -312,7 +313,7 @@ impl IndexState {
             .filter(|(_, it)| it.created < this.created)
             .collect();
         // Each sync that was found, and the one that copies on from it; `None` for syncs that write this sync's source.
-        let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
+        let mut found: Vec<(&ObjectKey, Option<usize>)> = Vec::new();
         let mut sources = vec![(&this.plan.source, None)];
         while let Some((source, next)) = sources.pop() {
             let (into, rest): (Vec<_>, Vec<_>) = older
@@ -334,33 +335,37 @@ impl IndexState {
 }
 
 /// Returns the summary of a copy that the index keeps.
-pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<()> {
+pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> KnownChild<()> {
     let version = version(metadata.meta().resource_version.as_deref());
-    Known {
+    KnownChild {
         uid: metadata.uid().unwrap_or_default(),
         version,
         owner: owner_of(metadata.meta(), &NAMES).map(|(owner, _)| owner),
         owner_uid,
         // Metadata does not show which fields changed.
-        print: version,
-        going: metadata.meta().deletion_timestamp.is_some(),
-        report: (),
+        fingerprint: version,
+        terminating: metadata.meta().deletion_timestamp.is_some(),
+        summary: (),
     }
 }
 
 impl Observer<PartialObjectMeta<ConfigMap>> for Index {
-    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listing(shard);
+    fn on_list_started(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_started(shard);
     }
 
-    fn present(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
+    fn on_applied(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
             Some(uid) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
-                self.copies.shown(key.clone(), known(&map, uid.clone())),
+                self.copies
+                    .on_applied(key.clone(), known(&map, uid.clone())),
             ),
-            None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
+            None => (
+                None,
+                self.copies.on_deleted(&key, &map.uid().unwrap_or_default()),
+            ),
         };
         if let Some(owner) = &news {
             self.wake.wake(owner);
@@ -370,35 +375,35 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
         self.wake_concerned(&key, knows.as_ref());
     }
 
-    fn gone(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
-        if let Some(owner) = self.copies.gone(&key, &map.uid().unwrap_or_default()) {
+    fn on_deleted(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
+        if let Some(owner) = self.copies.on_deleted(&key, &map.uid().unwrap_or_default()) {
             self.wake.wake(&owner);
         }
         self.wake_concerned(&key, None);
     }
 
-    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listed(shard);
+    fn on_list_done(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_done(shard);
         // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
         self.wake_all();
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        if watching::refusal(error).is_some_and(|status| status.code == 403) {
-            self.copies.settled(shard);
+    fn on_error(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if error_status(error).is_some_and(|status| status.code == 403) {
+            self.copies.set_synced(shard);
         }
     }
 }
 
 impl Observer<PartialObjectMeta<Namespace>> for Index {
-    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
         self.state().listing = Some(BTreeSet::new());
     }
 
-    fn present(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+    fn on_applied(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         let name = namespace.name_any();
         if let Some(listing) = &mut self.state().listing {
             listing.insert(name.clone());
@@ -413,11 +418,11 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
         );
     }
 
-    fn gone(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+    fn on_deleted(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         self.set_namespace(&namespace.name_any(), None);
     }
 
-    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
             let listed = state.listing.take().unwrap_or_default();
@@ -434,10 +439,10 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
         self.namespaces.send_replace(NamespaceListing::Listed);
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(refusal) = error_status(error).filter(|status| status.code == 403) {
             self.namespaces
                 .send_replace(NamespaceListing::Unknown(refusal.message.clone()));
         }

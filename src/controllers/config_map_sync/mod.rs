@@ -21,7 +21,7 @@ use qm_runtime::drift::Drift;
 use qm_runtime::error::{Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 
 use self::copy_store::{CopyError, CopyStore};
 use self::index::{Index, NamespacePresence};
@@ -69,14 +69,14 @@ const AT_ONCE: usize = 16;
 
 /// The controller.
 pub struct ConfigMapSyncs {
-    scope: Scope,
+    scope: WatchScope,
     /// Whether copies may go to the namespaces of Kubernetes itself.
     protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: CopyStore,
     /// Times of writes that no status reports yet.
-    unreported: Mutex<HashMap<Key, Time>>,
+    unreported: Mutex<HashMap<ObjectKey, Time>>,
 }
 
 /// Results of several copies.
@@ -93,23 +93,26 @@ struct CopyTotals {
 /// None.
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
-        let resync = config.timings.resync;
+        let resync = config.timings.sync_period;
         let manager = &mut *setup.manager;
         let index = Index::new(&manager.scope, resync, setup.trigger.clone());
         let index = Arc::new(index);
-        let (newest, others) = (manager.watches.clone(), manager.others.clone());
-        let maps = manager.scope.places(&manager.client);
+        let (newest, others) = (
+            manager.watch_config.clone(),
+            manager.streaming_watch_config.clone(),
+        );
+        let maps = manager.scope.apis(&manager.client);
         let watch_needed = &index.watch_needed;
-        manager.look::<PartialObjectMeta<ConfigMap>, _>(
+        manager.watch_resource::<PartialObjectMeta<ConfigMap>, _>(
             maps,
             &others,
             watch_needed,
             &index,
             identity,
         );
-        if manager.scope == Scope::Cluster {
+        if manager.scope == WatchScope::Cluster {
             let namespaces = vec![(None, Api::all(manager.client.clone()))];
-            manager.look::<PartialObjectMeta<Namespace>, _>(
+            manager.watch_resource::<PartialObjectMeta<Namespace>, _>(
                 namespaces,
                 &newest,
                 watch_needed,
@@ -157,9 +160,9 @@ impl Controller for ConfigMapSyncs {
             return Ok(blocked(cx, LOOP, message));
         }
         let destinations = self.index.destinations(&plan);
-        let desired: BTreeSet<Key> = destinations
+        let desired: BTreeSet<ObjectKey> = destinations
             .iter()
-            .map(|(namespace, _)| Key::new(namespace, &plan.name))
+            .map(|(namespace, _)| ObjectKey::new(namespace, &plan.name))
             .collect();
         let maps: Api<ConfigMap> = Api::namespaced(cx.client().clone(), &plan.source.namespace);
         let source = match maps.get_opt(&plan.source.name).await {
@@ -176,7 +179,7 @@ impl Controller for ConfigMapSyncs {
                 cx,
                 &source,
                 &digest,
-                Key::new(&namespace, &plan.name),
+                ObjectKey::new(&namespace, &plan.name),
                 presence,
             )
         });
@@ -227,10 +230,10 @@ impl Controller for ConfigMapSyncs {
 
     fn changed(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
         self.index
-            .follow(&Key::of(sync.as_ref()), sync, self.plan(sync).ok());
+            .follow(&ObjectKey::of(sync.as_ref()), sync, self.plan(sync).ok());
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
         self.unreported
             .lock()
@@ -251,9 +254,9 @@ impl ConfigMapSyncs {
         &self,
         cx: &mut Context<ConfigMapSync>,
         plan: &Plan,
-        desired: &BTreeSet<Key>,
+        desired: &BTreeSet<ObjectKey>,
     ) -> Result<Outcome> {
-        let Key { namespace, name } = &plan.source;
+        let ObjectKey { namespace, name } = &plan.source;
         let message = if self.index.lacks_source_namespace(plan) {
             format!(
                 "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create both \
@@ -284,10 +287,10 @@ impl ConfigMapSyncs {
     async fn remove_undesired(
         &self,
         cx: &Context<ConfigMapSync>,
-        owned: Vec<Key>,
-        desired: &BTreeSet<Key>,
-        existing: &BTreeSet<Key>,
-    ) -> (Vec<(Key, Result<bool, CopyError>)>, usize) {
+        owned: Vec<ObjectKey>,
+        desired: &BTreeSet<ObjectKey>,
+        existing: &BTreeSet<ObjectKey>,
+    ) -> (Vec<(ObjectKey, Result<bool, CopyError>)>, usize) {
         let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
         let (kept, removed): (Vec<_>, Vec<_>) =
             undesired.partition(|copy| plan::must_stay(copy, desired, existing));
@@ -298,8 +301,8 @@ impl ConfigMapSyncs {
     async fn release(
         &self,
         cx: &Context<ConfigMapSync>,
-        copies: impl IntoIterator<Item = Key>,
-    ) -> Vec<(Key, Result<bool, CopyError>)> {
+        copies: impl IntoIterator<Item = ObjectKey>,
+    ) -> Vec<(ObjectKey, Result<bool, CopyError>)> {
         let released = copies.into_iter().map(|copy| async move {
             let result = self.copies.release(cx, &copy).await;
             (copy, result)
@@ -313,9 +316,9 @@ impl ConfigMapSyncs {
         cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
-        copy: Key,
+        copy: ObjectKey,
         presence: NamespacePresence,
-    ) -> (Key, Result<bool, CopyError>) {
+    ) -> (ObjectKey, Result<bool, CopyError>) {
         let result = match presence {
             NamespacePresence::Missing => Err(CopyError::blocked(
                 NAMESPACE_NOT_FOUND,
@@ -348,7 +351,7 @@ impl ConfigMapSyncs {
 }
 
 impl CopyTotals {
-    fn of(results: Vec<(Key, Result<bool, CopyError>)>) -> Self {
+    fn of(results: Vec<(ObjectKey, Result<bool, CopyError>)>) -> Self {
         let mut totals = Self::default();
         for (copy, result) in results {
             let (reason, message) = match result {

@@ -7,7 +7,7 @@ use kube::core::{Selector, SelectorExt};
 use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use qm_api::spec_size::StoredSpec as _;
 use qm_runtime::error::SPEC_INVALID;
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 
 use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
@@ -47,7 +47,7 @@ impl PlanError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The source.
-    pub source: Key,
+    pub source: ObjectKey,
     /// Name of the copies.
     pub name: String,
     /// Namespaces of the copies.
@@ -75,7 +75,7 @@ impl Plan {
     /// namespace that may be named, if references to others are rejected.
     pub fn of(
         spec: &ConfigMapSyncSpec,
-        scope: &Scope,
+        scope: &WatchScope,
         protected: bool,
         only: Option<&str>,
     ) -> Result<Self, PlanError> {
@@ -97,7 +97,7 @@ impl Plan {
                 )));
             }
         }
-        let source = Key::new(&spec.source_namespace, &spec.config_map_name);
+        let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
         let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
         let single = Some(&spec.destination_namespace).filter(|name| !name.is_empty());
         let given = [
@@ -135,7 +135,7 @@ impl Plan {
         }
         let mut refused = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
-            Some(_) if *scope != Scope::Cluster => {
+            Some(_) if *scope != WatchScope::Cluster => {
                 return Err(PlanError::OutOfScope(
                     "destinationNamespaceSelector needs an operator without --watch-namespace: name the namespaces in \
                      destinationNamespaces"
@@ -273,7 +273,11 @@ fn may_exist(name: &str, longest: usize) -> bool {
 
 /// Returns whether an `old` copy that is not `desired` any more has to stay: its replacement, in its own namespace or
 /// else in any, is not among the `existing` ones yet.
-pub fn must_stay(old: &Key, desired: &BTreeSet<Key>, existing: &BTreeSet<Key>) -> bool {
+pub fn must_stay(
+    old: &ObjectKey,
+    desired: &BTreeSet<ObjectKey>,
+    existing: &BTreeSet<ObjectKey>,
+) -> bool {
     let successor = desired.iter().find(|copy| copy.namespace == old.namespace);
     successor.map_or(!desired.is_empty() && existing.is_empty(), |copy| {
         !existing.contains(copy)
@@ -305,14 +309,14 @@ mod tests {
     ) {
         let key = |path: &str| {
             path.split_once('/')
-                .map(|(namespace, name)| Key::new(namespace, name))
+                .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .unwrap()
         };
         let keys = |paths: &[&str]| paths.iter().map(|path| key(path)).collect();
         assert_eq!(must_stay(&key(old), &keys(desired), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, PlanError> {
+    fn plan(spec: &Value, scope: &WatchScope, protected: bool) -> Result<Plan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
@@ -332,7 +336,7 @@ mod tests {
     #[case::itself_under_another_name(json!({ "destinationNamespace": "a", "destinationName": "x" }), &["a"])]
     #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
     fn named_destinations_are_planned(#[case] spec: Value, #[case] to: &[&str]) {
-        let plan = plan(&spec, &Scope::Cluster, false).unwrap();
+        let plan = plan(&spec, &WatchScope::Cluster, false).unwrap();
         assert_eq!(
             plan.to,
             Destinations::Named(to.iter().map(ToString::to_string).collect())
@@ -352,7 +356,7 @@ mod tests {
             if itself {
                 spec["destinationName"] = "other".into();
             }
-            let plan = plan(&spec, &Scope::Cluster, protected).unwrap();
+            let plan = plan(&spec, &WatchScope::Cluster, protected).unwrap();
             assert!(plan.reaches("b", Some(&matching)));
             assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
             assert_eq!(plan.reaches("kube-system", Some(&matching)), protected);
@@ -372,7 +376,7 @@ mod tests {
     #[case::no_value(json!({ "destinationNamespaceSelector": { "matchLabels": { "a": "b c" } } }), "labels")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn invalid_spec_is_rejected(#[case] spec: Value, #[case] expected: &str) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::SpecInvalid(message) if message.contains(expected)),
             "{refused:?}"
@@ -385,17 +389,17 @@ mod tests {
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
     fn protected_destination_is_rejected_unless_allowed(#[case] spec: Value) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::DestinationNotAllowed(message) if message.contains("--allow-protected")),
             "{refused:?}"
         );
-        plan(&spec, &Scope::Cluster, true).unwrap();
+        plan(&spec, &WatchScope::Cluster, true).unwrap();
     }
 
     #[test]
     fn rejected_destination_does_not_block_the_others() {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
         let plan = plan(
             &json!({ "destinationNamespaces": ["b", "kube-public", "z"] }),
             &scope,
@@ -412,7 +416,7 @@ mod tests {
     #[case::destination(json!({ "destinationNamespaces": ["z"] }), "namespace \"z\"")]
     #[case::selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn reference_out_of_scope_is_rejected(#[case] spec: Value, #[case] expected: &str) {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into()]);
         let refused = plan(&spec, &scope, false).unwrap_err();
         assert!(
             matches!(&refused, PlanError::OutOfScope(message) if message.contains(expected)),

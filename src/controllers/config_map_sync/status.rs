@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::config_map_sync::ConfigMapSyncStatus;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
     WRITE_FAILED, WRITE_REJECTED,
@@ -137,7 +137,7 @@ fn incomplete(copied: &Copied) -> String {
 
 /// Returns the message of [`LOOP`] about `sync`. The message names only the `links` of its own namespace: readers of
 /// its status must not learn about other tenants.
-pub fn closed_loop(sync: &Key, links: &[Key]) -> String {
+pub fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
     let (own, others): (Vec<_>, Vec<_>) = links
         .iter()
         .partition(|link| link.namespace == sync.namespace);
@@ -221,9 +221,9 @@ mod tests {
         let message = |links: &[(&str, &str)]| {
             let links: Vec<_> = links
                 .iter()
-                .map(|(namespace, name)| Key::new(namespace, name))
+                .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .collect();
-            closed_loop(&Key::new("shop", "c"), &links).replace(
+            closed_loop(&ObjectKey::new("shop", "c"), &links).replace(
                 "what this copies would come back to its source through ",
                 "",
             )

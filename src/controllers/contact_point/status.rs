@@ -1,12 +1,12 @@
 //! Computes the status of a `ContactPoint` from its receiver's answers. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 /// Condition that is False, with reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery
 /// outcomes; otherwise absent.
@@ -36,13 +36,17 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
 
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
-    status.ready || status.ready_when_resumed.unwrap_or_default()
+    status.ready || status.was_ready.unwrap_or_default()
 }
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
-pub fn is_verified(status: &ContactPointStatus, tested: &Tested) -> bool {
+pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
     // The original program, which stored no test, sent a test message too.
-    was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
+    was_ready(status)
+        && status
+            .last_test
+            .as_ref()
+            .is_none_or(|before| before == tested)
 }
 
 /// Returns whether the status reports no readiness yet.
@@ -56,7 +60,7 @@ pub fn answered(
     status: &mut ContactPointStatus,
     receiver: &ReceiverState,
     is_failing: bool,
-    tested: &Tested,
+    tested: &LastTest,
     tests_accepted: AcceptedTests,
 ) -> Outcome {
     let migrated_before = migrated(Some(status), &tested.spec);
@@ -81,9 +85,9 @@ pub fn answered(
         _ => migrated_before,
     };
     status.initialized = true;
-    status.ready_when_resumed = None;
+    status.was_ready = None;
     if outcome.reason != UNREACHABLE {
-        status.tested = Some(tested.clone());
+        status.last_test = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
@@ -124,13 +128,13 @@ pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
 
 fn close(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
-    status.ready_when_resumed = was_ready(status).then_some(true);
+    status.was_ready = was_ready(status).then_some(true);
 }
 
 /// Lists in `status` the `TrackedField`s whose status the apiserver rejects, with the cause.
 pub fn report_unwritable(
     status: &mut ContactPointStatus,
-    left_out: &[(Key, String)],
+    left_out: &[(ObjectKey, String)],
     generation: i64,
     now: Time,
 ) {
@@ -196,7 +200,7 @@ mod tests {
         before: Option<&ContactPointStatus>,
         receiver: &ReceiverState,
         is_failing: bool,
-        tested: &Tested,
+        tested: &LastTest,
         tests_accepted: AcceptedTests,
         generation: i64,
         now: Time,
@@ -233,8 +237,8 @@ mod tests {
         AcceptedTests::default()
     }
 
-    fn tested() -> Tested {
-        Tested {
+    fn tested() -> LastTest {
+        LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/1".into()],
         }
@@ -360,7 +364,7 @@ mod tests {
 
     #[test]
     fn new_secret_is_tested_before_the_status_changes() {
-        let new = Tested {
+        let new = LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/2".into()],
         };
@@ -413,7 +417,7 @@ mod tests {
         .unwrap();
         assert_eq!(again, moved);
 
-        let other = Tested {
+        let other = LastTest {
             spec: "def".into(),
             ..tested()
         };
@@ -497,13 +501,13 @@ mod tests {
         );
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
-            assert!(resumed.ready && resumed.ready_when_resumed.is_none());
+            assert!(resumed.ready && resumed.was_ready.is_none());
             assert_eq!(
                 (resumed.observed_generation, resumed.tested),
                 (Some(3), Some(tested()))
             );
         }
-        let new = Tested {
+        let new = LastTest {
             secrets: vec!["uid/2".into()],
             ..tested()
         };
@@ -533,10 +537,10 @@ mod tests {
             at(9),
         )
         .unwrap();
-        assert!(found.ready && found.ready_when_resumed.is_none());
+        assert!(found.ready && found.was_ready.is_none());
         assert!(!is_verified(
             &lost,
-            &Tested {
+            &LastTest {
                 secrets: vec!["uid/2".into()],
                 ..tested()
             }
@@ -547,7 +551,7 @@ mod tests {
     fn unwritable_tracked_fields_are_named_while_there_are_any() {
         let mut status = ready();
         let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
-        let field = |name: &str, why: &String| (Key::new("n", name), why.clone());
+        let field = |name: &str, why: &String| (ObjectKey::new("n", name), why.clone());
         report_unwritable(
             &mut status,
             &[field("a", &why[0]), field("b", &why[1])],

@@ -17,7 +17,7 @@ use crate::controllers::pod::{restricted_container, restricted_pod};
 /// Environment variable with the banner.
 pub const BANNER: &str = "BANNER";
 /// Annotation of a Pod that the operator created: digest of the desired state. An adopted Pod has none.
-pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
+pub const BUILT_FROM: &str = "quartermaster.dev/spec-digest";
 /// Label that document 003 gives the Pod.
 pub const APP: &str = "app";
 
@@ -122,7 +122,7 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
         annotations: Some([(BUILT_FROM.to_owned(), desired.digest())].into()),
         ..ObjectMeta::default()
     };
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     let container = Container {
         name: owner.name().to_owned(),
         image: Some(desired.image.to_owned()),

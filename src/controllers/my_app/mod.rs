@@ -12,15 +12,15 @@ use kube::Api;
 use qm_api::MyApp;
 use qm_api::my_app::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
-use qm_runtime::Key;
-use qm_runtime::backoff::{Backoffs, Policy};
-use qm_runtime::children::{Child, Children};
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::{BackoffPolicy, Backoffs};
+use qm_runtime::children::{ChildSnapshot, Children};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::ownership::{Owner, Ownership};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -66,11 +66,11 @@ const TRIES: usize = 3;
 pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.
-    retries: Backoffs<Key>,
+    retries: Backoffs<ObjectKey>,
     /// A Pod that lived longer than this did not fail at once.
     settled_after: Duration,
     resync: Duration,
-    tracking: Mutex<HashMap<Key, PodTracking>>,
+    tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
 /// State of a `MyApp` beside its status. A restart that loses the state costs only time.
@@ -93,8 +93,8 @@ type PodVersion = (String, String);
 
 /// Result of finding the Pod.
 enum PodLookup {
-    Created(Child<PodState>),
-    Existing(Child<PodState>),
+    Created(ChildSnapshot<PodState>),
+    Existing(ChildSnapshot<PodState>),
 }
 
 /// State of the node of a Pod.
@@ -113,11 +113,11 @@ enum NodeState {
 pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
-        let (min, max) = (timings.retry_min, timings.retry_max);
+        let (min, max) = (timings.backoff_min, timings.backoff_max);
         Ok(MyApps {
-            retries: Backoffs::new(Policy { min, max }),
+            retries: Backoffs::new(BackoffPolicy { min, max }),
             settled_after: max,
-            resync: timings.resync,
+            sync_period: timings.sync_period,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),
@@ -126,11 +126,11 @@ pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
 }
 
 /// Returns the Pod's namespace and name.
-fn pod_of(owner: &Owner) -> Key {
-    Key::new(owner.namespace(), &build::pod_name(owner.name()))
+fn pod_of(owner: &Owner) -> ObjectKey {
+    ObjectKey::new(owner.namespace(), &build::pod_name(owner.name()))
 }
 
-fn version(child: &Child<PodState>) -> PodVersion {
+fn version(child: &ChildSnapshot<PodState>) -> PodVersion {
     (child.uid.clone(), child.version.clone())
 }
 
@@ -140,7 +140,7 @@ impl Controller for MyApps {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
-        self.pods.ready().await;
+        self.pods.synced().await;
         let app = Arc::clone(&cx.object);
         let desired = build::validate(&app).map_err(|invalid| Error::Other {
             class: Class::Terminal,
@@ -156,16 +156,16 @@ impl Controller for MyApps {
     }
 
     fn observe(&self, cx: &mut Context<MyApp>) {
-        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.report);
-        let pod = pod.filter(|pod| cx.claim(&pod.ownership) == Claim::Ours);
+        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.summary);
+        let pod = pod.filter(|pod| cx.ownership(&pod.ownership) == Ownership::Owned);
         cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
         let phase = pod.map(|pod| pod.phase);
         cx.status.phase = phase.filter(|phase| !phase.is_empty());
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.pods
-            .forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
+            .forget(&ObjectKey::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
         let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
         tracking.remove(key);
@@ -173,7 +173,7 @@ impl Controller for MyApps {
 }
 
 impl MyApps {
-    fn track<T>(&self, key: &Key, act: impl FnOnce(&mut PodTracking) -> T) -> T {
+    fn track<T>(&self, key: &ObjectKey, act: impl FnOnce(&mut PodTracking) -> T) -> T {
         let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
         act(tracking.entry(key.clone()).or_default())
     }
@@ -189,17 +189,19 @@ impl MyApps {
                     let note = format!("{} was deleted and is recreated", child.key.name);
                     cx.event("Create", RECREATED, note);
                 }
-                return Ok(outcome_of(&child.report));
+                return Ok(outcome_of(&child.summary));
             }
         };
-        if cx.claim(&child.report.ownership) == Claim::Restored {
+        if cx.ownership(&child.summary.ownership) == Ownership::Restored {
             cx.confirm_owner().await?;
         }
-        match step::next(owner, desired, &child.report, |uid| cx.owners().lives(uid)) {
+        match step::next(owner, desired, &child.summary, |uid| {
+            cx.owners().exists(uid)
+        }) {
             PodStep::Ignore(foreign) => {
                 // No watch shows that the Pod is deleted or becomes adoptable: the Pod lacks the operator's label.
                 Err(Error::NotOwned(
-                    self.pods.conflict(owner, &foreign, &child.key),
+                    self.pods.conflict_message(owner, &foreign, &child.key),
                 ))
             }
             PodStep::Wait => Ok(self.wait(cx, &child).await),
@@ -207,19 +209,22 @@ impl MyApps {
                 self.delete(key, &child).await?;
                 let note = format!("{} is replaced: {difference}", child.key.name);
                 cx.event("Delete", "Replaced", note);
-                Ok(step::terminating(&child.report))
+                Ok(step::terminating(&child.summary))
             }
             PodStep::Recreate => self.recreate(key, &child).await,
             PodStep::RestoreOwnership(claim) => {
                 let labels = [(build::APP, owner.name())];
-                let labels: &[_] = if child.report.lacks_label() {
+                let labels: &[_] = if child.summary.lacks_label() {
                     &labels
                 } else {
                     &[]
                 };
-                let marks = &child.report.ownership;
-                let owned = self.pods.mark(owner, &child, marks, labels).await?;
-                if claim != Claim::Ours {
+                let marks = &child.summary.ownership;
+                let owned = self
+                    .pods
+                    .set_ownership(owner, &child, marks, labels)
+                    .await?;
+                if claim != Ownership::Owned {
                     let note = format!("{} is adopted as it is", child.key.name);
                     cx.event("Adopt", "Adopted", note);
                 }
@@ -243,11 +248,11 @@ impl MyApps {
         }
         for _ in 0..TRIES {
             if !may_exist
-                && let Some(created) = self.pods.make(&build::pod(&cx.owner, desired)).await?
+                && let Some(created) = self.pods.create(&build::pod(&cx.owner, desired)).await?
             {
                 return Ok(PodLookup::Created(created));
             }
-            let found = self.pods.ask(&pod).await?;
+            let found = self.pods.read(&pod).await?;
             self.track(&cx.key, |pod| {
                 (pod.trusted_since, pod.must_read) = (None, None);
             });
@@ -261,7 +266,7 @@ impl MyApps {
     }
 
     /// Returns whether the watch is trusted. A watch may have missed an event, so a read follows once per resync.
-    fn trusts(&self, key: &Key, known: &Child<PodState>) -> bool {
+    fn trusts(&self, key: &ObjectKey, known: &ChildSnapshot<PodState>) -> bool {
         self.track(key, |pod| {
             let needs_read = pod.must_read.as_ref() == Some(&version(known));
             !needs_read
@@ -270,8 +275,8 @@ impl MyApps {
     }
 
     /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Result<Outcome> {
-        let pod = &child.report;
+    async fn keep(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+        let pod = &child.summary;
         if pod.lifecycle == PodLifecycle::Ready {
             self.track(&cx.key, |pod| pod.not_ready = None);
             return Ok(outcome_of(pod));
@@ -292,8 +297,8 @@ impl MyApps {
 
     /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Outcome {
-        let pod = &child.report;
+    async fn wait(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Outcome {
+        let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);
         };
@@ -305,8 +310,8 @@ impl MyApps {
     }
 
     /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
-    async fn recreate(&self, key: &Key, child: &Child<PodState>) -> Result<Outcome> {
-        let created = child.report.created;
+    async fn recreate(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+        let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
         let has_lasted = age.is_some_and(|age: Duration| age > self.settled_after);
@@ -323,14 +328,14 @@ impl MyApps {
         });
         let left = due.saturating_duration_since(Instant::now());
         if left > Duration::ZERO {
-            return Ok(outcome_of(&child.report).requeue(Requeue::After(left)));
+            return Ok(outcome_of(&child.summary).requeue(Requeue::After(left)));
         }
         self.delete(key, child).await?;
-        Ok(outcome_of(&child.report).requeue(Requeue::Poll))
+        Ok(outcome_of(&child.summary).requeue(Requeue::Poll))
     }
 
     /// Deletes the Pod. Unless the watch shows the result, the next reconcile reads the Pod.
-    async fn delete(&self, key: &Key, child: &Child<PodState>) -> Result<()> {
+    async fn delete(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<()> {
         self.track(key, |pod| pod.must_read = Some(version(child)));
         self.pods.delete(child).await?;
         self.track(key, |pod| pod.is_replaced = true);
@@ -342,7 +347,7 @@ impl MyApps {
     async fn node_state(
         &self,
         cx: &Context<MyApp>,
-        child: &Child<PodState>,
+        child: &ChildSnapshot<PodState>,
         node: &str,
     ) -> NodeState {
         let now = Some(version(child));

@@ -8,7 +8,7 @@ use qm_runtime::error::{
     WRITE_FAILED, WRITE_REJECTED,
 };
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
 use super::build::{DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};
@@ -43,7 +43,7 @@ pub const REASONS: [&str; 17] = [
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodStep {
     /// The Pod is not owned.
-    Ignore(Foreign),
+    Ignore(ForeignOwner),
     /// The Pod is being deleted.
     Wait,
     /// The Pod differs from the desired state in this field: delete it.
@@ -51,7 +51,7 @@ pub enum PodStep {
     /// The Pod has ended: delete it after a delay.
     Recreate,
     /// The Pod lacks a label, or an ownership mark. Contains the claim from before.
-    RestoreOwnership(Claim),
+    RestoreOwnership(Ownership),
     /// The Pod matches.
     Keep,
 }
@@ -63,8 +63,8 @@ pub fn next(
     pod: &PodState,
     exists: impl Fn(&str) -> bool,
 ) -> PodStep {
-    let claim = owner.claim(&pod.ownership, exists);
-    if let Claim::Foreign(foreign) = claim {
+    let claim = owner.ownership(&pod.ownership, exists);
+    if let Ownership::Foreign(foreign) = claim {
         return PodStep::Ignore(foreign);
     }
     if pod.is_terminating {
@@ -76,7 +76,7 @@ pub fn next(
     if pod.lifecycle == PodLifecycle::Ended {
         return PodStep::Recreate;
     }
-    if owner.has_marked(&pod.ownership) && !pod.lacks_label() {
+    if owner.has_ownership(&pod.ownership) && !pod.lacks_label() {
         PodStep::Keep
     } else {
         PodStep::RestoreOwnership(claim)
@@ -193,20 +193,20 @@ mod tests {
 
     #[rstest]
     #[case::matching(json!({}), PodStep::Keep)]
-    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/built-from": null } } }), PodStep::Keep)]
-    #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(Foreign::Promised("shop/other".into())))]
-    #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Claim::HandedOver))]
-    #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Claim::Restored))]
+    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/spec-digest": null } } }), PodStep::Keep)]
+    #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(ForeignOwner::Promised("shop/other".into())))]
+    #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Ownership::Adoptable))]
+    #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Restored))]
     #[case::terminating(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), PodStep::Wait)]
-    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Wait)]
+    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Wait)]
     #[case::failed(json!({ "status": { "phase": "Failed" } }), PodStep::Recreate)]
     #[case::ended(json!({ "status": { "phase": "Succeeded" } }), PodStep::Recreate)]
-    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(Foreign::Promised(String::new())))]
-    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
+    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(ForeignOwner::Promised(String::new())))]
+    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
     fn next_step_for_a_pod(#[case] change: Value, #[case] expected: PodStep) {
         assert_eq!(step_for(&change), expected);
     }

@@ -9,7 +9,7 @@ use qm_api::MyIngress;
 use qm_api::my_ingress::Alb;
 use qm_aws::{Aws, AwsError, Tags};
 use qm_core::kind::HasReadyCondition as _;
-use qm_runtime::Scope;
+use qm_runtime::WatchScope;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Class, Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Requeue;
@@ -56,7 +56,7 @@ pub(super) fn read_error(what: String, error: kube::Error) -> Error {
 
 /// Executor of steps, with AWS and the cached nodes.
 pub(crate) struct Executor<A> {
-    pub scope: Scope,
+    pub scope: WatchScope,
     pub aws: A,
     pub backends: Arc<Backends>,
 }
@@ -160,14 +160,14 @@ impl<A: Aws> Executor<A> {
     }
 
     fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> Ownership {
-        let claim = desired.tags.claim(&tags, |uid| cx.owners().lives(uid));
+        let claim = desired.tags.claim(&tags, |uid| cx.owners().exists(uid));
         Ownership { claim, tags }
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, if that `MyIngress` may exist.
     fn sibling(&self, cx: &Context<MyIngress>, ownership: &Ownership) -> Option<String> {
         let may_exist =
-            |uid: &str, namespace: &str| cx.owners().lives(uid) || !self.scope.covers(namespace);
+            |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);
         OwnershipTags::sibling(ownership, may_exist).map(Into::into)
     }
 

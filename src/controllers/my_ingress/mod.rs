@@ -21,7 +21,7 @@ use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::OnceCell;
 
 use self::backends::Backends;
@@ -85,13 +85,17 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
         let manager = &mut *setup.manager;
-        let (newest, others) = (manager.watches.clone(), manager.others.clone());
+        let (newest, others) = (
+            manager.watch_config.clone(),
+            manager.streaming_watch_config.clone(),
+        );
         let nodes = vec![(None, Api::all(manager.client.clone()))];
         let needed = &backends.watch_needed;
-        manager.look::<Node, _>(nodes, &newest, needed, &backends, identity);
-        let services = manager.scope.places(&manager.client);
-        manager
-            .look::<PartialObjectMeta<Service>, _>(services, &others, needed, &backends, identity);
+        manager.watch_resource::<Node, _>(nodes, &newest, needed, &backends, identity);
+        let services = manager.scope.apis(&manager.client);
+        manager.watch_resource::<PartialObjectMeta<Service>, _>(
+            services, &others, needed, &backends, identity,
+        );
         let metrics = manager.metrics.register(AwsMetrics::register);
         let fence = manager.fence.clone();
         Ok(MyIngresses {
@@ -103,7 +107,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             ingresses: setup.objects.clone(),
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
-            resync: timings.aws_resync,
+            resync: timings.aws_sync_period,
             consistency_window: timings.aws_shown_within,
         })
     })
@@ -116,7 +120,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     async fn reconcile(&self, cx: &mut Context<MyIngress>) -> Result<Outcome> {
         build::check(&cx.object).map_err(Error::Invalid)?;
-        if self.executor.scope != Scope::Cluster && !cx.object.spec.listeners.is_empty() {
+        if self.executor.scope != WatchScope::Cluster && !cx.object.spec.listeners.is_empty() {
             let message = "spec.listeners lead to the cluster's nodes, which needs an operator without --watch-namespace: take them \
                            out, and make listeners by other means";
             let out_of_scope = Outcome::failed(OUT_OF_SCOPE, message);
@@ -137,17 +141,17 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
         // With a narrower scope no MyIngress has listeners.
-        if self.executor.scope == Scope::Cluster {
-            let key = Key::of(ingress.as_ref());
+        if self.executor.scope == WatchScope::Cluster {
+            let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
         // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
         for other in self.ingresses.state() {
-            let other_key = Key::of(other.as_ref());
+            let other_key = ObjectKey::of(other.as_ref());
             if other.name_any() == *key.name && other_key != *key {
                 self.trigger.wake(&other_key);
             }

@@ -138,7 +138,7 @@ impl Observed {
         let alb = self.draft.alb.as_ref();
         self.is_within(
             self.consistency_window,
-            alb.and_then(|alb| alb.requested_at.as_ref()),
+            alb.and_then(|alb| alb.creation_requested_at.as_ref()),
         )
     }
 
@@ -182,16 +182,20 @@ impl Observed {
         };
         if visible.state == "active" {
             // AWS shows the load balancer, so no reconcile has to wait for that.
-            alb.requested_at = None;
+            alb.creation_requested_at = None;
         }
         Some(alb)
     }
 
     /// Returns the draft that records `intent`.
     pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
-        let recorded = self.draft.alb.clone().unwrap_or_default().tag_keys;
-        let keys: BTreeSet<_> = recorded.iter().chain(&desired.tag_keys).cloned().collect();
-        let tag_keys = keys.into_iter().collect();
+        let recorded = self.draft.alb.clone().unwrap_or_default().managed_tag_keys;
+        let keys: BTreeSet<_> = recorded
+            .iter()
+            .chain(&desired.managed_tag_keys)
+            .cloned()
+            .collect();
+        let managed_tag_keys = keys.into_iter().collect();
         let mut draft = Draft {
             alb: self.alb(),
             ..self.draft.clone()
@@ -200,11 +204,16 @@ impl Observed {
             Intent::CreateLoadBalancer => {
                 draft.alb = Some(Alb {
                     requested_at: Some(Time(self.now)),
-                    tag_keys,
+                    managed_tag_keys,
                     ..Alb::default()
                 });
             }
-            Intent::Tag => draft.alb = draft.alb.map(|alb| Alb { tag_keys, ..alb }),
+            Intent::Tag => {
+                draft.alb = draft.alb.map(|alb| Alb {
+                    managed_tag_keys,
+                    ..alb
+                })
+            }
             Intent::Ports(ports) => {
                 let creating = |port: &u16| ListenerStatus {
                     port: *port,

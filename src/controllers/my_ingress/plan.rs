@@ -15,14 +15,14 @@ use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
 use qm_runtime::error::{CONFLICT, Class};
 use qm_runtime::finalizer;
 use qm_runtime::outcome::Requeue;
-use qm_runtime::ownership::Claim;
+use qm_runtime::ownership::Ownership;
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::routes::{RouteProblem, TargetChange, released, route};
 use super::status::{
-    DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
-    NAME_TAKEN, NOT_ALIKE, count,
+    CONFLICT, DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN,
+    TERMINATING, count,
 };
 use super::step::{EventType, Intent, Step};
 use super::tags::Ownership;
@@ -145,7 +145,7 @@ impl<'a> Walker<'a> {
 
     fn deleting<T>(&self, message: &str) -> Walk<T> {
         let alb = Some(self.alb().unwrap_or_default());
-        let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
+        let readiness = MyIngressReadiness::not_ready(alb, TERMINATING, message);
         blocked(readiness, Requeue::Poll)
     }
 
@@ -180,7 +180,7 @@ impl<'a> Walker<'a> {
     }
 
     fn add_finalizer(&self) -> Walk {
-        if finalizer::is_on(self.observed.object.as_ref(), FINALIZER) {
+        if finalizer::has(self.observed.object.as_ref(), FINALIZER) {
             return Continue(());
         }
         self.take_step(Step::AddFinalizer)
@@ -214,14 +214,14 @@ impl<'a> Walker<'a> {
             return self.not_owned(found, ownership);
         }
         if let Some(message) = incompatibility(found, desired) {
-            if ownership.claim != Claim::Ours {
-                return self.left_alone(NOT_ALIKE, message);
+            if ownership.claim != Ownership::Owned {
+                return self.left_alone(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
-            let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
+            let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
             return blocked(readiness, Requeue::OnChange);
         }
-        if ownership.claim == Claim::Restored {
+        if ownership.claim == Ownership::Restored {
             self.take_step(Step::ConfirmOwner("load balancer"))?;
         }
         self.add_finalizer()?;
@@ -236,7 +236,7 @@ impl<'a> Walker<'a> {
             Break(Stop::End(_)) => {}
             Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
         }
-        if ownership.claim != Claim::Ours {
+        if ownership.claim != Ownership::Owned {
             if tagged.is_continue() {
                 let adopted = format!("load balancer {name} was taken over: {arn}");
                 self.normal("Adopt", "Adopted", adopted)?;
@@ -298,8 +298,8 @@ impl<'a> Walker<'a> {
     /// Ensures the tags of the load balancer. Returns whether a tag differed.
     fn tag(&self, desired: &Tags, arn: &str, actual: &Tags) -> Walk<bool> {
         let alb = self.observed.draft.alb.as_ref();
-        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.tag_keys).collect();
-        let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
+        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.managed_tag_keys).collect();
+        let keys: BTreeSet<_> = self.desired.managed_tag_keys.iter().collect();
         if !keys.is_subset(&recorded) {
             // A later reconcile removes only recorded tags.
             self.take_step(Step::RecordIntent(Intent::Tag))?;
@@ -603,7 +603,7 @@ impl<'a> Walker<'a> {
                  it, or, {}",
                 tags.adopt_command(arn)
             );
-            return Continue(self.unchanged(port, LISTENER_CONFLICT, message));
+            return Continue(self.unchanged(port, CONFLICT, message));
         }
         let service = observed.services.get(&port).and_then(Option::as_ref);
         let route = match route(service, listener, observed.nodes.as_ref()) {
@@ -739,7 +739,7 @@ impl<'a> Walker<'a> {
             "target group {name}, which port {port} needs, is not ours: delete it, or, {}",
             self.desired.tags.adopt_command(arn)
         );
-        self.unchanged(port, LISTENER_CONFLICT, message)
+        self.unchanged(port, CONFLICT, message)
     }
 
     fn find_group(&self, name: &str) -> Walk<Option<&'a TargetGroup>> {
@@ -869,7 +869,7 @@ impl<'a> Walker<'a> {
                  port {}",
                 holder.port
             );
-            return end_rejected(AwsError::unsent(Class::Slow, LISTENER_CONFLICT, message));
+            return end_rejected(AwsError::unsent(Class::Slow, CONFLICT, message));
         }
         self.take_step(Step::DeleteTargetGroup(group.arn.clone()))?;
         Continue(true)

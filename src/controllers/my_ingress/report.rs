@@ -45,8 +45,11 @@ fn converged_report(
     let is_deleting = desired.load_balancer.is_none();
     let mut alb = observed.alb();
     if !is_deleting {
-        let tag_keys = desired.tag_keys.clone();
-        alb = alb.map(|alb| Alb { tag_keys, ..alb });
+        let managed_tag_keys = desired.managed_tag_keys.clone();
+        alb = alb.map(|alb| Alb {
+            managed_tag_keys,
+            ..alb
+        });
     }
     let base = MyIngressReadiness::of(alb.clone(), converged.load_balancer);
     let outcome = if base.reason == PROVISIONING {

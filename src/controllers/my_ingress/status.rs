@@ -21,9 +21,9 @@ const FAILED: &str = "Failed";
 /// The load balancer of that name belongs to another `MyIngress`.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
 /// The load balancer has another scheme or type, which cannot change.
-pub(crate) const NOT_ALIKE: &str = "NotAlike";
+pub(crate) const INCOMPATIBLE: &str = "NotAlike";
 /// The load balancer is being deleted.
-pub(crate) const DELETING: &str = "Deleting";
+pub(crate) const TERMINATING: &str = "Terminating";
 /// Deletion protection is on.
 pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
 /// Listeners need an operator that watches the whole cluster.
@@ -37,14 +37,14 @@ pub(crate) const NO_NODES: &str = "NoNodes";
 /// The operator may not list the nodes, or has not listed them yet.
 pub(crate) const NODES_UNKNOWN: &str = "NodesUnknown";
 /// An unowned listener or target group is in the place of an owned one.
-pub(crate) const LISTENER_CONFLICT: &str = "ListenerConflict";
+pub(crate) const CONFLICT: &str = "Conflict";
 /// AWS does not know the health of the targets yet.
 pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
 /// No target is healthy.
 pub(crate) const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// Reasons that need no action.
-const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
+const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, TERMINATING];
 /// Reasons for which no listener gets traffic.
 const WITHOUT_TRAFFIC: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
 /// The reasons of this controller; [`qm_aws::error`] has those of AWS.
@@ -58,8 +58,8 @@ pub const REASONS: [&str; 23] = [
     FAILED,
     CONFLICT,
     NAME_TAKEN,
-    NOT_ALIKE,
-    DELETING,
+    INCOMPATIBLE,
+    TERMINATING,
     DELETION_PROTECTED,
     FORBIDDEN,
     WRITE_FAILED,
@@ -69,7 +69,7 @@ pub const REASONS: [&str; 23] = [
     NO_NODE_PORT,
     NO_NODES,
     NODES_UNKNOWN,
-    LISTENER_CONFLICT,
+    CONFLICT,
     TARGETS_INITIAL,
     TARGETS_UNHEALTHY,
 ];

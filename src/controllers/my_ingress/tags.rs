@@ -8,7 +8,7 @@ use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
 use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
 use qm_aws::{AwsError, LoadBalancer, Tags};
 use qm_runtime::error::Class;
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
 /// Tag with the UID of namespace [`OF_THE_CLUSTER`], which identifies the cluster.
@@ -40,7 +40,7 @@ impl OwnershipTags<'_> {
 
     /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations.
     /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
-    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Claim {
+    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
             .is_some_and(|cluster| cluster == self.cluster);
@@ -59,13 +59,13 @@ impl OwnershipTags<'_> {
             }),
             ..ObjectMeta::default()
         };
-        self.owner.claim(&metadata, exists)
+        self.owner.ownership(&metadata, exists)
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, if it exists: nobody may adopt its load balancer.
     /// `may_exist` gets UID and namespace.
     pub fn sibling(ownership: &Ownership, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
-        let Claim::Foreign(Foreign::Sibling(owner)) = &ownership.claim else {
+        let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &ownership.claim else {
             return None;
         };
         let (namespace, _) = owner.split_once('/')?;
@@ -157,19 +157,19 @@ fn short(text: &str) -> &str {
 /// Tags of a resource in AWS, with the claim that they prove.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ownership {
-    pub claim: Claim,
+    pub claim: Ownership,
     pub tags: Tags,
 }
 
 impl Ownership {
     /// Returns whether the `MyIngress` may change and delete the resource.
     pub fn is_owned(&self) -> bool {
-        matches!(self.claim, Claim::Ours | Claim::Restored)
+        matches!(self.claim, Ownership::Owned | Ownership::Restored)
     }
 
     /// Returns whether the `MyIngress` owns or may adopt the resource.
     pub fn is_adoptable(&self) -> bool {
-        !matches!(self.claim, Claim::Foreign(_))
+        !matches!(self.claim, Ownership::Foreign(_))
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
             .collect()
     }
 
-    fn foreign(claim: &Claim) -> bool {
-        matches!(claim, Claim::Foreign(_))
+    fn foreign(claim: &Ownership) -> bool {
+        matches!(claim, Ownership::Foreign(_))
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(marks.claim(&marks.tags(), |_| false), Claim::Ours);
+        assert_eq!(marks.claim(&marks.tags(), |_| false), Ownership::Owned);
         assert!(
             foreign(
                 &OwnershipTags {
@@ -261,10 +261,10 @@ mod tests {
         })
         .claim(&tags(pairs), |uid| uid == "u2")
         {
-            Claim::Ours => "ours",
-            Claim::Restored => "restored",
-            Claim::HandedOver => "handed over",
-            Claim::Foreign(_) => "foreign",
+            Ownership::Owned => "ours",
+            Ownership::Restored => "restored",
+            Ownership::Adoptable => "handed over",
+            Ownership::Foreign(_) => "foreign",
         };
         assert_eq!(proved, claim);
     }

@@ -18,7 +18,7 @@ use qm_runtime::error::{Class, Error};
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch_hub::{ResourceName, WatchHub};
-use qm_runtime::{Key, Scope, tasks, telemetry};
+use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
@@ -37,7 +37,7 @@ pub struct Targets {
     /// Client for discovery and reads.
     pub client: Client,
     /// The cluster or the namespaces that the operator watches.
-    pub scope: Scope,
+    pub scope: WatchScope,
     /// Whether a target has to lie in the namespace of its `TrackedField`.
     pub no_cross_namespace_refs: bool,
     /// State that the watches show.
@@ -117,7 +117,7 @@ fn not_inspected(error: impl Display) -> Error {
 
 impl Targets {
     /// Stops following for `key`.
-    pub fn unfollow(&self, key: &Key) {
+    pub fn unfollow(&self, key: &ObjectKey) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
         }
@@ -140,7 +140,7 @@ impl Targets {
         if !self.is_granted(&resolved) {
             // The leader's reconcile records what was observed before it stops following.
             if !self.tracker.leads() {
-                self.unfollow(&Key::of(object));
+                self.unfollow(&ObjectKey::of(object));
             }
             return;
         }
@@ -150,7 +150,7 @@ impl Targets {
     }
 
     fn follow_as(&self, object: &TrackedField, tracked: &FollowedTarget, field: &FieldSelector) {
-        let key = Key::of(object);
+        let key = ObjectKey::of(object);
         if self.tracker.follow(
             &key,
             &FollowIdentity::of(object),
@@ -243,7 +243,7 @@ impl Targets {
             Api::all_with(self.client.clone(), &resolved.resource)
         };
         let shard = match &self.scope {
-            Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
+            WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
         let key = TargetKey {
@@ -311,7 +311,7 @@ impl Targets {
         object: &Arc<TrackedField>,
         tracked: Option<&FollowedTarget>,
     ) -> bool {
-        let key = Key::of(object.as_ref());
+        let key = ObjectKey::of(object.as_ref());
         let group = match tracked {
             None => RequestGroup::discovery(&object.spec.target),
             Some(tracked) if self.is_unread(&key) => {
@@ -327,7 +327,7 @@ impl Targets {
     }
 
     /// Returns whether the target of `key` needs a read.
-    pub(super) fn is_unread(&self, key: &Key) -> bool {
+    pub(super) fn is_unread(&self, key: &ObjectKey) -> bool {
         self.tracker.unread(key, self.resync).is_some()
     }
 
@@ -348,7 +348,7 @@ impl Targets {
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        let key = Key::of(object);
+        let key = ObjectKey::of(object);
         if let Some(ticket) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
@@ -378,7 +378,7 @@ impl Targets {
         ticket: ReadTicket,
         found: Option<RawObject>,
     ) -> Result<(), Error> {
-        let (key, identity) = (Key::of(object), FollowIdentity::of(object));
+        let (key, identity) = (ObjectKey::of(object), FollowIdentity::of(object));
         let needs_background = |found: &RawObject| {
             found.text_len() > MAX_INLINE_BYTES || matches!(group, RequestGroup::Background(_))
         };
@@ -480,9 +480,9 @@ pub struct Reads {
 
 #[derive(Default)]
 struct ReadsState {
-    tickets: HashMap<Key, Ticket>,
+    tickets: HashMap<ObjectKey, Ticket>,
     /// Causes of failed last requests, until a request succeeds or none is needed.
-    failures: HashMap<Key, (FollowIdentity, WaitingReason)>,
+    failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
     groups: HashMap<RequestGroup, GroupQueue>,
     /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
     /// of their object, and an apiserver that hangs mostly hangs for one resource.
@@ -525,7 +525,7 @@ impl Reads {
         object: &Arc<TrackedField>,
         group: RequestGroup,
     ) {
-        let (key, identity) = (Key::of(object.as_ref()), FollowIdentity::of(object));
+        let (key, identity) = (ObjectKey::of(object.as_ref()), FollowIdentity::of(object));
         let mut state = self.state();
         if state
             .tickets
@@ -564,7 +564,7 @@ impl Reads {
     }
 
     /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
-    pub(super) fn take(&self, key: &Key, identity: &FollowIdentity) -> Option<Answered> {
+    pub(super) fn take(&self, key: &ObjectKey, identity: &FollowIdentity) -> Option<Answered> {
         let mut state = self.state();
         if state
             .tickets
@@ -589,7 +589,11 @@ impl Reads {
     }
 
     /// Returns why the last request for this `TrackedField` failed.
-    pub(super) fn failure(&self, key: &Key, identity: &FollowIdentity) -> Option<WaitingReason> {
+    pub(super) fn failure(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> Option<WaitingReason> {
         let state = self.state();
         state
             .failures
@@ -599,12 +603,12 @@ impl Reads {
     }
 
     /// Records that this `TrackedField` needs no request.
-    pub(super) fn not_needed(&self, key: &Key) {
+    pub(super) fn not_needed(&self, key: &ObjectKey) {
         self.state().failures.remove(key);
     }
 
     /// Forgets a deleted `TrackedField`.
-    pub(super) fn forget(&self, key: &Key) {
+    pub(super) fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.tickets.remove(key);
         state.failures.remove(key);
@@ -619,7 +623,7 @@ impl Reads {
         let queue = groups.get_mut(group)?;
         while let Some((number, object)) = queue.waiting.pop_front() {
             if tickets
-                .get(&Key::of(object.as_ref()))
+                .get(&ObjectKey::of(object.as_ref()))
                 .is_some_and(|ticket| ticket.number == number)
             {
                 return Some((number, object));
@@ -633,7 +637,7 @@ impl Reads {
     }
 
     /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
-    fn answered(&self, key: &Key, number: u64, answer: Answered, leads: bool) -> bool {
+    fn answered(&self, key: &ObjectKey, number: u64, answer: Answered, leads: bool) -> bool {
         let mut state = self.state();
         let Some(ticket) = state
             .tickets
@@ -660,7 +664,7 @@ fn unanswered(limit: Duration) -> Error {
 async fn run(targets: Arc<Targets>, group: RequestGroup) {
     let all = async {
         while let Some((number, object)) = targets.reads.next(&group) {
-            let key = Key::of(object.as_ref());
+            let key = ObjectKey::of(object.as_ref());
             let reads_object =
                 matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
                     && targets.is_unread(&key);
@@ -690,7 +694,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
             let answer =
                 answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
             if let Err(panic) = &answer {
-                error!(panic = tasks::words(&**panic), trackedField = %key, "request about the target panicked; will retry");
+                error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
             }
             let leads = targets.tracker.leads();
             let awaited = targets.reads.answered(&key, number, answer, leads);
@@ -723,8 +727,8 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use kube::runtime::watcher;
-    use qm_runtime::Scope;
-    use qm_runtime::health::Health;
+    use qm_runtime::WatchScope;
+    use qm_runtime::health::Probes;
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
@@ -740,9 +744,9 @@ mod tests {
     fn targets(client: Client) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
-        let watchdog = Health::new().watchdog("targets", Duration::from_mins(1));
+        let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
         let observer = Arc::clone(&tracker) as _;
-        let (scope, metrics) = (Scope::of(&[].into()), Metrics::new(&crate::PROGRAM));
+        let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
         let hub = WatchHub::new(
             client.clone(),
             scope.clone(),
@@ -785,7 +789,7 @@ mod tests {
         loop {
             if let Some(answer) = targets
                 .reads
-                .take(&Key::of(field), &FollowIdentity::of(field))
+                .take(&ObjectKey::of(field), &FollowIdentity::of(field))
             {
                 return answer;
             }
@@ -814,7 +818,7 @@ mod tests {
             assert!(targets.request(field, None));
         }
         assert_eq!(
-            tasks::words(&*answer(&targets, &fields[0]).await.unwrap_err()),
+            tasks::panic_message(&*answer(&targets, &fields[0]).await.unwrap_err()),
             "boom"
         );
         assert_eq!(
@@ -827,7 +831,7 @@ mod tests {
             assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
             let failure = targets
                 .reads
-                .failure(&Key::of(field.as_ref()), &FollowIdentity::of(field));
+                .failure(&ObjectKey::of(field.as_ref()), &FollowIdentity::of(field));
             assert_eq!(failure, Some(untracked.waiting));
         }
         assert!(
@@ -846,7 +850,7 @@ mod tests {
         assert!(
             targets
                 .reads
-                .take(&Key::of(now.as_ref()), &FollowIdentity::of(&now))
+                .take(&ObjectKey::of(now.as_ref()), &FollowIdentity::of(&now))
                 .is_none()
         );
         assert!(targets.request(&now, None));
@@ -854,7 +858,10 @@ mod tests {
         assert!(
             targets
                 .reads
-                .take(&Key::of(before.as_ref()), &FollowIdentity::of(&before))
+                .take(
+                    &ObjectKey::of(before.as_ref()),
+                    &FollowIdentity::of(&before)
+                )
                 .is_none()
         );
     }

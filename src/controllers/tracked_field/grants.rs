@@ -8,8 +8,8 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use qm_runtime::metrics::{Metrics, Purpose};
+use qm_runtime::watch::{WatchUpdate, error_status, watch_updates};
 use qm_runtime::watch_hub::ResourceName;
-use qm_runtime::watching::{self, Told};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};
@@ -124,33 +124,32 @@ impl Grants {
         let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
-            let mut updates = std::pin::pin!(watching::watch(api, config, counted));
+            let mut updates = std::pin::pin!(watch_updates(api, config, counted));
             let mut listed = None;
             while let Some(update) = updates.next().await {
                 let rules = match update {
-                    Told::Shown(Event::Init) => {
+                    WatchUpdate::Event(Event::Init) => {
                         listed = None;
                         continue;
                     }
-                    Told::Shown(Event::InitApply(role)) => {
+                    WatchUpdate::Event(Event::InitApply(role)) => {
                         listed = Some(Rules::Present(role.rules.unwrap_or_default()));
                         continue;
                     }
-                    Told::Shown(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
-                    Told::Shown(Event::Apply(role)) => {
+                    WatchUpdate::Event(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
+                    WatchUpdate::Event(Event::Apply(role)) => {
                         Rules::Present(role.rules.unwrap_or_default())
                     }
-                    Told::Shown(Event::Delete(_)) => Rules::NotFound,
-                    Told::Stands => continue,
-                    Told::Failed(error) => {
+                    WatchUpdate::Event(Event::Delete(_)) => Rules::NotFound,
+                    WatchUpdate::Recovered => continue,
+                    WatchUpdate::Failed(error) => {
                         let cause = &error as &dyn std::error::Error;
                         warn!(
                             role = grants.role,
                             error = cause,
                             "watch of the tracker role failed; will retry"
                         );
-                        match watching::refusal(&error)
-                            .filter(|status| matches!(status.code, 401 | 403))
+                        match error_status(&error).filter(|status| matches!(status.code, 401 | 403))
                         {
                             // Rules that were read stay valid: the role itself did not change.
                             Some(status)

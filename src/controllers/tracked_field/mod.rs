@@ -23,7 +23,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::Phase;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
-use qm_runtime::{Key, apply};
+use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
@@ -151,7 +151,7 @@ impl<T: Transport> TrackedFields<T> {
     async fn record(
         &self,
         cx: &mut Context<TrackedField>,
-        point: &Key,
+        point: &ObjectKey,
         outcomes: &[(String, history::DeliveryOutcome)],
         held: bool,
     ) -> Result<History> {
@@ -223,8 +223,8 @@ impl<T: Transport> TrackedFields<T> {
     /// Reports a rejected write of the history to the outbox, and in the outcome once the outbox skips this object.
     fn write_failed(
         &self,
-        key: &Key,
-        point: &Key,
+        key: &ObjectKey,
+        point: &ObjectKey,
         error: Error,
         circumstances: Circumstances,
     ) -> Error {
@@ -277,14 +277,14 @@ impl<T: Transport> TrackedFields<T> {
     /// Returns why messages of this object cannot be sent now.
     fn point_problem(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         object: &TrackedField,
         pending: bool,
         point: Option<&ContactPoint>,
     ) -> Option<WaitingReason> {
         let name = &object.spec.contact_point;
         let Some(point) = point else {
-            if let Some(why) = self.points_phase.absent(&key.namespace) {
+            if let Some(why) = self.points_phase.unavailable(&key.namespace) {
                 let because = format!("this operator does not serve contact points: {why}");
                 return Some(WaitingReason::ContactPointNotReady {
                     name: name.clone(),
@@ -305,7 +305,7 @@ impl<T: Transport> TrackedFields<T> {
             });
         };
         waiting::of_point(point).or_else(|| {
-            let message = self.outbox.failing(&Key::of(point))?;
+            let message = self.outbox.failing(&ObjectKey::of(point))?;
             pending.then(|| WaitingReason::DeliveryFailing {
                 name: name.clone(),
                 message,
@@ -314,7 +314,13 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Returns the obstacle of the object. Obstacles to sending Pending entries come first.
-    fn obstacle(&self, key: &Key, object: &TrackedField, history: &[Entry], run: &Run) -> Obstacle {
+    fn obstacle(
+        &self,
+        key: &ObjectKey,
+        object: &TrackedField,
+        history: &[Entry],
+        run: &Run,
+    ) -> Obstacle {
         let Run {
             tracked,
             is_requested,
@@ -354,15 +360,16 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Returns when to reconcile again.
-    fn requeue(&self, key: &Key, run: &Run) -> Requeue {
+    fn requeue(&self, key: &ObjectKey, run: &Run) -> Requeue {
         let Run {
             tracked,
             is_requested,
             point,
         } = *run;
         let tracker = &self.targets.tracker;
-        let period = self.timings.resync;
-        let is_unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
+        let period = self.timings.sync_period;
+        let is_unserved =
+            point.is_none() && self.points_phase.unavailable(&key.namespace).is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
@@ -405,7 +412,7 @@ impl<T: Transport> TrackedFields<T> {
             Some(Err(untracked)) => Err(untracked),
             _ => self.targets.track(&object),
         };
-        let point_key = Key::new(&key.namespace, &object.spec.contact_point);
+        let point_key = ObjectKey::new(&key.namespace, &object.spec.contact_point);
         let point = self
             .points
             .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
@@ -494,7 +501,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
         self.outbox.dequeue(key, true);

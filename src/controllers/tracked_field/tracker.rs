@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observation, ObservationSeries};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
@@ -50,8 +50,8 @@ pub struct Tracker {
 struct TrackerState {
     /// The first generation of lists that counts, once this replica leads.
     leads_since: Option<u64>,
-    followers: HashMap<Key, Follower>,
-    targets: HashMap<TargetKey, Vec<Key>>,
+    followers: HashMap<ObjectKey, Follower>,
+    targets: HashMap<TargetKey, Vec<ObjectKey>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     /// Events of large objects, and later ones of the same objects.
     queue: WatchEventQueue,
@@ -89,7 +89,7 @@ pub enum WatchProblem {
 /// [`recorded`](PendingObservations::recorded) go back to the follower.
 pub struct PendingObservations<'a> {
     tracker: &'a Tracker,
-    key: &'a Key,
+    key: &'a ObjectKey,
     identity: &'a FollowIdentity,
     /// Oldest first.
     pub observations: Vec<Observation>,
@@ -165,7 +165,7 @@ impl Tracker {
     /// Follows `field` of `target` for `key`, instead of the former target. Returns whether there was one.
     pub fn follow(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
         field: &FieldSelector,
@@ -215,7 +215,7 @@ impl Tracker {
     }
 
     /// Stops following for `key`. Returns whether a target was followed.
-    pub fn forget(&self, key: &Key) -> bool {
+    pub fn forget(&self, key: &ObjectKey) -> bool {
         self.state().forget(key).is_some()
     }
 
@@ -251,7 +251,7 @@ impl Tracker {
     /// Returns a ticket for a read of the target, if one is needed: the watch may have shown the state before the field
     /// was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions above
     /// all).
-    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<ReadTicket> {
+    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTicket> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
         follower
@@ -265,7 +265,7 @@ impl Tracker {
     /// read. Expensive lookups are deferred until [`Tracker::read_in_background`].
     pub fn read(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
         ticket: ReadTicket,
@@ -292,7 +292,7 @@ impl Tracker {
     /// See [`Permit::run`].
     pub async fn read_in_background(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         ticket: ReadTicket,
         object: RawObject,
@@ -312,7 +312,7 @@ impl Tracker {
     /// object.
     fn lookups_of_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
@@ -329,7 +329,7 @@ impl Tracker {
 
     fn apply_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         ticket: ReadTicket,
         object: &RawObject,
@@ -369,7 +369,7 @@ impl Tracker {
     }
 
     /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
-    pub fn is_deferred(&self, key: &Key) -> bool {
+    pub fn is_deferred(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let of_target = state
             .followers
@@ -384,12 +384,12 @@ impl Tracker {
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
-    pub fn unreadable(&self, key: &Key) -> Option<Unreadable> {
+    pub fn unreadable(&self, key: &ObjectKey) -> Option<Unreadable> {
         self.state().followers.get(key)?.unreadable.clone()
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
-    pub fn is_outdated(&self, key: &Key) -> bool {
+    pub fn is_outdated(&self, key: &ObjectKey) -> bool {
         self.state()
             .followers
             .get(key)
@@ -421,7 +421,7 @@ impl Tracker {
     }
 
     /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
-    pub fn contradict(&self, key: &Key, identity: &FollowIdentity, outranks: u64) {
+    pub fn contradict(&self, key: &ObjectKey, identity: &FollowIdentity, outranks: u64) {
         if let Some(follower) = self.state().follower(key, identity) {
             follower.contradict(outranks);
         }
@@ -430,7 +430,7 @@ impl Tracker {
     /// Returns the observations to record for `key`, if `identity` is followed.
     pub fn pending<'a>(
         &'a self,
-        key: &'a Key,
+        key: &'a ObjectKey,
         identity: &'a FollowIdentity,
     ) -> PendingObservations<'a> {
         let mut state = self.state();
@@ -452,7 +452,7 @@ impl Tracker {
     }
 
     /// Returns whether the target of `key` exists, `None` if unknown.
-    pub fn exists(&self, key: &Key) -> Option<bool> {
+    pub fn exists(&self, key: &ObjectKey) -> Option<bool> {
         let state = self.state();
         state
             .followers
@@ -654,7 +654,7 @@ impl TrackerState {
     }
 
     /// Calls `with` for each follower of `target`.
-    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&Key, &mut Follower)) {
+    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&ObjectKey, &mut Follower)) {
         for key in self.targets.get(target).into_iter().flatten() {
             if let Some(follower) = self.followers.get_mut(key) {
                 with(key, follower);
@@ -663,13 +663,13 @@ impl TrackerState {
     }
 
     /// Returns the follower of `key`, if it follows `identity`.
-    fn follower(&mut self, key: &Key, identity: &FollowIdentity) -> Option<&mut Follower> {
+    fn follower(&mut self, key: &ObjectKey, identity: &FollowIdentity) -> Option<&mut Follower> {
         self.followers
             .get_mut(key)
             .filter(|follower| follower.identity == *identity)
     }
 
-    fn forget(&mut self, key: &Key) -> Option<Follower> {
+    fn forget(&mut self, key: &ObjectKey) -> Option<Follower> {
         let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
@@ -682,7 +682,7 @@ impl TrackerState {
 }
 
 impl Observer for Tracker {
-    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+    fn on_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
         let mut state = self.state();
         let watch = state
             .watches
@@ -691,7 +691,7 @@ impl Observer for Tracker {
         (watch.generation, watch.begun) = (generation, false);
     }
 
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let TrackerState {
             followers,
@@ -714,7 +714,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn present(&self, resource: &ResourceName, object: RawObject) {
+    fn on_applied(&self, resource: &ResourceName, object: RawObject) {
         if resource.is_watched_by_metadata() {
             self.observe_metadata(resource, &object);
         } else {
@@ -722,11 +722,11 @@ impl Observer for Tracker {
         }
     }
 
-    fn gone(&self, resource: &ResourceName, object: RawObject) {
+    fn on_deleted(&self, resource: &ResourceName, object: RawObject) {
         self.apply(resource, object.without_text(), false);
     }
 
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_done(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let place = (resource.clone(), shard.map(str::to_owned));
         let (generation, epoch) = state
@@ -765,7 +765,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_recovered(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let watch = state
             .watches
@@ -777,7 +777,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+    fn on_error(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
         let Some(problem) = WatchProblem::of(error) else {
             return;
         };
@@ -808,7 +808,7 @@ impl Observer for Tracker {
 
 impl WatchProblem {
     fn of(error: &watcher::Error) -> Option<Self> {
-        let status = watching::refusal(error)?;
+        let status = error_status(error)?;
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),

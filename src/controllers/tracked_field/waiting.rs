@@ -6,7 +6,7 @@ use qm_core::conditions;
 use qm_notify::OutgoingEntry;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 
@@ -57,7 +57,7 @@ pub enum WaitingReason {
     ResourceMismatch(String),
     /// The field cannot be looked up.
     Field {
-        /// `FieldNotFound` or `InvalidPath`.
+        /// `FieldNotFound` or `PathInvalid`.
         reason: &'static str,
         /// The problem, and what to write instead.
         message: String,
@@ -241,7 +241,7 @@ pub fn brief(message: &str) -> &str {
 /// Returns the obstacle to tracking a target.
 pub fn of_target(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     shard: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,

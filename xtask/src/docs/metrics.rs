@@ -120,16 +120,16 @@ pub fn every_metric() -> String {
         controller.reconciled(result, Duration::ZERO);
     }
     controller.queued(Duration::ZERO);
-    metrics.show_queue("a", || QueueState {
+    metrics.set_queue("a", || QueueState {
         depth: 0,
         unfinished: Duration::ZERO,
     });
     metrics.api_request("host", "GET", None);
-    metrics.show_leadership("a", Fence::open());
+    metrics.set_leadership("a", Fence::open());
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.drift_corrections("a");
     let ready = [Readiness::True, Readiness::False, Readiness::Unknown];
-    metrics.show_resources("a", move || {
+    metrics.set_resources("a", move || {
         Some(tally(ready.into_iter().map(|ready| (ready, REASON))))
     });
     let deliveries = metrics.register(DeliveryMetrics::register);

@@ -184,7 +184,7 @@ mod tests {
             if names.contains(&"none".to_owned()) {
                 return Err(AwsError::unsent(
                     Class::Transient,
-                    "InProgress",
+                    "OperationInProgress",
                     "not found",
                 ));
             }

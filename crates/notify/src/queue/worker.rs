@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use jiff::Timestamp;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::tasks;
 use qm_runtime::telemetry::traces;
 use tokio::sync::Notify;
@@ -21,7 +21,7 @@ use crate::metrics::{DeliveryResult, Receiver};
 use crate::{MessageContent, SendError, SendFailure, SendReceipt, Transport};
 
 /// Runs the worker of the queue of `point`, as long as `changed` belongs to that queue.
-pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
+pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: ObjectKey, changed: Arc<Notify>) {
     while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed))
         .catch_unwind()
         .await
@@ -30,7 +30,7 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<
         error!(
             namespace,
             name,
-            panic = tasks::words(&*panic),
+            panic = tasks::panic_message(&*panic),
             "worker panicked; will retry"
         );
         outbox.queues().abort_request(&point);
@@ -38,7 +38,7 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<
     }
 }
 
-async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<Notify>) {
+async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed: &Arc<Notify>) {
     while outbox.queues().is_current_worker(point, changed) {
         let next = outbox.queues().next(point, Instant::now());
         match next {
@@ -55,7 +55,7 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<
     }
 }
 
-async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
+async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed: &Notify) {
     let endpoint = outbox.queues().endpoint(point);
     let Some((endpoint, revision)) = endpoint else {
         return;
@@ -117,7 +117,7 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
 
 async fn send_request<T: Transport>(
     outbox: &Outbox<T>,
-    point: &Key,
+    point: &ObjectKey,
     request: &DeliveryRequest,
 ) -> Result<SendReceipt, SendFailure> {
     let read_error = |error| SendError::Unsent {
@@ -143,7 +143,7 @@ async fn send_request<T: Transport>(
 
 fn log_response<T: Transport>(
     outbox: &Outbox<T>,
-    point: &Key,
+    point: &ObjectKey,
     request: &DeliveryRequest,
     response: &Result<SendReceipt, SendFailure>,
 ) {
@@ -225,8 +225,8 @@ mod tests {
     use std::future;
 
     use qm_api::contact_point::ChatId;
-    use qm_runtime::Key;
-    use qm_runtime::backoff::Policy;
+    use qm_runtime::ObjectKey;
+    use qm_runtime::backoff::BackoffPolicy;
     use qm_runtime::trigger::Trigger;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
@@ -265,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn drain_aborts_requests_when_dropped() {
         let (sender, mut events) = mpsc::unbounded_channel();
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: std::time::Duration::ZERO,
             max: std::time::Duration::ZERO,
         };
@@ -289,7 +289,7 @@ mod tests {
         );
         let chat = TelegramChat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
         outbox.configure(
-            &Key::new("n", "p"),
+            &ObjectKey::new("n", "p"),
             Endpoint::Telegram(chat),
             InitialState::Test,
             TestMessage::default(),

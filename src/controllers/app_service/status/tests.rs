@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn key() -> Key {
-    Key::new("shop", "web")
+fn key() -> ObjectKey {
+    ObjectKey::new("shop", "web")
 }
 
 fn at(text: &str) -> Time {

@@ -69,7 +69,11 @@ fn some_spec() -> impl Strategy<Value = Value> {
 fn some_error() -> impl Strategy<Value = (&'static str, AwsError)> {
     let error = prop_oneof![
         Just(aws_error(Class::Transient, "Throttled", "Throttling")),
-        Just(aws_error(Class::Terminal, "SpecRefused", "ValidationError")),
+        Just(aws_error(
+            Class::Terminal,
+            "SpecRejected",
+            "ValidationError"
+        )),
         Just(aws_error(
             Class::Slow,
             "NotPermitted",

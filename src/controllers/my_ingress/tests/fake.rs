@@ -19,7 +19,7 @@ use qm_aws::listeners::{
 };
 use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_core::kind::HasReadyCondition as _;
-use qm_runtime::Scope;
+use qm_runtime::WatchScope;
 use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::Class;
 use qm_runtime::events::Events;
@@ -255,7 +255,13 @@ impl Aws for FakeAws {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
         let state = self.state();
-        let not_found = || aws_error(Class::Transient, "InProgress", error::GROUP_NOT_FOUND);
+        let not_found = || {
+            aws_error(
+                Class::Transient,
+                "OperationInProgress",
+                error::GROUP_NOT_FOUND,
+            )
+        };
         let tags = |arn: &String| Ok((arn.clone(), state.visible_tags(arn).ok_or_else(not_found)?));
         arns.iter().map(tags).collect()
     }
@@ -293,7 +299,11 @@ impl Aws for FakeAws {
             .iter()
             .any(|it| it.group.as_deref() == Some(group))
         {
-            return Err(aws_error(Class::Transient, "InProgress", error::IN_USE));
+            return Err(aws_error(
+                Class::Transient,
+                "OperationInProgress",
+                error::IN_USE,
+            ));
         }
         state.groups.retain(|it| it.arn != group);
         Ok(())
@@ -316,7 +326,7 @@ impl Aws for FakeAws {
                 "AWS says {INVALID_TARGET}: not running: '{}'",
                 rejected.join("', '")
             );
-            let error = aws_error(Class::Transient, "TargetsRefused", INVALID_TARGET);
+            let error = aws_error(Class::Transient, "TargetsRejected", INVALID_TARGET);
             return Err(AwsError { message, ..error });
         }
         let health = state.health.get_mut(group).unwrap();
@@ -351,7 +361,7 @@ impl Aws for FakeAws {
         if state.listeners.iter().any(|it| it.port == desired.port) {
             return Err(aws_error(
                 Class::Transient,
-                "InProgress",
+                "OperationInProgress",
                 "DuplicateListener",
             ));
         }
@@ -647,23 +657,23 @@ impl World {
         let nodes: &dyn Observer<Node> = &backends;
         match &self.nodes {
             Ok(instances) => {
-                nodes.listing(&resource, None);
+                nodes.on_list_started(&resource, None);
                 for id in instances {
                     let provider = json!({ "providerID": format!("aws:///a/{id}") });
                     let node = json!({ "metadata": { "name": id }, "spec": provider });
-                    nodes.present(&resource, from_value(node).unwrap());
+                    nodes.on_applied(&resource, from_value(node).unwrap());
                 }
-                nodes.listed(&resource, None);
+                nodes.on_list_done(&resource, None);
             }
             Err(why) => {
                 let status = kube::core::Status::failure(why, "Forbidden").with_code(403);
                 let error = watcher::Error::WatchError(status.boxed());
-                nodes.failing(&resource, None, &error);
+                nodes.on_error(&resource, None, &error);
             }
         }
         let scope = self.scope.map(ToOwned::to_owned);
         let executor = Executor {
-            scope: scope.map_or(Scope::Cluster, |it| Scope::Namespaces(vec![it])),
+            scope: scope.map_or(WatchScope::Cluster, |it| WatchScope::Namespaces(vec![it])),
             aws,
             backends: Arc::new(backends),
         };

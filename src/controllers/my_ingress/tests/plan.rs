@@ -22,8 +22,8 @@ fn throttled() -> AwsError {
     aws_error(Class::Transient, "Throttled", "Throttling")
 }
 
-fn spec_refused() -> AwsError {
-    aws_error(Class::Terminal, "SpecRefused", "SubnetNotFound")
+fn spec_rejected() -> AwsError {
+    aws_error(Class::Terminal, "SpecRejected", "SubnetNotFound")
 }
 
 /// Returns the error of a lost answer.
@@ -55,11 +55,11 @@ fn alb(world: &mut World) -> &mut Value {
 }
 
 fn requested(world: &mut World, seconds: i64) {
-    alb(world)["requestedAt"] = json!(ago(seconds));
+    alb(world)["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn requested_for(world: &mut World, at: usize, seconds: i64) {
-    world.object["status"]["listeners"][at]["requestedAt"] = json!(ago(seconds));
+    world.object["status"]["listeners"][at]["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn tag(world: &mut World, arn: &str, pairs: &[(&str, &str)]) {
@@ -95,7 +95,7 @@ type Change = fn(&mut World);
 #[case::clock_of_the_writer_is_ahead(|world: &mut World| { requested(world, -30); world.aws.load_balancer = None; },
     "ReadRegion FindLoadBalancer", "Creating")]
 #[case::answer_to_the_creation_was_lost(|world: &mut World| {
-    *alb(world) = json!({ "requestedAt": ago(5) });
+    *alb(world) = json!({ "creationRequestedAt": ago(5) });
     world.aws.hidden.insert(LOAD_BALANCER.into());
 }, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn creation_follows_finalizer_and_intent(
     let steps =
         format!("FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer {rest}");
     let (world, _) = check(World::empty(), change, &steps, reason).await;
-    assert!(world.object["status"]["alb"]["requestedAt"].is_string());
+    assert!(world.object["status"]["alb"]["creationRequestedAt"].is_string());
     let condition = &world.object["status"]["conditions"][0];
     assert_eq!(
         condition["reason"], "Creating",
@@ -135,7 +135,7 @@ async fn creation_follows_finalizer_and_intent(
 
 /// A creation that certainly had no effect is forgotten, so nothing waits for it.
 #[rstest]
-#[case::no_effect(spec_refused(), None)]
+#[case::no_effect(spec_rejected(), None)]
 #[case::lost(lost(), Some(()))]
 #[tokio::test]
 async fn failed_creation_is_recorded_only_if_it_may_have_happened(
@@ -275,20 +275,20 @@ async fn tags_of_the_spec_are_ensured(
     all.extend(tags(expected));
     assert_eq!(world.aws.tags[LOAD_BALANCER], all);
     let alb = reconciled.report().readiness.alb.as_ref().unwrap();
-    assert_eq!(alb.tag_keys, keys);
+    assert_eq!(alb.managed_tag_keys, keys);
 }
 
 /// An error of one part keeps no other part, and no listener, from being corrected; an error of all calls does.
 #[rstest]
-#[case::one_resource(vec![("SetSubnets", spec_refused())],
+#[case::one_resource(vec![("SetSubnets", spec_rejected())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
-     ReadTargetHealth", "SpecRefused")]
+     ReadTargetHealth", "SpecRejected")]
 #[case::all_calls(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_refused())],
+#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_rejected())],
     "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::listeners_count_before(vec![("SetSubnets", spec_refused()), ("ReadListeners", throttled())],
+#[case::listeners_count_before(vec![("SetSubnets", spec_rejected()), ("ReadListeners", throttled())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
-#[case::tags(vec![("AddTags", spec_refused())], "!AddTags", "SpecRefused")]
+#[case::tags(vec![("AddTags", spec_rejected())], "!AddTags", "SpecRejected")]
 #[tokio::test]
 async fn rejected_correction_does_not_block_the_others(
     #[case] rejected: Vec<(&'static str, AwsError)>,
@@ -418,15 +418,15 @@ async fn listener_is_ensured(#[case] change: Change, #[case] steps: &str, #[case
 
 /// Unowned resources, and those that may be unowned, are left unchanged.
 #[rstest]
-#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
-#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "ListenerConflict")]
+#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "Conflict")]
+#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "Conflict")]
 #[case::listener_with_late_tags(|world: &mut World| { tag(world, LISTENER, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
-#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
+#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "Conflict")]
 #[case::group_with_late_tags(|world: &mut World| { tag(world, GROUP, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
 #[case::adoptable_group_of_another_network(|world: &mut World| {
     tag(world, GROUP, &[(ADOPT_BY, "shop/web")]);
     world.aws.groups[0].vpc = "vpc-2".into();
-}, "ReadService", "ListenerConflict")]
+}, "ReadService", "Conflict")]
 #[case::created_group_is_hidden(|world: &mut World| {
     world.object["spec"]["listeners"] = json!([http(81)]);
     world.object["status"]["listeners"] = json!([{ "port": 81 }]);
@@ -463,7 +463,7 @@ async fn created_group_may_have_another_owner() {
     let steps = format!(
         "{FOUND} ReadListeners ReadTargetGroups ReadNodes ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership"
     );
-    check(World::new(), change, &steps, "ListenerConflict").await;
+    check(World::new(), change, &steps, "Conflict").await;
 }
 
 /// Without a route, targets stay as long as the Service holds their node port.
@@ -506,11 +506,11 @@ fn port(world: &mut World, port: &Value) {
 
 /// A target that AWS rejects does not block the others.
 #[rstest]
-#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRefused", "Ready")]
-#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRefused")]
-#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRefused")]
+#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRejected", "Ready")]
+#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRejected")]
+#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRejected")]
 #[tokio::test]
 async fn rejected_target_does_not_block_the_others(
     #[case] nodes: &[&'static str],
@@ -528,9 +528,9 @@ async fn rejected_target_does_not_block_the_others(
 /// A listener that AWS rejects does not block the others; an error of all calls does.
 #[rstest]
 #[case::one_resource(
-    spec_refused(),
+    spec_rejected(),
     "!SetHealthCheck ReadService ReadTargetHealth",
-    "SpecRefused"
+    "SpecRejected"
 )]
 #[case::all_calls(throttled(), "!SetHealthCheck", "Throttled")]
 #[tokio::test]
@@ -553,12 +553,12 @@ async fn rejected_listener_does_not_block_the_others(
     let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService {steps}");
     let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
     let report = reconciled.report();
-    if reason == "SpecRefused" {
+    if reason == "SpecRejected" {
         assert!(report.readiness.message.starts_with("port 80: AWS says"));
         let (first, second) = (&report.listeners[0], &report.listeners[1]);
         assert_eq!(
             (first.healthy, &*first.reason),
-            (1, "SpecRefused"),
+            (1, "SpecRejected"),
             "unchanged"
         );
         assert_eq!((second.healthy, &*second.reason), (2, ""));
@@ -575,7 +575,7 @@ async fn rejected_listener_does_not_block_the_others(
 #[case::foreign(|world: &mut World| for arn in [LISTENER, GROUP] { tag(world, arn, &[("theirs", "x")]); }, "FindTargetGroup ReadOwnership", "Ready", 0)]
 #[case::late_tags(|world: &mut World| { for arn in [LISTENER, GROUP] { tag(world, arn, &[]); } requested_for(world, 0, 30); },
     "FindTargetGroup ReadOwnership", "Ready", 1)]
-#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "ListenerConflict", 1)]
+#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "Conflict", 1)]
 #[case::status_was_lost(|world: &mut World| world.object["status"] = json!({}),
     "RecordPorts DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
 #[tokio::test]
@@ -632,12 +632,12 @@ async fn failed_load_balancer_has_no_listeners() {
 /// The finalizer is removed only once nothing owned is left.
 #[rstest]
 #[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
-#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Deleting")]
-#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone", "")]
-#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Deleting")]
-#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Deleting")]
-#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind", "")]
-#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind", "")]
+#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
+#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:AlreadyDeleted", "")]
+#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Terminating")]
+#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Terminating")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:Orphaned", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:Orphaned", "")]
 #[case::never_owned(|world: &mut World| {
     tag(world, LOAD_BALANCER, &[("theirs", "x")]);
     alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
@@ -666,23 +666,23 @@ async fn load_balancer_is_deleted(
 #[case::with_the_load_balancer(|_: &mut World| {},
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone", "")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
-    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind", "")]
+    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:Orphaned", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "InProgress")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "OperationInProgress")]
 #[case::group_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.hidden.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ConfirmOwner", "Terminating")]
 #[case::group_tags_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.untagged.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Terminating")]
 #[tokio::test]
 async fn target_groups_are_deleted_after_the_load_balancer(
     #[case] change: Change,

@@ -57,7 +57,7 @@ fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
 }
 
 /// Records the pending observations, and returns their values.
-fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<String>> {
+fn taken(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity) -> Vec<Option<String>> {
     let pending = tracker.pending(key, identity);
     let values = pending
         .observations
@@ -72,15 +72,20 @@ fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<
 }
 
 /// Creates a tracker whose watch began before the field was followed: a read is needed.
-fn following(key: &Key, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
+fn following(key: &ObjectKey, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     follow(&tracker, key, identity, target);
     tracker
 }
 
-fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &TargetKey) -> bool {
+fn follow(
+    tracker: &Tracker,
+    key: &ObjectKey,
+    identity: &FollowIdentity,
+    target: &TargetKey,
+) -> bool {
     tracker.follow(
         key,
         identity,
@@ -95,7 +100,7 @@ fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &Targ
 fn unrecorded_observations_stay_bounded_and_counted() {
     let (tracker, key) = (
         Tracker::new(Trigger::default(), true),
-        Key::new("shop", "web"),
+        ObjectKey::new("shop", "web"),
     );
     let identity = identity("1", "web");
     follow(&tracker, &key, &identity, &target("web"));
@@ -103,7 +108,7 @@ fn unrecorded_observations_stay_bounded_and_counted() {
     for _ in 0..20 {
         for _ in 0..300 {
             made += 1;
-            tracker.present(&resource(), object("web", made, &made.to_string()));
+            tracker.on_applied(&resource(), object("web", made, &made.to_string()));
         }
         assert!(
             tracker.pending(&key, &identity).observations.len() <= HistoryLimits::PENDING.items
@@ -132,7 +137,7 @@ fn read_counts_only_for_its_own_identity(
     #[case] before: (&str, &str),
     #[case] after: (&str, &str),
 ) {
-    let key = Key::new("shop", "it");
+    let key = ObjectKey::new("shop", "it");
     let (old, new) = (identity(before.0, before.1), identity(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
     let ticket = tracker.unread(&key, Duration::MAX).unwrap();
@@ -147,7 +152,7 @@ fn read_counts_only_for_its_own_identity(
         assert_eq!(taken(&tracker, &key, &new), []);
     }
     // A version below that of the former read is a change nevertheless.
-    tracker.present(&resource(), object(after.1, 5, "new"));
+    tracker.on_applied(&resource(), object(after.1, 5, "new"));
     assert_eq!(
         taken(&tracker, &key, &old),
         [],
@@ -159,7 +164,11 @@ fn read_counts_only_for_its_own_identity(
 /// A path may match something else in another version of the API.
 #[test]
 fn read_of_another_resource_is_dropped() {
-    let (key, identity, now) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, now) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let mut before = now.clone();
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &identity, &now);
@@ -180,13 +189,13 @@ fn read_of_another_resource_is_dropped() {
 #[test]
 fn unrecorded_observations_return_only_to_their_identity() {
     let (key, old, new) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("2", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
-    tracker.present(&resource(), object("a", 5, "old"));
+    tracker.on_applied(&resource(), object("a", 5, "old"));
     drop(tracker.pending(&key, &old));
     assert_eq!(
         tracker.pending(&key, &old).observations.len(),
@@ -207,7 +216,11 @@ fn refusal(code: u16) -> watcher::Error {
 /// A new epoch makes the resolver repeat the discovery.
 #[test]
 fn epoch_changes_when_the_watch_relists_or_is_not_served() {
-    let (key, identity, target) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, target) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
     let mut epochs = vec![tracker.epoch(&resource())];
@@ -216,19 +229,19 @@ fn epoch_changes_when_the_watch_relists_or_is_not_served() {
         assert_eq!(!epochs.contains(&epoch), new, "{what}");
         epochs.push(epoch);
     };
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     epoch(true, "the first list");
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.listed(&resource(), None);
-    tracker.stands(&resource(), None);
-    tracker.failing(&resource(), None, &refusal(500));
-    tracker.failing(&resource(), None, &refusal(403));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_list_done(&resource(), None);
+    tracker.on_recovered(&resource(), None);
+    tracker.on_error(&resource(), None, &refusal(500));
+    tracker.on_error(&resource(), None, &refusal(403));
     epoch(false, "the watch continues");
     for _ in 0..2 {
-        tracker.failing(&resource(), None, &refusal(404));
+        tracker.on_error(&resource(), None, &refusal(404));
         epoch(true, "not served");
     }
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     epoch(true, "served again");
 
     tracker.forget_watches();
@@ -242,17 +255,21 @@ fn epoch_changes_when_the_watch_relists_or_is_not_served() {
         ),
         (0, None)
     );
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     epoch(true, "an epoch never repeats");
 }
 
 #[test]
 fn observations_of_another_scope_are_still_recorded() {
-    let (key, identity, here) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+    let (key, identity, here) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &here);
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.gone(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_deleted(&resource(), object("a", 6, "x"));
     assert!(follow(
         &tracker,
         &key,
@@ -277,7 +294,7 @@ fn observations_of_another_scope_are_still_recorded() {
 #[test]
 fn observations_of_the_former_target_are_still_recorded() {
     let (key, first, second, third) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("1", "b"),
         identity("1", "c"),
@@ -291,9 +308,9 @@ fn observations_of_the_former_target_are_still_recorded() {
             .map(|former| (former.subject.clone(), former.observations.len()))
     };
     follow(&tracker, &key, &first, &target("a"));
-    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
     let pending = tracker.pending(&key, &first);
-    tracker.present(&resource(), object("a", 6, "y"));
+    tracker.on_applied(&resource(), object("a", 6, "y"));
     assert!(follow(&tracker, &key, &second, &target("b")));
     drop(pending);
     assert_eq!(former(&second), Some((first.subject.clone(), 2)));
@@ -302,7 +319,7 @@ fn observations_of_the_former_target_are_still_recorded() {
         Some((first.subject.clone(), 2)),
         "a failed reconcile restores the observations"
     );
-    tracker.present(&resource(), object("b", 7, "z"));
+    tracker.on_applied(&resource(), object("b", 7, "z"));
     assert!(follow(&tracker, &key, &third, &target("c")));
     assert_eq!(former(&third), Some((second.subject.clone(), 1)));
     assert_eq!(
@@ -321,14 +338,14 @@ fn observations_of_the_former_target_are_still_recorded() {
 /// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
 fn new_leader_keeps_no_earlier_observation() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     follow(&tracker, &key, &identity, &target("a"));
     let list = |generation, version, value| {
-        tracker.begins(&resource(), None, generation);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), object("a", version, value));
-        tracker.listed(&resource(), None);
+        tracker.on_started(&resource(), None, generation);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), object("a", version, value));
+        tracker.on_list_done(&resource(), None);
     };
     let seen = || {
         let newest = tracker
@@ -349,28 +366,28 @@ fn new_leader_keeps_no_earlier_observation() {
         tracker.unread(&key, Duration::from_hours(1)).is_none(),
         "the list shows the object"
     );
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(seen(), (None, vec![]), "the former watch does not count");
     list(1, 5, "x");
     assert_eq!(seen(), (Some(5), vec![Some("x".to_owned())]));
-    tracker.present(&resource(), object("a", 7, "z"));
+    tracker.on_applied(&resource(), object("a", 7, "z"));
     assert_eq!(seen(), (Some(7), vec![Some("z".to_owned())]));
 }
 
 #[test]
 fn object_followed_while_a_new_leader_lists_is_not_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     tracker.lead(1);
     follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
-    tracker.begins(&resource(), None, 1);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_started(&resource(), None, 1);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     assert!(
         tracker.unread(&key, Duration::MAX).is_some(),
         "the list did not show the object"
@@ -389,12 +406,12 @@ fn deep(name: &str, version: u64) -> RawObject {
 
 #[test]
 fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), deep("a", 5));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), deep("a", 5));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), None)
@@ -405,22 +422,22 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
     );
     assert_eq!(taken(&tracker, &key, &identity), []);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), Some(true))
     );
-    tracker.present(&resource(), object("a", 8, "x"));
+    tracker.on_applied(&resource(), object("a", 8, "x"));
     assert_eq!(
         tracker.unreadable(&key),
         None,
         "readable, though nothing has changed"
     );
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
-    tracker.present(&resource(), deep("a", 9));
-    tracker.gone(&resource(), deep("a", 10));
+    tracker.on_applied(&resource(), deep("a", 9));
+    tracker.on_deleted(&resource(), deep("a", 10));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -432,8 +449,8 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
 #[test]
 fn read_of_an_object_that_is_too_deep_counts() {
     let (key, other, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "other"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
         identity("1", "a"),
     );
     let tracker = following(&key, &identity, &target("a"));
@@ -456,7 +473,7 @@ fn read_of_an_object_that_is_too_deep_counts() {
         );
     }
     // The read lags behind the watch.
-    tracker.present(&resource(), deep("a", 4));
+    tracker.on_applied(&resource(), deep("a", 4));
     let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
     tracker.read(
         &key,
@@ -465,13 +482,13 @@ fn read_of_an_object_that_is_too_deep_counts() {
         ticket,
         Some(object("a", 8, "x")),
     );
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
 
 #[test]
 fn config_map_that_is_too_deep_is_read_once_for_each_version() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let maps = ResourceName {
         api_version: "v1".into(),
         plural: "configmaps".into(),
@@ -483,7 +500,7 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
     for version in [5, 6] {
-        tracker.present(&maps, object("a", version, ""));
+        tracker.on_applied(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
         let ticket = tracker.unread(&key, Duration::MAX).unwrap();
         tracker.read(&key, &identity, &target, ticket, Some(deep("a", version)));
@@ -495,13 +512,13 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
 /// `managedFields` nest a few levels deeper than the object, and anyone who may write the object may forge them.
 #[test]
 fn managed_fields_make_no_object_unreadable() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     let mut managed = text("a", 5, "x");
     let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
     managed["metadata"]["managedFields"] = json!([entry]);
-    tracker.present(&resource(), serde_json::from_value(managed).unwrap());
+    tracker.on_applied(&resource(), serde_json::from_value(managed).unwrap());
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
@@ -514,7 +531,7 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
 /// Accepts an object from a read in the background.
 async fn read_in_background(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     identity: &FollowIdentity,
     ticket: ReadTicket,
     object: RawObject,
@@ -529,7 +546,7 @@ async fn inspect_queue(tracker: &Tracker) {
     while tracker.inspect_next().await {}
 }
 
-fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &str) {
+fn follow_path(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity, path: &str) {
     tracker.follow(
         key,
         identity,
@@ -543,19 +560,19 @@ fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &s
 #[tokio::test]
 async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
     let (one, other, cheap) = (
-        Key::new("shop", "one"),
-        Key::new("shop", "other"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "one"),
+        ObjectKey::new("shop", "other"),
+        ObjectKey::new("shop", "cheap"),
     );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow_path(&tracker, &one, &identity, "{..x}");
     follow_path(&tracker, &other, &identity, "{..x}");
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "v5", 25_000));
-    tracker.present(&resource(), large("a", 6, "v6", 25_000));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "v5", 25_000));
+    tracker.on_applied(&resource(), large("a", 6, "v6", 25_000));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &cheap, &identity),
         [Some("v5".to_owned()), Some("v6".to_owned())]
@@ -582,16 +599,16 @@ async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &identity), [Some("v6".to_owned())]);
     }
-    tracker.present(&resource(), object("a", 7, "v7"));
+    tracker.on_applied(&resource(), object("a", 7, "v7"));
     assert!(!tracker.is_deferred(&one));
     assert_eq!(taken(&tracker, &one, &identity), [Some("v7".to_owned())]);
 }
 
 #[tokio::test]
 async fn read_that_defers_a_lookup_requests_a_background_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
         let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
@@ -620,8 +637,8 @@ async fn read_that_defers_a_lookup_requests_a_background_read() {
 #[tokio::test]
 async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
     let (key, cheap, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "cheap"),
         identity("1", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
@@ -633,9 +650,9 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
         &format!("{{..[{}]}}", names.join(",")),
     );
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "x", 200_000));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "x", 200_000));
+    tracker.on_list_done(&resource(), None);
     inspect_queue(&tracker).await;
     let refused =
         |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
@@ -647,7 +664,7 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
     assert_eq!(taken(&tracker, &cheap, &identity), [Some("x".to_owned())]);
     assert_eq!(tracker.unreadable(&cheap), None);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(true))
@@ -662,7 +679,7 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
     )
     .await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
-    tracker.gone(&resource(), large("a", 8, "x", 200_000));
+    tracker.on_deleted(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -677,7 +694,10 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
 /// Another field requested a read, which returns an older version than the watch has shown.
 #[tokio::test]
 async fn slow_read_does_not_overwrite_later_watch_events() {
-    let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
+    let (slow, late) = (
+        ObjectKey::new("shop", "slow"),
+        ObjectKey::new("shop", "late"),
+    );
     let identity = identity("1", "a");
     for refused in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
@@ -689,9 +709,9 @@ async fn slow_read_does_not_overwrite_later_watch_events() {
         };
         follow_path(&tracker, &slow, &identity, "{..x}");
         follow_path(&tracker, &late, &identity, &path);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "v5", 20_000));
-        tracker.listed(&resource(), None);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "v5", 20_000));
+        tracker.on_list_done(&resource(), None);
         let ticket = tracker.unread(&slow, Duration::MAX).unwrap();
         // The watch continues before the result of the read is inspected.
         let newer = if refused {
@@ -699,7 +719,7 @@ async fn slow_read_does_not_overwrite_later_watch_events() {
         } else {
             object("a", 6, "v6")
         };
-        tracker.present(&resource(), newer);
+        tracker.on_applied(&resource(), newer);
         inspect_queue(&tracker).await;
         read_in_background(
             &tracker,
@@ -721,10 +741,10 @@ async fn slow_read_does_not_overwrite_later_watch_events() {
 
 #[tokio::test]
 async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     let huge = |version| {
         with_spec(
             "a",
@@ -733,14 +753,14 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
             json!(vec![json!({ "name": "a" }); 100_000]),
         )
     };
-    tracker.present(&resource(), huge(5));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), huge(5));
+    tracker.on_list_done(&resource(), None);
     inspect_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
     read_in_background(&tracker, &key, &identity, ticket, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
@@ -748,36 +768,39 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
 /// Decoding takes a tenth of a second, in which the thread of the watch has other work.
 #[tokio::test]
 async fn large_objects_wait_and_others_do_not() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "large", 50_000));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "large", 50_000));
     assert_eq!(
         taken(&tracker, &key, &identity),
         [],
         "not decoded on this thread"
     );
-    tracker.present(&resource(), object("b", 6, "small"));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), object("b", 6, "small"));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &other, &identity),
         [Some("small".to_owned())]
     );
     // The object's changes stay in order, however large each is.
-    tracker.present(&resource(), object("a", 7, "small"));
-    tracker.present(&resource(), large("a", 8, "large again", 50_000));
+    tracker.on_applied(&resource(), object("a", 7, "small"));
+    tracker.on_applied(&resource(), large("a", 8, "large again", 50_000));
     assert_eq!(tracker.exists(&key), None);
     inspect_queue(&tracker).await;
     let values = ["large", "small", "large again"].map(|value| Some(value.to_owned()));
     assert_eq!(taken(&tracker, &key, &identity), values);
     // No event of the object waits any more.
-    tracker.present(&resource(), object("a", 9, "new"));
+    tracker.on_applied(&resource(), object("a", 9, "new"));
     assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
-    tracker.present(&resource(), large("a", 10, "last", 50_000));
-    tracker.gone(&resource(), large("a", 11, "last", 50_000));
+    tracker.on_applied(&resource(), large("a", 10, "last", 50_000));
+    tracker.on_deleted(&resource(), large("a", 11, "last", 50_000));
     inspect_queue(&tracker).await;
     assert_eq!(
         taken(&tracker, &key, &identity),
@@ -794,21 +817,21 @@ async fn large_objects_wait_and_others_do_not() {
 /// After a 410, only the new list shows whether the object was deleted meanwhile.
 #[tokio::test]
 async fn queued_large_object_is_read_if_the_relist_does_not_show_it() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     for shown_again in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         follow(&tracker, &key, &identity, &target("a"));
-        tracker.listing(&resource(), None);
-        tracker.listed(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "x", 50_000));
-        tracker.listing(&resource(), None);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_list_done(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "x", 50_000));
+        tracker.on_list_started(&resource(), None);
         if shown_again {
-            tracker.present(&resource(), object("a", 6, "y"));
-            tracker.listed(&resource(), None);
+            tracker.on_applied(&resource(), object("a", 6, "y"));
+            tracker.on_list_done(&resource(), None);
             inspect_queue(&tracker).await;
         } else {
             inspect_queue(&tracker).await;
-            tracker.listed(&resource(), None);
+            tracker.on_list_done(&resource(), None);
         }
         let unread = tracker.unread(&key, Duration::MAX).is_some();
         assert_eq!(unread, !shown_again);
@@ -820,20 +843,23 @@ async fn queued_large_object_is_read_if_the_relist_does_not_show_it() {
 
 #[tokio::test]
 async fn full_queue_makes_a_large_object_be_read() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     // Three objects do not fit.
     let long =
         |name: &str, version, x: &str| with_spec(name, version, x, json!("-".repeat(1_500_000)));
     for (version, x) in [(5, "v5"), (6, "v6"), (7, "v7")] {
-        tracker.present(&resource(), long("a", version, x));
+        tracker.on_applied(&resource(), long("a", version, x));
     }
-    tracker.present(&resource(), long("b", 8, "b"));
+    tracker.on_applied(&resource(), long("b", 8, "b"));
     let queued = [Some("v5".to_owned()), Some("v6".to_owned())];
     for (key, queued) in [(&key, queued.as_slice()), (&other, &[])] {
         assert!(tracker.is_deferred(key) && tracker.is_outdated(key));
@@ -849,6 +875,6 @@ async fn full_queue_makes_a_large_object_be_read() {
     assert_eq!(taken(&tracker, &key, &identity), [Some("v7".to_owned())]);
     assert!(!tracker.is_outdated(&key));
     // A deletion needs no decoding.
-    tracker.gone(&resource(), object("b", 9, "b"));
+    tracker.on_deleted(&resource(), object("b", 9, "b"));
     assert_eq!(taken(&tracker, &other, &identity), [None]);
 }
