@@ -8,7 +8,7 @@ use qm_core::schema;
 use qm_runtime::manager::Manager;
 
 use crate::admission_policies;
-use crate::cli::Config;
+use crate::cli::RunConfig;
 use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
 };
@@ -20,7 +20,7 @@ macro_rules! kinds {
         pub const KINDS: &[KindInfo] = &[$($($module::KIND,)+)+];
 
         /// Adds the check of the admission policies and the controllers.
-        pub const START: &[fn(&mut Manager, &Config) -> anyhow::Result<()>] =
+        pub const START: &[fn(&mut Manager, &RunConfig) -> anyhow::Result<()>] =
             &[admission_policies::start, $($start,)+];
 
         /// Generators of the CRDs. The operator has the CRDs as text, so its binary contains no generator.

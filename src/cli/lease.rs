@@ -4,7 +4,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use qm_runtime::ObjectKey;
 
-use super::{LEASE, OPERATOR_NAMESPACE, value};
+use super::{LEASE, OPERATOR_NAMESPACE, parse};
 
 /// The operator's Lease.
 #[derive(Debug)]
@@ -17,17 +17,17 @@ pub struct LeaseArgs {
 #[derive(Debug, Args)]
 struct LeaseFlags {
     /// Namespace of the operator and its Lease
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = value::namespace,
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = parse::namespace,
         default_value = OPERATOR_NAMESPACE, help_heading = "Operator")]
     operator_namespace: String,
     /// Name of the operator's Lease
-    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = value::lease,
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = parse::lease,
         default_value = LEASE, help_heading = "Operator")]
     leader_election_id: String,
 }
 
 impl LeaseArgs {
-    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod has it for itself.
+    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod sets it for itself.
     pub fn explicit_namespace(&self) -> Option<&str> {
         Some(self.flags.operator_namespace.as_str())
             .filter(|name| self.explicit_namespace && !name.is_empty())

@@ -1,17 +1,15 @@
-//! The times that the operator keeps to and that a test shortens, or somebody changes, in one place.
+//! Intervals, deadlines and limits of the operator, with flags to change them.
 
 use std::time::Duration;
 
 use clap::Args;
 use qm_runtime::settings::{self, LEASE_JITTER};
 
-use super::value::duration;
+use super::parse::duration;
 
-/// Intervals, deadlines and limits. The defaults are the product's rules; the hidden flags exist so
-/// that a test need not wait for them.
+/// Intervals, deadlines and limits. The defaults are the product's rules; hidden flags shorten them for tests.
 ///
-/// The values are written twice, as clap's defaults and in `Default` here or of the crate that they are for; a test holds
-/// them together.
+/// Each default is written twice, for clap and in `Default` here or of the crate that uses it; a test compares the two.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Timings {
     /// How long a standing-by replica waits for a silent leader before it takes over
@@ -178,7 +176,7 @@ impl Default for Timings {
 }
 
 impl Timings {
-    /// Returns those of AWS calls.
+    /// Returns the timings of AWS calls.
     pub fn aws(&self) -> qm_aws::Timings {
         qm_aws::Timings {
             timeout: self.aws_timeout,
@@ -187,7 +185,7 @@ impl Timings {
         }
     }
 
-    /// Returns those of the runtime.
+    /// Returns the timings of the runtime.
     pub fn runtime(&self) -> settings::Timings {
         settings::Timings {
             lease_duration: self.leader_elect_lease_duration,
@@ -216,7 +214,7 @@ impl Timings {
         }
     }
 
-    /// Says which values do not go together, and what to write instead.
+    /// Checks that the values fit together. The error says what to write instead.
     pub(super) fn check(&self) -> Result<(), String> {
         let whole_second = Duration::from_secs(1);
         if self.leader_elect_lease_duration < whole_second {
@@ -224,7 +222,7 @@ impl Timings {
                 "--leader-elect-lease-duration must be at least 1s: the API counts it in whole seconds".into(),
             );
         }
-        // As Kubernetes' own elections demand: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
+        // Kubernetes' own leader elections demand the same: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
         if self.leader_elect_renew_deadline >= self.leader_elect_lease_duration {
             return Err(
                 "--leader-elect-renew-deadline must be less than --leader-elect-lease-duration, such as 6s of 9s: the leader must \

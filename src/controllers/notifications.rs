@@ -20,10 +20,10 @@ use super::tracked_field::grants::Grants;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 /// Adds both controllers.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();
@@ -51,9 +51,9 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         fields.trigger.clone(),
         !manager.settings.leader_elect,
     ));
-    manager.spawn("lookups in large objects", {
+    manager.spawn("inspection of large objects", {
         let tracker = Arc::clone(&tracker);
-        async move { tracker.look_into_queue().await }
+        async move { tracker.inspect_queue().await }
     });
     let grants = Arc::new(Grants::new(&config.tracker_role));
     let hub = WatchHub::new(
@@ -80,8 +80,8 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
-    // A contact point that is not cached yet must not pass for one that does not exist, nor a target that the tracker role
-    // grants for one that it does not.
+    // An uncached contact point must not be reported as missing, nor a resource as not granted before the tracker role
+    // is read.
     let after = vec![
         points.phase.clone(),
         follow_grants(manager, &grants, &targets, &fields),
@@ -105,7 +105,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         points_phase: points.phase.clone(),
         outbox,
         metrics,
-        terms: EntryTimings {
+        timings: EntryTimings {
             renew_event: timings.event_renewal,
             resync: timings.sync_period,
         },
@@ -128,7 +128,7 @@ fn follow_grants(
 ) -> Phase {
     let (known, phase) = Phase::syncing();
     if !manager.settings.runs(tracked_field::NAME) {
-        // A sender that is gone ends the phase.
+        // A dropped sender ends the phase.
         return phase;
     }
     let targets = Arc::clone(targets);
@@ -150,12 +150,12 @@ fn follow_grants(
         &manager.metrics,
         changed,
     );
-    manager.spawn("the watch of the tracker role", follow);
+    manager.spawn("tracker role watch", follow);
     phase
 }
 
-/// How it is sent by these flags, and only while `fence` is held.
-fn sender(config: &Config, fence: Fence) -> client::SenderConfig {
+/// Returns the configuration of the sender, which sends only while `fence` is held.
+fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
     let settings = &config.notifications;
     client::SenderConfig {
         telegram_api_url: settings.telegram_api_url.clone(),
@@ -186,9 +186,9 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// That it is asked before each request is shown where requests are sent (`notify::client`).
+    /// `notify::client` tests that each request checks the fence.
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_sent_but_under_the_lease() {
+    async fn sender_sends_only_under_the_lease() {
         let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"])
             .unwrap()
             .command

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use quartermaster::controllers::tracked_field::field::Field;
+use quartermaster::controllers::tracked_field::field::FieldSelector;
 use serde_json::{Value, json};
 
 const DEPLOYMENT: &[&str] = &[
@@ -242,7 +242,8 @@ impl Subject {
 
     /// The field as we have it; nothing when it is missing, which is what kubectl prints then.
     fn ours(&self, path: &str) -> String {
-        let field = Field::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
+        let field =
+            FieldSelector::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
         field
             .extract(&self.object)
             .text()
@@ -307,7 +308,7 @@ fn what_kubectl_refuses_is_refused() {
             !output.status.success(),
             "{path}: kubectl takes it: {output:?}"
         );
-        Field::compile("ConfigMap", path).expect_err(path);
+        FieldSelector::compile("ConfigMap", path).expect_err(path);
     }
 }
 
@@ -319,7 +320,8 @@ fn an_index_out_of_range_is_missing_and_no_error() {
             !subject.kubectl(path).status.success(),
             "{path}: kubectl takes it"
         );
-        let field = Field::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
+        let field =
+            FieldSelector::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(field.extract(&subject.object).text(), None, "{path}");
     }
 }

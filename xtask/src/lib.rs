@@ -1,5 +1,5 @@
-//! What is generated: CRDs, rights and admission policies under `config/` and in the Helm chart from the code, `deploy/` and
-//! `example/` from all of `config/`, the reference in `docs/`.
+//! Generates CRDs, permissions and admission policies under `config/` and in the Helm chart from the code; `deploy/`
+//! and `example/` from `config/`; and the reference in `docs/`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,37 +17,30 @@ mod kustomize;
 pub mod policies;
 pub mod rbac;
 
-/// Where the chart has what its templates read.
+/// Folder of the files that the chart's templates read.
 const CHART: &str = "charts/quartermaster/files";
 
-/// Why manifests could not be made.
+/// Why files could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An object that cannot be written as YAML.
+    /// An object cannot be written as YAML.
     #[error("cannot be written as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser_error::Error),
-    /// An object that cannot be written as JSON.
+    /// An object cannot be written as JSON.
     #[error("cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file that cannot be read as what it is.
+    /// A file cannot be parsed.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which one.
         path: PathBuf,
-        /// Why.
         source: Box<serde_saphyr::Error>,
     },
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
-    File {
-        /// Which one.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
 }
 
-/// All CRDs as one stream of YAML documents.
+/// Returns all CRDs as a stream of YAML documents.
 pub fn crds_yaml() -> Result<String, Error> {
     kinds::crds().iter().map(yaml).collect()
 }
@@ -65,7 +58,8 @@ pub fn write(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Every generated file of the source tree `root`: its path there, and its text. What is written by hand is read.
+/// Returns every generated file of the source tree `root`: its path, and its text. Reads the files that are not
+/// generated.
 pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
     let mut tree: BTreeMap<_, _> = files()?
         .into_iter()
@@ -90,7 +84,7 @@ pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
     Ok(tree.into_iter().collect())
 }
 
-/// Every file that is generated from the code alone: its path under `config/`, and its text.
+/// Returns every file that is generated from the code alone: its path under `config/`, and its text.
 pub fn files() -> Result<Vec<(String, String)>, Error> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
@@ -134,7 +128,7 @@ fn generated(yaml: &str) -> String {
     format!("# Generated from the code: run `make manifests`.\n{yaml}")
 }
 
-/// Of these files, with these changes of how kustomize works.
+/// Returns a kustomization of these files, with these configurations of kustomize.
 fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String, Error> {
     let mut kustomization = serde_json::json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -147,7 +141,7 @@ fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String
     yaml(&kustomization)
 }
 
-/// One document. Rules and messages stand on one line each, as `kubectl` prints them.
+/// Returns one document. Rules and messages are on one line each, as `kubectl` prints them.
 fn yaml(object: &impl Serialize) -> Result<String, Error> {
     let mut object = serde_json::to_value(object)?;
     whole_numbers(&mut object);
@@ -158,11 +152,11 @@ fn yaml(object: &impl Serialize) -> Result<String, Error> {
     ))
 }
 
-/// The API's types hold a schema's bounds as floats, and `30.0` reads badly.
+/// Converts whole floats to integers: the API's types have a schema's bounds as floats, and `30.0` is hard to read.
 fn whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
-            #[allow(clippy::cast_possible_truncation)] // bounded right here
+            #[allow(clippy::cast_possible_truncation)] // bounded by the condition
             if let Some(float) = number
                 .as_f64()
                 .filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 1e15)
@@ -182,9 +176,9 @@ mod tests {
 
     use super::*;
 
-    /// What YAML makes of a rule's quotes and backslashes is the rule again.
+    /// A rule's quotes and backslashes survive YAML.
     #[test]
-    fn yaml_reads_back_as_it_was() {
+    fn yaml_reads_back_unchanged() {
         for crd in kinds::crds() {
             let read: Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
             let mut written = serde_json::to_value(&crd).unwrap();
@@ -201,7 +195,7 @@ mod tests {
             let committed = fs::read_to_string(root.join(&name)).unwrap_or_default();
             assert!(
                 committed == text,
-                "{name} is not what it would be now: run `make manifests`"
+                "{name} is outdated: run `make manifests`"
             );
             current.push(name);
         }
@@ -221,7 +215,7 @@ mod tests {
                 let name = format!("{folder}/{}", file.unwrap().file_name().to_string_lossy());
                 assert!(
                     current.contains(&name),
-                    "{name} is generated by nothing: remove it"
+                    "{name} is not generated any more: remove it"
                 );
             }
         }

@@ -63,11 +63,11 @@ pub(super) fn copy(
     };
     let if_unowned = match source.as_ref().map(|it| it.as_ref().map(step)) {
         Ok(None) => Adoptability::Adoptable("stays as it is until its source exists".into()),
-        Ok(Some(copy::Step::Nothing)) => Adoptability::Adoptable("same as its source".into()),
-        Ok(Some(copy::Step::Replace(_))) => Adoptability::WouldReplace(
+        Ok(Some(copy::CopyStep::Nothing)) => Adoptability::Adoptable("same as its source".into()),
+        Ok(Some(copy::CopyStep::Replace(_))) => Adoptability::WouldReplace(
             "differs from its source, whose content replaces its own".into(),
         ),
-        Ok(Some(copy::Step::Recreate)) => Adoptability::WouldReplace(
+        Ok(Some(copy::CopyStep::Recreate)) => Adoptability::WouldReplace(
             "differs from its source and is immutable: the operator deletes and recreates it"
                 .into(),
         ),

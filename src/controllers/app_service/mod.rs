@@ -1,7 +1,7 @@
-//! `AppService`: a Deployment and what belongs to it.
+//! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects, `ensure` applies them, and [`status`] reports what
-//! became of them.
+//! [`validate`] checks the spec, [`build`] builds the desired objects, `ensure` applies them, and [`status`] reports
+//! the result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use tracing::warn;
 use self::ensure::DeploymentState;
 use self::pods::Pod;
 use self::status::{InactiveScaling, NODE_PORT_TAKEN, ServiceSummary};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
@@ -47,12 +47,12 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
     &["d1b3460d30273576"],
     DelegatedAccess::Deployments,
     &[
-        // Patched: the original program's annotation is taken away.
+        // `patch`: to remove the original program's annotation.
         Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
-        // Never deleted; but OwnerReferencesPermissionEnforcement lets nobody else set its owner.
+        // The operator never deletes it, but OwnerReferencesPermissionEnforcement requires `delete` to set its owner.
         Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
         Permission::namespaced("", &["services"], COMES_AND_GOES),
         Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
@@ -64,7 +64,7 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
 .with_uninstall_rank(40);
 /// Verbs on children that an app may lose again.
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/appservice";
 /// Number of Pods of an app that are read to explain why they do not run.
 const PODS: u32 = 200;
@@ -82,7 +82,7 @@ pub struct AppServices {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
         let quirks = ensure::SERVICE_QUIRKS;
@@ -105,12 +105,12 @@ impl Controller for AppServices {
         self.deployments.synced().await;
         self.services.synced().await;
         if cx.object.annotations().contains_key(OLD_SPEC) {
-            // The original program's record of the spec, which nobody reads any more.
+            // The original program's record of the spec is not used any more.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
         }
         let object = Arc::clone(&cx.object);
         let app = validate::check(&object).map_err(Error::Invalid)?;
-        // It holds four kinds of objects: too much for the stack of every reconcile.
+        // The future contains four kinds of objects: too much for the stack of every reconcile.
         Box::pin(self.ensure(cx, &app)).await?;
         if let Some((message, delay)) = self.contested(&cx.key) {
             let contested = Outcome::failed(CONTESTED, message).event(EventPolicy::OnMessage);
@@ -119,7 +119,7 @@ impl Controller for AppServices {
 
         let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.unwrap_or_default().rollout;
-        // Before its controller has observed the Deployment, there are no Pods that could explain anything.
+        // Until the Deployment controller has observed the Deployment, no Pod can explain anything.
         let is_rolling_out = rollout.is_observed && !rollout.is_complete();
         let problem = if is_rolling_out {
             self.pod_problem(cx).await
@@ -174,7 +174,7 @@ impl AppServices {
         contested.or_else(|| self.ingresses.contested(key))
     }
 
-    /// Returns why the Pods of an app do not run, if they say so.
+    /// Returns why the Pods of an app do not run, if a Pod reports a reason.
     async fn pod_problem(&self, cx: &Context<AppService>) -> Option<PodProblem> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);

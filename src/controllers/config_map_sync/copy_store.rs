@@ -14,7 +14,7 @@ use qm_runtime::{ObjectKey, apply, fields, managed_fields};
 use tokio::sync::Semaphore;
 
 use super::MANAGER;
-use super::copy::{self, Step};
+use super::copy::{self, CopyStep};
 use super::index::Index;
 use super::status::NAMESPACE_NOT_FOUND;
 
@@ -24,8 +24,8 @@ const TRIES: usize = 3;
 /// Changes to make instead of editing a copy, by field.
 pub const ADVICE: Advice = &[("", "change the source instead")];
 
-/// Most content that is held for copies that are written at the same time, in KiB. Each is held several times: as read, as sent
-/// and as answered.
+/// Maximum size of the content of copies that are written at the same time, in KiB. Memory has each content several
+/// times: as read, as sent and as answered.
 const ROOM: usize = 6 * 1024;
 
 /// The copies of all syncs.
@@ -124,12 +124,12 @@ impl CopyStore {
                         .await
                         .map_err(of_copy)?
             {
-                // A new owner's name may be that of a former one, whose copies went with it.
+                // A new owner may have the name of a former one, which was deleted with its copies.
                 if self.index.copies.take_lost(key) && !owner.is_fresh() {
                     self.drift
                         .recreated(owner, key, &format!("ConfigMap {key}"));
                 }
-                self.index.right(key, &created, digest);
+                self.index.record_match(key, &created, digest);
                 return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
@@ -142,9 +142,9 @@ impl CopyStore {
             };
             match cx.ownership(live.meta()) {
                 Ownership::Foreign(foreign) => {
-                    let words =
+                    let message =
                         owner.conflict_message(&foreign, "configmaps", &key.namespace, &key.name);
-                    return Err(CopyError::blocked(CONFLICT, words));
+                    return Err(CopyError::blocked(CONFLICT, message));
                 }
                 Ownership::Restored => cx.confirm_owner().await?,
                 Ownership::Owned | Ownership::Adoptable => {}
@@ -156,17 +156,17 @@ impl CopyStore {
                 ));
             }
             let written = match copy::step(source, spec, owner, &live) {
-                Step::Nothing => {
-                    self.index.right(key, &live, digest);
+                CopyStep::Nothing => {
+                    self.index.record_match(key, &live, digest);
                     return Ok(false);
                 }
-                Step::Replace(desired) => {
+                CopyStep::Replace(desired) => {
                     let mut desired = *desired;
                     // The apiserver keeps its own.
                     desired.meta_mut().managed_fields = None;
                     apply::replace(&api, MANAGER, &desired).await.map(Some)
                 }
-                Step::Recreate => self
+                CopyStep::Recreate => self
                     .index
                     .copies
                     .delete(&api, key, &live)
@@ -179,18 +179,18 @@ impl CopyStore {
                         .index
                         .copies
                         .matched(key, &live.uid().unwrap_or_default());
-                    self.index.right(key, &written, digest);
-                    // The copy matched this desired state before, so somebody has changed it since.
+                    self.index.record_match(key, &written, digest);
+                    // The copy matched this desired state before, so another client has changed it since.
                     if before.is_some_and(|before| before.desired == digest) {
                         self.report_correction(owner, key, digest, &live, &written);
                     }
                     return Ok(true);
                 }
                 Ok(None) => may_exist = false,
-                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) && !last => {
                     may_exist = true;
                 }
-                Err(kube::Error::Api(said)) if said.code == 404 => return Err(keeps_changing()),
+                Err(kube::Error::Api(status)) if status.code == 404 => return Err(keeps_changing()),
                 Err(error) => return Err(of_copy(error)),
             }
         }
@@ -278,7 +278,7 @@ impl CopyStore {
     }
 }
 
-/// Another client creates and deletes the copy again and again; the next reconcile reads it again.
+/// Reports that another client creates and deletes the copy again and again; the next reconcile reads the copy again.
 fn keeps_changing() -> CopyError {
     CopyError::blocked(CHILD_TERMINATING, "the copy keeps being recreated")
 }
@@ -327,10 +327,10 @@ mod tests {
             Duration::from_mins(30),
             Trigger::default(),
         ));
-        let (syncs, mut shown) = reflector::store::<ConfigMapSync>();
+        let (syncs, mut writer) = reflector::store::<ConfigMapSync>();
         let other =
             json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
-        shown.apply_watcher_event(&watcher::Event::Apply(
+        writer.apply_watcher_event(&watcher::Event::Apply(
             serde_json::from_value(other).unwrap(),
         ));
         let client = Client::new(service, "n");
@@ -350,18 +350,18 @@ mod tests {
         let kind = KindContext::new(client, MANAGER, syncs, Trigger::default(), events);
         let cx = Context::new(kind, Arc::new(sync), owner);
         let release = copies.release(&cx, &key);
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {
-                asked.push(request.method().clone());
+                requests.push(request.method().clone());
                 answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
             }
         };
         let done = tokio::select! {
             done = release => done.unwrap(),
-            () = answer => panic!("the client is gone"),
+            () = answer => panic!("the client was dropped"),
         };
-        (done, asked)
+        (done, requests)
     }
 
     fn live(label: &str) -> Value {

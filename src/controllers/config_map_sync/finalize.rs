@@ -1,4 +1,4 @@
-//! The deletion of a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
+//! Deletes a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
 
 use std::collections::BTreeSet;
 
@@ -54,8 +54,8 @@ impl ConfigMapSyncs {
         // A copy that was restored from a backup has another label.
         self.index.ready().await;
         let mut copies: BTreeSet<_> = self.copies.owned(cx).into_iter().collect();
-        // In its own namespace an owner reference is a mark too. A copy without the label is not listed, and would be deleted
-        // with its owner.
+        // In the sync's own namespace an owner reference is a mark of ownership too. A copy without the label is not
+        // listed, and the garbage collector would delete it.
         let here = self.plan(&cx.object).ok();
         let here = here.filter(|_| cx.object.spec.orphans());
         copies.extend(here.map(|plan| ObjectKey::new(&cx.key.namespace, &plan.name)));

@@ -1,7 +1,7 @@
 //! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 //!
-//! [`plan`] says where the copies are to be, [`copy`] what each is to be, and [`status`] what became of them. What the watches
-//! show ([`index`]) wakes the syncs that it concerns. The copies are deleted before their sync is (`finalize`).
+//! [`plan`] lists the desired copies, [`copy`] computes their content, and [`status`] reports the results. Watch events
+//! ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::identity;
@@ -24,10 +24,10 @@ use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{ObjectKey, WatchScope};
 
 use self::copy_store::{CopyError, CopyStore};
-use self::index::{Index, Presence};
+use self::index::{Index, NamespacePresence};
 use self::plan::{Plan, PlanError};
 use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod copy;
 pub mod copy_store;
@@ -50,7 +50,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
             &["get", "list", "patch", "watch"],
         ),
         Permission::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
         Permission::namespaced(
             "",
@@ -63,7 +63,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 )
 // Apps read the ConfigMaps.
 .with_uninstall_rank(60);
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 
 /// Concurrent writes of the copies of one sync.
@@ -72,7 +72,7 @@ const AT_ONCE: usize = 16;
 /// The controller.
 pub struct ConfigMapSyncs {
     scope: WatchScope,
-    /// Whether copies may be written where Kubernetes itself lives.
+    /// Whether copies may go to the namespaces of Kubernetes itself.
     protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
@@ -93,7 +93,7 @@ struct CopyTotals {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let resync = config.timings.sync_period;
         let manager = &mut *setup.manager;
@@ -104,14 +104,22 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             manager.streaming_watch_config.clone(),
         );
         let maps = manager.scope.apis(&manager.client);
-        let wanted = &index.wanted;
+        let watch_needed = &index.watch_needed;
         manager.watch_resource::<PartialObjectMeta<ConfigMap>, _>(
-            maps, &others, wanted, &index, identity,
+            maps,
+            &others,
+            watch_needed,
+            &index,
+            identity,
         );
         if manager.scope == WatchScope::Cluster {
             let namespaces = vec![(None, Api::all(manager.client.clone()))];
             manager.watch_resource::<PartialObjectMeta<Namespace>, _>(
-                namespaces, &newest, wanted, &index, identity,
+                namespaces,
+                &newest,
+                watch_needed,
+                &index,
+                identity,
             );
         }
         let drift = Drift::new(
@@ -144,7 +152,7 @@ impl Controller for ConfigMapSyncs {
         cx.add_finalizer().await?;
         self.index.ready().await;
         if plan.selects()
-            && let Some(why) = self.index.blind()
+            && let Some(why) = self.index.namespaces_unknown()
         {
             let message = format!("the namespaces that the selector means are not known: {why}");
             return Ok(blocked(cx, FORBIDDEN, message));
@@ -196,10 +204,10 @@ impl Controller for ConfigMapSyncs {
             reason: error.reason(),
             message: error.to_string(),
         }));
-        let is_blind = self.index.blind().is_some();
+        let is_unknown = self.index.namespaces_unknown().is_some();
         let is_polled = problems
             .iter()
-            .any(|it| is_blind || status::is_polled(it.reason));
+            .any(|it| is_unknown || status::is_polled(it.reason));
         let copied = Copied {
             destinations: desired.len() + plan.refused.len(),
             matching: matching.len(),
@@ -217,7 +225,7 @@ impl Controller for ConfigMapSyncs {
 
     fn observe(&self, cx: &mut Context<ConfigMapSync>) {
         if cx.object.spec.suspend.unwrap_or_default() {
-            // Nobody has counted.
+            // The number of copies is unknown.
             (cx.status.destinations, cx.status.copies) = (None, None);
         }
     }
@@ -276,8 +284,8 @@ impl ConfigMapSyncs {
         reported(outcome, !problems.is_empty(), error)
     }
 
-    /// Releases the copies of `owned` that the spec no longer asks for, once those that replace them exist. Returns what became
-    /// of each, and how many stay.
+    /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
+    /// result for each copy, and how many stay.
     async fn remove_undesired(
         &self,
         cx: &Context<ConfigMapSync>,
@@ -287,11 +295,11 @@ impl ConfigMapSyncs {
     ) -> (Vec<(ObjectKey, Result<bool, CopyError>)>, usize) {
         let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
         let (kept, removed): (Vec<_>, Vec<_>) =
-            undesired.partition(|copy| plan::stays(copy, desired, existing));
+            undesired.partition(|copy| plan::must_stay(copy, desired, existing));
         (self.release(cx, removed).await, kept.len())
     }
 
-    /// Deletes these copies, or removes the ownership of those that are to stay. One that fails does not block the others.
+    /// Deletes these copies, or removes the ownership of those that stay. A copy that fails does not block the others.
     async fn release(
         &self,
         cx: &Context<ConfigMapSync>,
@@ -311,18 +319,18 @@ impl ConfigMapSyncs {
         source: &ConfigMap,
         digest: &str,
         copy: ObjectKey,
-        presence: Presence,
+        presence: NamespacePresence,
     ) -> (ObjectKey, Result<bool, CopyError>) {
         let result = match presence {
-            Presence::Missing => Err(CopyError::blocked(
+            NamespacePresence::Missing => Err(CopyError::blocked(
                 NAMESPACE_NOT_FOUND,
                 format!("create namespace {}", copy.namespace),
             )),
-            Presence::Going => Err(CopyError::blocked(
+            NamespacePresence::Terminating => Err(CopyError::blocked(
                 NAMESPACE_TERMINATING,
                 "the namespace is being deleted",
             )),
-            Presence::There => self.copies.ensure(cx, source, digest, &copy).await,
+            NamespacePresence::Exists => self.copies.ensure(cx, source, digest, &copy).await,
         };
         (copy, result)
     }
@@ -384,7 +392,7 @@ fn blocked(
     }
 }
 
-/// Ends a reconcile with what it reports, and the failure that is retried.
+/// Ends a reconcile with an outcome, and the error that is retried.
 fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
     match error {
         Some(error) => Err(Error::Reported {

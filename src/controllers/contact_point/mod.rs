@@ -1,5 +1,5 @@
-//! `ContactPoint`: the controller reads its Secrets ([`endpoint`]), configures its queue of the outbox, and reports what its
-//! receiver answered ([`status`]).
+//! `ContactPoint`: the controller reads Secrets ([`endpoint`]), configures a queue of the outbox, and reports the
+//! receiver's answers ([`status`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,13 +36,13 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
         Permission::namespaced(GROUP, &["contactpoints/status"], &["patch"]),
-        // By name only, never listed.
+        // The operator gets Secrets by name, and never lists them.
         Permission::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
 )
 .with_uninstall_rank(20);
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
 /// The controller.
@@ -165,7 +165,7 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
 /// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
 fn stage(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
     match status {
-        Some(status) if status::known_well(status, tested) => InitialState::Open,
+        Some(status) if status::is_verified(status, tested) => InitialState::Open,
         Some(status) if status.last_test.as_ref() == Some(tested) => InitialState::Probe,
         _ => InitialState::Test,
     }
@@ -186,11 +186,11 @@ impl<T: Transport> Controller for ContactPoints<T> {
         }
         let resolved = match endpoint::gather(&self.source, &point).await {
             Ok(resolved) => resolved,
-            // The apiserver recovers by itself: the last report stays, and the queue goes on.
+            // The apiserver recovers by itself: the last report stays, and the queue continues.
             Err(EndpointError::SecretUnreadable(message)) => {
                 let error = EndpointError::SecretUnreadable(message);
                 let (reason, message) = (error.reason(), error.to_string());
-                let outcome = if status::unsaid(&cx.status) {
+                let outcome = if status::is_unreported(&cx.status) {
                     status::blocked(&mut cx.status, &spec, reason, message.clone())
                 } else {
                     Outcome::unchanged()
@@ -220,7 +220,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
             &tested,
             self.outbox.tests_accepted(&key),
         );
-        // Jitter, so that not all Secrets are read at once.
+        // Jitter prevents reading all Secrets at once.
         let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
         Ok(outcome.requeue(Requeue::After(reread)))
     }
@@ -229,7 +229,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         let generation = cx.object.metadata.generation.unwrap_or_default();
         let left_out = self.outbox.left_out_of(&cx.key);
         let now = Time(jiff::Timestamp::now());
-        status::name_left_out(&mut cx.status, &left_out, generation, now);
+        status::report_unwritable(&mut cx.status, &left_out, generation, now);
     }
 
     fn reported(&self, cx: &Context<ContactPoint>) {

@@ -1,6 +1,6 @@
 //! `MyApp`: one Pod.
 //!
-//! A reconcile does at most one thing to the Pod, which [`step::next`] decides; the watch shows what came of it.
+//! A reconcile takes at most one step for the Pod, which [`step::next`] decides; the watch shows the result.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ use tracing::debug;
 use self::build::DesiredPod;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod build;
 pub mod pod_state;
@@ -43,21 +43,21 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
         Permission::namespaced(GROUP, &["myapps/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
-        // Only its metadata is ever patched.
+        // The operator patches only the Pod's metadata.
         Permission::namespaced(
             "",
             &["pods"],
             &["create", "delete", "get", "list", "patch", "watch"],
         ),
-        // Whether the node of a Pod that is not ready still exists.
+        // The operator checks that the node of a Pod that is not ready still exists.
         Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
 )
 .with_uninstall_rank(50);
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 
 /// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
@@ -74,15 +74,15 @@ pub struct MyApps {
     tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
-/// State of a `MyApp` beside its status. A restart that loses the state costs time only.
+/// State of a `MyApp` beside its status. A restart that loses the state costs only time.
 #[derive(Default)]
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
     not_ready: Option<PodVersion>,
-    /// Time since which the watch is believed.
-    believed_since: Option<Instant>,
-    /// The Pod as the watch showed it when a write of it failed or it was deleted: a read must follow.
-    doubted: Option<PodVersion>,
+    /// Time since which the watch is trusted.
+    trusted_since: Option<Instant>,
+    /// Version that the watch showed when a write of the Pod failed or the Pod was deleted: a read must follow.
+    must_read: Option<PodVersion>,
     /// The Pod was deleted to be recreated.
     is_replaced: bool,
     /// UID of the Pod that ended, and when it is to be deleted.
@@ -92,7 +92,7 @@ struct PodTracking {
 /// UID and resourceVersion.
 type PodVersion = (String, String);
 
-/// Result of a look for the Pod.
+/// Result of finding the Pod.
 enum PodLookup {
     Created(ChildSnapshot<PodState>),
     Existing(ChildSnapshot<PodState>),
@@ -100,9 +100,9 @@ enum PodLookup {
 
 /// State of the node of a Pod.
 enum NodeState {
-    /// The node is ready, or nobody asked.
+    /// The node is ready, or was not read.
     Ready,
-    /// The node is not ready: its own words.
+    /// The node is not ready, with its message.
     NotReady(String),
     NotFound,
 }
@@ -111,7 +111,7 @@ enum NodeState {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
         let (min, max) = (timings.backoff_min, timings.backoff_max);
@@ -151,7 +151,7 @@ impl Controller for MyApps {
         let result = self.ensure(cx, &desired).await;
         if result.is_err() {
             let child = self.pods.child(&pod_of(&cx.owner));
-            self.track(&cx.key, |pod| pod.doubted = child.as_ref().map(version));
+            self.track(&cx.key, |pod| pod.must_read = child.as_ref().map(version));
         }
         result
     }
@@ -200,7 +200,7 @@ impl MyApps {
             cx.owners().exists(uid)
         }) {
             PodStep::Ignore(foreign) => {
-                // No watch shows that the Pod goes or is handed over: it lacks our label.
+                // No watch shows that the Pod is deleted or becomes adoptable: the Pod lacks the operator's label.
                 Err(Error::NotOwned(
                     self.pods.conflict_message(owner, &foreign, &child.key),
                 ))
@@ -235,14 +235,14 @@ impl MyApps {
         }
     }
 
-    /// Returns the Pod, created if there is none. The watch answers where it can. An app without a status has never had a
-    /// Pod, so its Pod is created without a read, which cannot overwrite one either; later a Pod that the watch does not
-    /// show may exist, and not be owned.
+    /// Returns the Pod, created if there is none. The cache answers where possible. An app without a status has never
+    /// had a Pod, so its Pod is created without a read, which cannot overwrite a Pod either. Later a Pod that the watch
+    /// does not show may exist, and be unowned.
     async fn find(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<PodLookup> {
         let pod = pod_of(&cx.owner);
         let mut may_exist = cx.object.status.is_some();
         if let Some(known) = self.pods.child(&pod) {
-            if self.believes(&cx.key, &known) {
+            if self.trusts(&cx.key, &known) {
                 return Ok(PodLookup::Existing(known));
             }
             may_exist = true;
@@ -255,7 +255,7 @@ impl MyApps {
             }
             let found = self.pods.read(&pod).await?;
             self.track(&cx.key, |pod| {
-                (pod.believed_since, pod.doubted) = (None, None);
+                (pod.trusted_since, pod.must_read) = (None, None);
             });
             if let Some(found) = found {
                 return Ok(PodLookup::Existing(found));
@@ -266,16 +266,12 @@ impl MyApps {
         Err(Error::Stale("the Pod keeps being replaced".into()))
     }
 
-    /// Returns whether the watch is believed. It may have missed an event, so a read follows once per resync.
-    fn believes(&self, key: &ObjectKey, known: &ChildSnapshot<PodState>) -> bool {
+    /// Returns whether the watch is trusted. A watch may have missed an event, so a read follows once per resync.
+    fn trusts(&self, key: &ObjectKey, known: &ChildSnapshot<PodState>) -> bool {
         self.track(key, |pod| {
-            let is_doubted = pod.doubted.as_ref() == Some(&version(known));
-            !is_doubted
-                && pod
-                    .believed_since
-                    .get_or_insert_with(Instant::now)
-                    .elapsed()
-                    < self.resync
+            let needs_read = pod.must_read.as_ref() == Some(&version(known));
+            !needs_read
+                && pod.trusted_since.get_or_insert_with(Instant::now).elapsed() < self.resync
         })
     }
 
@@ -300,7 +296,7 @@ impl MyApps {
         Ok(outcome)
     }
 
-    /// Waits for a Pod that is being deleted. Its kubelet reports when it is gone; the message says why if the kubelet does
+    /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
     async fn wait(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Outcome {
         let pod = &child.summary;
@@ -314,7 +310,7 @@ impl MyApps {
         }
     }
 
-    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this one lasted.
+    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
     async fn recreate(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
         let created = child.summary.created;
         let age =
@@ -339,16 +335,16 @@ impl MyApps {
         Ok(outcome_of(&child.summary).requeue(Requeue::Poll))
     }
 
-    /// Deletes the Pod. Unless the watch shows what comes of that, the next reconcile reads it.
+    /// Deletes the Pod. Unless the watch shows the result, the next reconcile reads the Pod.
     async fn delete(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<()> {
-        self.track(key, |pod| pod.doubted = Some(version(child)));
+        self.track(key, |pod| pod.must_read = Some(version(child)));
         self.pods.delete(child).await?;
         self.track(key, |pod| pod.is_replaced = true);
         Ok(())
     }
 
-    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between two
-    /// reconciles: as long as it changes, its node works.
+    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between
+    /// two reconciles: a Pod that changes has a working node.
     async fn node_state(
         &self,
         cx: &Context<MyApp>,

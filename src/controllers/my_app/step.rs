@@ -1,4 +1,4 @@
-//! What to do about the Pod of a `MyApp`, and what its condition says. Pure.
+//! Decides the next step for the Pod of a `MyApp`, and the condition. Pure.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -18,7 +18,7 @@ pub const NODE_NOT_FOUND: &str = "NodeNotFound";
 /// Reason of an app whose Pod is on a node that is not ready.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
-/// The operator's own reasons; any other is a container's.
+/// The operator's own reasons; any other comes from a container.
 pub const REASONS: [&str; 17] = [
     READY,
     IMAGE_MISSING,
@@ -46,24 +46,24 @@ pub enum PodStep {
     Ignore(ForeignOwner),
     /// The Pod is being deleted.
     Wait,
-    /// The Pod differs from the desired state in this: delete it.
+    /// The Pod differs from the desired state in this field: delete it.
     Replace(String),
     /// The Pod has ended: delete it after a delay.
     Recreate,
-    /// The Pod lacks a label, or an ownership mark. The claim is from before.
+    /// The Pod lacks a label, or an ownership mark. Contains the claim from before.
     RestoreOwnership(Ownership),
     /// The Pod matches.
     Keep,
 }
 
-/// Returns the next step. `lives` returns whether a `MyApp` has that UID.
+/// Returns the next step. `exists` returns whether a `MyApp` has that UID.
 pub fn next(
     owner: &Owner,
     desired: &DesiredPod<'_>,
     pod: &PodState,
-    lives: impl Fn(&str) -> bool,
+    exists: impl Fn(&str) -> bool,
 ) -> PodStep {
-    let claim = owner.ownership(&pod.ownership, lives);
+    let claim = owner.ownership(&pod.ownership, exists);
     if let Ownership::Foreign(foreign) = claim {
         return PodStep::Ignore(foreign);
     }
@@ -162,7 +162,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The step for the Pod that we build with this merged into it.
+    /// Returns the step for the desired Pod with this change.
     fn step_for(change: &Value) -> PodStep {
         let app = app();
         let (owner, desired) = (Owner::of(&app).unwrap(), build::validate(&app).unwrap());
@@ -215,11 +215,11 @@ mod tests {
     #[case::ready(json!([{ "type": "Ready", "status": "True" }]), None)]
     #[case::quiet(json!([{ "type": "MemoryPressure", "status": "False" }, { "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "stopped posting" }]), Some("NodeStatusUnknown: stopped posting"))]
     #[case::new(json!([]), Some("n1 has no condition Ready"))]
-    fn node_is_not_ready(#[case] conditions: Value, #[case] said: Option<&str>) {
+    fn node_is_not_ready(#[case] conditions: Value, #[case] expected: Option<&str>) {
         let node = json!({ "metadata": { "name": "n1" }, "status": { "conditions": conditions } });
         assert_eq!(
             not_ready(&serde_json::from_value(node).unwrap()).as_deref(),
-            said
+            expected
         );
     }
 

@@ -1,4 +1,5 @@
-//! The nodes and Services that listeners lead to. The cache keeps the instance IDs of the nodes; changes trigger reconciles.
+//! The nodes and Services that listeners forward to. The cache keeps the instance IDs of the nodes; changes trigger
+//! reconciles.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,7 @@ struct BackendState {
     /// The nodes that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
     is_listed: bool,
-    /// A reconcile was told that the nodes are unknown.
+    /// A reconcile found the nodes unknown, and waits for them.
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
     services: HashMap<ObjectKey, BTreeSet<String>>,
@@ -77,7 +78,7 @@ impl Backends {
         if services.is_empty() {
             return self.forget(key);
         }
-        // Set already for any but the first.
+        // The first listener starts the watches.
         let _ = self.watch_needed.set(());
         self.state().services.insert(key.clone(), services);
     }
@@ -104,7 +105,7 @@ impl Backends {
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
-            // A list that was done just before triggered nothing.
+            // A list that ended just before triggered nothing.
             if *self.nodes.borrow() != NodeListing::Listed {
                 return Err(unknown);
             }
@@ -200,16 +201,16 @@ impl Observer<Node> for Backends {
     }
 
     fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {
-        // Without a complete list, one follows.
+        // A complete list follows an incomplete one.
         if self.state().is_listed {
             self.on_listed();
         }
     }
 
     fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = error_status(error).filter(|status| status.code == 403) {
+        if let Some(error) = error_status(error).filter(|status| status.code == 403) {
             self.nodes
-                .send_replace(NodeListing::Forbidden(refusal.message.clone()));
+                .send_replace(NodeListing::Forbidden(error.message.clone()));
         }
     }
 }
@@ -296,7 +297,7 @@ mod tests {
         nodes.on_recovered(&resource, None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        // A node that was deleted while the watch was down.
+        // Node `a` was deleted while the watch was down.
         nodes.on_list_started(&resource, None);
         nodes.on_applied(&resource, node("b", "aws:///a/i-2"));
         nodes.on_applied(&resource, node("c", ""));

@@ -1,4 +1,4 @@
-//! Takes the steps of a reconcile and keeps the answers.
+//! Takes the steps of a reconcile and records the answers.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::tags::{OwnershipTags, TagOwnership};
 /// Why a step failed.
 #[derive(Debug)]
 pub(crate) enum StepError {
-    /// AWS refused the step.
+    /// AWS rejected the step.
     Aws(AwsError),
     /// The apiserver failed, so the reconcile ends.
     Reconcile(Error),
@@ -54,7 +54,7 @@ pub(super) fn read_error(what: String, error: kube::Error) -> Error {
     }
 }
 
-/// The effects at the edge, beside those of the context: AWS and the cached nodes.
+/// Executor of steps, with AWS and the cached nodes.
 pub(crate) struct Executor<A> {
     pub scope: WatchScope,
     pub aws: A,
@@ -164,14 +164,14 @@ impl<A: Aws> Executor<A> {
         TagOwnership { claim, tags }
     }
 
-    /// Returns the other `MyIngress` that owns the load balancer, if that one may exist.
+    /// Returns the other `MyIngress` that owns the load balancer, if that `MyIngress` may exist.
     fn sibling(&self, cx: &Context<MyIngress>, ownership: &TagOwnership) -> Option<String> {
         let may_exist =
             |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);
         OwnershipTags::sibling(ownership, may_exist).map(Into::into)
     }
 
-    /// Writes the intent to the status, whose condition stays.
+    /// Writes the intent to the status, without changing the condition.
     async fn record(
         cx: &mut Context<MyIngress>,
         desired: &Desired<'_>,

@@ -1,7 +1,7 @@
 //! `MyIngress`: an AWS load balancer.
 //!
-//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is left.
-//! Then the reconcile reports what [`report::report`] says of the observed state.
+//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is
+//! left. Then [`report::report`] computes the report of the observed state.
 
 use std::convert::identity;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use self::observe::{Observed, now};
 use self::report::report;
 use self::status::OUT_OF_SCOPE;
 use self::tags::{OF_THE_CLUSTER, OwnershipTags};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 mod backends;
 pub mod build;
@@ -57,7 +57,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         Permission::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // The UID of kube-system identifies the cluster.
         Permission::cluster_scoped("", &["namespaces"], &["get"]),
-        // What listeners lead to.
+        // Listeners forward to nodes and Services.
         Permission::cluster_scoped("", &["nodes"], &["list", "watch"]),
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
@@ -65,7 +65,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
 )
 // Traffic ends before the apps.
 .with_uninstall_rank(30);
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
 /// The controller.
@@ -82,7 +82,7 @@ pub(crate) struct MyIngresses<A> {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let timings = &config.timings;
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
@@ -129,7 +129,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;
-        // Without a deletion there is always something to report.
+        // Without a deletion there is always a report.
         outcome.ok_or_else(|| Error::Stale("the MyIngress is being deleted".into()))
     }
 
@@ -142,7 +142,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
-        // With a narrower scope nobody has listeners.
+        // With a narrower scope no MyIngress has listeners.
         if self.executor.scope == WatchScope::Cluster {
             let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);
@@ -151,7 +151,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
-        // One of the same name in another namespace may wait for the name of the load balancer.
+        // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
         for other in self.ingresses.state() {
             let other_key = ObjectKey::of(other.as_ref());
             if other.name_any() == *key.name && other_key != *key {
@@ -162,8 +162,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
 }
 
 impl<A: Aws> MyIngresses<A> {
-    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress` that is being
-    /// deleted.
+    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress`
+    /// that is being deleted.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());
@@ -177,7 +177,7 @@ impl<A: Aws> MyIngresses<A> {
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {
                 Ok(()) => observed.done.push(step),
-                Err(StepError::Aws(error)) => observed.refuse(step, error),
+                Err(StepError::Aws(error)) => observed.reject(step, error),
                 Err(StepError::Reconcile(error)) => {
                     cx.status.alb = observed.alb();
                     cx.status.listeners.clone_from(&observed.draft.listeners);
@@ -205,7 +205,7 @@ impl<A: Aws> MyIngresses<A> {
         }
     }
 
-    /// Returns the UID of namespace kube-system, which tells clusters apart.
+    /// Returns the UID of namespace kube-system, which identifies the cluster.
     async fn cluster(&self, cx: &Context<MyIngress>) -> Result<&str> {
         let read = async || {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());

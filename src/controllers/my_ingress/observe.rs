@@ -1,4 +1,4 @@
-//! The observed state: the object, the answers to the steps of a reconcile, and the steps that were taken or refused.
+//! The observed state: the object, the answers to the steps of a reconcile, and the steps that were taken or rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::tags::{OwnershipMap, TagOwnership};
 pub(crate) struct Draft {
     /// `None` if AWS was never asked for a load balancer, or the status was lost.
     pub alb: Option<Alb>,
-    /// All ports for which AWS may have something.
+    /// All ports for which AWS may have a listener or target group.
     pub listeners: Vec<ListenerStatus>,
 }
 
@@ -31,7 +31,7 @@ impl Draft {
         self.listeners.iter().find(|it| it.port == port)
     }
 
-    /// Returns the time at which AWS was last asked to create something for the port.
+    /// Returns the time of the last request to create something for the port.
     pub fn creation_requested_at(&self, port: u16) -> Option<&Time> {
         self.listener(port)?.creation_requested_at.as_ref()
     }
@@ -50,7 +50,7 @@ pub(crate) struct Observed {
     pub object: Arc<MyIngress>,
     /// The time, renewed before each step.
     pub now: Timestamp,
-    /// Time within which AWS shows what AWS created.
+    /// Time within which AWS shows a new resource.
     pub consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
@@ -63,7 +63,7 @@ pub(crate) struct Observed {
     pub created: Option<LoadBalancer>,
     /// `None` if AWS does not show the load balancer.
     pub ownership: Option<TagOwnership>,
-    /// The other `MyIngress` that owns the load balancer, unless that one does not exist.
+    /// The other `MyIngress` that owns the load balancer, unless that `MyIngress` does not exist.
     pub sibling: Option<String>,
     /// The load balancer of the desired name after the deletion.
     pub remaining: Option<LoadBalancer>,
@@ -83,7 +83,7 @@ pub(crate) struct Observed {
     pub services: BTreeMap<u16, Option<Service>>,
 
     pub done: Vec<Step>,
-    pub refused: Vec<(Step, AwsError)>,
+    pub rejected: Vec<(Step, AwsError)>,
 }
 
 impl Observed {
@@ -103,19 +103,19 @@ impl Observed {
         }
     }
 
-    /// Records that AWS refused the step, which this reconcile does not repeat.
-    pub fn refuse(&mut self, step: Step, error: AwsError) {
+    /// Records that AWS rejected the step, which this reconcile does not repeat.
+    pub fn reject(&mut self, step: Step, error: AwsError) {
         match &step {
-            Step::CreateLoadBalancer(_) if error.undone => {
+            Step::CreateLoadBalancer(_) if error.had_no_effect => {
                 self.draft.alb.clone_from(&self.recorded.alb);
             }
-            Step::CreateTargetGroup(port, _) if error.undone => {
+            Step::CreateTargetGroup(port, _) if error.had_no_effect => {
                 let before = self.recorded.creation_requested_at(*port).cloned();
                 self.draft.set_requested_at(*port, before);
             }
             _ => {}
         }
-        self.refused.push((step, error));
+        self.rejected.push((step, error));
     }
 
     /// Returns the ARN that the status had, which proves no ownership.
@@ -124,16 +124,16 @@ impl Observed {
     }
 
     /// Returns the load balancer of the desired name, as AWS shows or created it.
-    pub fn shown(&self) -> Option<&LoadBalancer> {
+    pub fn visible(&self) -> Option<&LoadBalancer> {
         self.created.as_ref().or(self.load_balancer.as_ref())
     }
 
-    /// Returns whether the status says nothing of an existing load balancer: the status is new or was lost.
+    /// Returns whether the status does not mention an existing load balancer: the status is new or was lost.
     pub fn is_status_lost(&self) -> bool {
         self.recorded.alb.is_none() && self.created.is_none()
     }
 
-    /// Returns whether AWS may yet show a load balancer that was asked for a moment ago.
+    /// Returns whether AWS may yet show a load balancer that was requested a moment ago.
     pub fn may_yet_appear(&self) -> bool {
         let alb = self.draft.alb.as_ref();
         self.is_within(
@@ -142,7 +142,7 @@ impl Observed {
         )
     }
 
-    /// Returns whether AWS may yet show something that was asked for a moment ago, for the port.
+    /// Returns whether AWS may yet show a resource that was requested a moment ago, for the port.
     pub fn may_yet_show(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window,
@@ -158,7 +158,7 @@ impl Observed {
         )
     }
 
-    /// The clock of the replica that wrote `time` may be ahead.
+    /// Returns whether `time` is recent. The clock of the replica that wrote `time` may be ahead.
     fn is_within(&self, limit: Duration, time: Option<&Time>) -> bool {
         time.is_some_and(|time| self.now.duration_since(time.0).unsigned_abs() < limit)
     }
@@ -179,17 +179,17 @@ impl Observed {
             .ownership
             .as_ref()
             .is_some_and(TagOwnership::is_adoptable);
-        let Some(shown) = self.shown().filter(|_| is_owned) else {
+        let Some(visible) = self.visible().filter(|_| is_owned) else {
             return self.draft.alb.clone();
         };
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let mut alb = Alb {
-            dns: some(&shown.dns),
-            arn: some(&shown.arn),
-            state: some(&shown.state),
+            dns: some(&visible.dns),
+            arn: some(&visible.arn),
+            state: some(&visible.state),
             ..self.draft.alb.clone().unwrap_or_default()
         };
-        if shown.state == "active" {
+        if visible.state == "active" {
             // AWS shows the load balancer, so no reconcile has to wait for that.
             alb.creation_requested_at = None;
         }

@@ -1,4 +1,4 @@
-//! The status of a `MyIngress` and of its listeners. Pure.
+//! Computes the status of a `MyIngress` and of its listeners. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ const IMPAIRED: &str = "ActiveImpaired";
 const PROVISIONING_FAILED: &str = "ProvisioningFailed";
 /// The load balancer of that name belongs to another `MyIngress`.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
-/// The load balancer has another scheme or type, which nobody can change.
+/// The load balancer has another scheme or type, which cannot change.
 pub(crate) const INCOMPATIBLE: &str = "Incompatible";
 /// The load balancer is being deleted.
 pub(crate) const TERMINATING: &str = "Terminating";
@@ -34,7 +34,7 @@ pub(crate) const SERVICE_PORT_NOT_FOUND: &str = "ServicePortNotFound";
 pub(crate) const NO_NODE_PORT: &str = "NoNodePort";
 /// No node can take traffic.
 pub(crate) const NO_NODES: &str = "NoNodes";
-/// The operator may not list the nodes, or has not yet.
+/// The operator may not list the nodes, or has not listed them yet.
 pub(crate) const NODES_UNREADABLE: &str = "NodesUnreadable";
 /// AWS does not know the health of the targets yet.
 pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
@@ -114,7 +114,7 @@ impl MyIngressReadiness {
         Self::not_ready(Some(alb.unwrap_or_default()), CREATING, message)
     }
 
-    pub fn refused(alb: Option<Alb>, error: &AwsError) -> Self {
+    pub fn rejected(alb: Option<Alb>, error: &AwsError) -> Self {
         Self::not_ready(alb, error.reason, error.to_string())
     }
 
@@ -184,14 +184,14 @@ pub(crate) struct ListenerResult {
     pub total: u32,
     /// Reason that no traffic arrives; empty while some does.
     pub reason: &'static str,
-    /// Message to `reason`; empty if an [`AwsError`] has it.
+    /// Message of `reason`; empty if an [`AwsError`] has it.
     pub message: String,
-    /// Whether AWS is still at work, so that the next reconcile finds another state.
+    /// AWS is still at work: the next reconcile finds another state.
     pub changes: bool,
 }
 
 impl ListenerResult {
-    /// Returns the result of a listener for which AWS shows something late.
+    /// Returns the result of a listener for which AWS shows a resource late.
     pub fn not_visible(port: u16) -> Self {
         Self {
             port,
@@ -202,7 +202,7 @@ impl ListenerResult {
         }
     }
 
-    /// Returns the result of a listener whose group is to have these targets. `security_groups` are the load balancer's.
+    /// Returns the result of a listener whose group needs these targets. `security_groups` are the load balancer's.
     pub fn of(
         port: u16,
         health: &[&TargetHealth],
@@ -213,7 +213,7 @@ impl ListenerResult {
         let known = targets.iter().filter_map(|target| health.get(target));
         let known: Vec<_> = known.copied().collect();
         let healthy = known.iter().filter(|it| it.state == "healthy").count();
-        // A target that is new to the group has no health yet.
+        // A new target of the group has no health yet.
         let is_initial =
             known.len() < targets.len() || known.iter().any(|it| it.state == "initial");
         let result = Self {
@@ -256,7 +256,7 @@ impl ListenerResult {
         }
     }
 
-    /// Returns the status. `creation_requested_at` is the time at which AWS was last asked to create something for the port.
+    /// Returns the status. `creation_requested_at` is the time of the last request to create something for the port.
     pub fn status(&self, creation_requested_at: Option<&Time>) -> ListenerStatus {
         ListenerStatus {
             port: self.port,

@@ -1,4 +1,4 @@
-//! Ownership in AWS: only tags prove it. Pure.
+//! Ownership in AWS, which only tags prove. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use qm_runtime::error::Class;
 use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
-/// Tag: UID of the namespace [`OF_THE_CLUSTER`], which identifies the cluster.
+/// Tag with the UID of namespace [`OF_THE_CLUSTER`], which identifies the cluster.
 pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
-/// The namespace that lives as long as its cluster.
+/// Namespace that lives as long as its cluster.
 pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 
-/// The tags of everything that a `MyIngress` owns.
+/// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnershipTags<'a> {
-    /// The `MyIngress`.
+    /// The owner.
     pub owner: &'a Owner,
     /// Value of [`CLUSTER`].
     pub cluster: &'a str,
@@ -38,8 +38,8 @@ impl OwnershipTags<'_> {
         .into()
     }
 
-    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations. Tags of
-    /// another cluster prove nothing. `exists` tells whether a `MyIngress` has that UID.
+    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations.
+    /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
     pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
@@ -62,8 +62,8 @@ impl OwnershipTags<'_> {
         self.owner.ownership(&metadata, exists)
     }
 
-    /// Returns the other `MyIngress` that owns the load balancer, if that one exists: nobody may adopt its load balancer.
-    /// `may_exist` is called with UID and namespace.
+    /// Returns the other `MyIngress` that owns the load balancer, if it exists: nobody may adopt its load balancer.
+    /// `may_exist` gets UID and namespace.
     pub fn sibling(
         ownership: &TagOwnership,
         may_exist: impl Fn(&str, &str) -> bool,
@@ -75,14 +75,14 @@ impl OwnershipTags<'_> {
         may_exist(ownership.tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 
-    /// Returns whether an editor consents to the adoption. The consent for another `MyIngress` is for that one to use.
+    /// Returns whether an editor consents to the adoption. Consent for another `MyIngress` does not count.
     pub fn has_consent(&self, tags: &Tags) -> bool {
         tags.get(ADOPT_BY) == Some(&self.owner.path())
     }
 
     /// Returns the message about an unowned load balancer, with the command that adopts it.
     pub fn conflict(&self, load_balancer: &LoadBalancer, name: &str, tags: &Tags) -> String {
-        let whose = match (tags.get(CLUSTER), tags.get(OWNER)) {
+        let ownership = match (tags.get(CLUSTER), tags.get(OWNER)) {
             (Some(cluster), owner) if cluster != self.cluster => {
                 let owner = owner.map_or("?", |owner| short(owner));
                 format!("belongs to MyIngress {owner} of cluster {}", short(cluster))
@@ -93,18 +93,18 @@ impl OwnershipTags<'_> {
             _ => "is not ours".into(),
         };
         format!(
-            "load balancer {name} {whose} and is left alone; {}",
+            "load balancer {name} {ownership} and is left alone; {}",
             self.adopt_command(&load_balancer.arn)
         )
     }
 
-    /// Returns the error about a load balancer in another region than the one in which AWS is called.
+    /// Returns the error about a load balancer in another region than the operator's.
     pub fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
         let called = format!("{called}, the region that the operator is configured for");
         self.elsewhere(REGION_MISMATCH, arn, &called, &format!("region {region}"))
     }
 
-    /// Returns the error about a load balancer in another account than the one that AWS is called with.
+    /// Returns the error about a load balancer in another account than the operator's.
     pub fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
         let called = format!("{called}, the account of the operator's credentials");
         let needs = format!("credentials of account {account}");
@@ -121,8 +121,8 @@ impl OwnershipTags<'_> {
         AwsError::unsent(Class::Slow, reason, message)
     }
 
-    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A restore from
-    /// a backup does not change the prefix.
+    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A
+    /// restore from a backup does not change the prefix.
     pub fn group_prefix(&self) -> String {
         let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
         format!("{GROUP_PREFIX}{digest}-")
@@ -133,7 +133,7 @@ impl OwnershipTags<'_> {
         format!("{}{port}", self.group_prefix())
     }
 
-    /// Returns the command with which an editor of something in AWS has it adopted.
+    /// Returns the command with which an editor of a resource in AWS has it adopted.
     pub fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
@@ -157,7 +157,7 @@ fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }
 
-/// The tags of something in AWS, with the claim that they prove.
+/// Tags of a resource in AWS, with the claim that they prove.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TagOwnership {
     pub claim: Ownership,
@@ -165,12 +165,12 @@ pub(crate) struct TagOwnership {
 }
 
 impl TagOwnership {
-    /// Returns whether the `MyIngress` may change and delete it.
+    /// Returns whether the `MyIngress` may change and delete the resource.
     pub fn is_owned(&self) -> bool {
         matches!(self.claim, Ownership::Owned | Ownership::Restored)
     }
 
-    /// Returns whether the `MyIngress` owns or may adopt it.
+    /// Returns whether the `MyIngress` owns or may adopt the resource.
     pub fn is_adoptable(&self) -> bool {
         !matches!(self.claim, Ownership::Foreign(_))
     }
@@ -189,7 +189,7 @@ impl OwnershipMap {
         self.0.get(arn).is_some_and(TagOwnership::is_adoptable)
     }
 
-    /// Returns whether AWS shows no tags, which may be late.
+    /// Returns whether AWS shows no tags: they may appear late.
     pub fn is_untagged(&self, arn: &str) -> bool {
         self.0.get(arn).is_none_or(|it| it.tags.is_empty())
     }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn tagged_is_owned() {
+    fn tagged_resource_is_owned() {
         let owner = owner();
         let marks = OwnershipTags {
             owner: &owner,
@@ -245,7 +245,7 @@ mod tests {
     #[rstest]
     #[case::untagged(&[], "foreign")]
     #[case::of_the_documents_program(&[("ManagedBy", "kopf")], "foreign")]
-    #[case::managed_by_us_says_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
+    #[case::managed_by_proves_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
     #[case::by_uid(&[(CLUSTER, "c1"), (OWNER_UID, "u1")], "ours")]
     #[case::uid_of_no_cluster(&[(OWNER_UID, "u1")], "foreign")]
     #[case::uid_of_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], "foreign")]
@@ -256,9 +256,9 @@ mod tests {
     #[case::adoptable(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
     #[case::adoptable_from_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
     #[case::adoptable_by_another(&[(ADOPT_BY, "shop/api")], "foreign")]
-    fn claims(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
+    fn claim_depends_on_the_tags(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
         let owner = owner();
-        let said = match (OwnershipTags {
+        let proved = match (OwnershipTags {
             owner: &owner,
             cluster: "c1",
         })
@@ -269,7 +269,7 @@ mod tests {
             Ownership::Adoptable => "handed over",
             Ownership::Foreign(_) => "foreign",
         };
-        assert_eq!(said, claim);
+        assert_eq!(proved, claim);
     }
 
     #[test]
@@ -279,19 +279,19 @@ mod tests {
             owner: &owner,
             cluster: "c1",
         };
-        let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
-        let theirs = TagOwnership {
-            claim: marks.claim(&theirs, |_| true),
-            tags: theirs,
+        let siblings = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
+        let ownership = TagOwnership {
+            claim: marks.claim(&siblings, |_| true),
+            tags: siblings,
         };
         assert_eq!(
-            OwnershipTags::sibling(&theirs, |uid, namespace| (uid, namespace) == ("u2", "a")),
+            OwnershipTags::sibling(&ownership, |uid, namespace| (uid, namespace) == ("u2", "a")),
             Some("a/web")
         );
         assert_eq!(
-            OwnershipTags::sibling(&theirs, |_, _| false),
+            OwnershipTags::sibling(&ownership, |_, _| false),
             None,
-            "its load balancer was left behind"
+            "the sibling does not exist"
         );
     }
 
@@ -305,7 +305,7 @@ mod tests {
             arn: "arn:aws:elb:eu-1:1:a".into(),
             ..LoadBalancer::default()
         };
-        let words = OwnershipTags {
+        let message = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         }
@@ -313,6 +313,6 @@ mod tests {
         let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
             arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";
-        assert_eq!(words, format!("{start}{command}"));
+        assert_eq!(message, format!("{start}{command}"));
     }
 }

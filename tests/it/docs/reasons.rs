@@ -16,7 +16,7 @@ use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::EndpointError;
 use quartermaster::controllers::contact_point::status;
-use quartermaster::controllers::tracked_field::field::Field;
+use quartermaster::controllers::tracked_field::field::FieldSelector;
 use quartermaster::controllers::tracked_field::waiting::WaitingReason;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 
@@ -112,7 +112,7 @@ fn waiting() -> Vec<&'static str> {
         },
     ];
     for field in ["targetPort", "{.spec"] {
-        let error = Field::compile("Deployment", field).unwrap_err();
+        let error = FieldSelector::compile("Deployment", field).unwrap_err();
         all.push(WaitingReason::Field {
             reason: error.reason(),
             message: error.to_string(),

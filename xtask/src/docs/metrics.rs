@@ -33,7 +33,7 @@ const REASON: &str = "Reason";
 
 /// Metric of a text.
 #[derive(Default)]
-struct Shown {
+struct MetricRow {
     kind: String,
     help: String,
     labels: BTreeMap<String, BTreeSet<String>>,
@@ -41,7 +41,7 @@ struct Shown {
 
 pub fn page() -> String {
     let mut page = BEGIN.to_owned();
-    for (name, Shown { kind, help, labels }) in shown(&every_metric()) {
+    for (name, MetricRow { kind, help, labels }) in parse(&every_metric()) {
         let labels: Vec<_> = labels
             .iter()
             .map(|(label, values)| cell_of(label, values))
@@ -68,8 +68,8 @@ fn cell_of(label: &str, values: &BTreeSet<String>) -> String {
 }
 
 /// Returns the metrics of a text by name. Samples follow the lines that describe them.
-fn shown(text: &str) -> BTreeMap<String, Shown> {
-    let (mut all, mut of) = (BTreeMap::<String, Shown>::new(), String::new());
+fn parse(text: &str) -> BTreeMap<String, MetricRow> {
+    let (mut all, mut of) = (BTreeMap::<String, MetricRow>::new(), String::new());
     for line in text.lines() {
         if let Some((name, help)) = line
             .strip_prefix("# HELP ")
@@ -100,7 +100,7 @@ fn shown(text: &str) -> BTreeMap<String, Shown> {
         }
     }
     // The samples of a counter have another name than the counter.
-    let total = |name: String, it: &Shown| {
+    let total = |name: String, it: &MetricRow| {
         if it.kind == "counter" {
             format!("{name}_total")
         } else {
@@ -176,12 +176,12 @@ mod tests {
 
     #[test]
     fn every_metric_has_a_value() {
-        let shown = shown(&every_metric());
-        for (name, it) in &shown {
+        let rows = parse(&every_metric());
+        for (name, it) in &rows {
             assert!(!it.help.is_empty() && !it.kind.is_empty(), "{name}");
         }
-        for name in super::shown(&Metrics::new(&PROGRAM).encode()).into_keys() {
-            assert!(shown.contains_key(&name), "{name}");
+        for name in super::parse(&Metrics::new(&PROGRAM).encode()).into_keys() {
+            assert!(rows.contains_key(&name), "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `docs/reference/`: flags, metrics and fields as the code has them, and where the pages tell of each reason.
+//! `docs/reference/`: flags, metrics and fields from the code, and an index of the reasons.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ mod reasons;
 pub use fields::KUBERNETES;
 pub use metrics::every_metric;
 
-/// Every generated page: its path in the tree, and its text. `read` gives the text of a file of the tree.
+/// Returns every generated page: its path in the tree, and its text. `read` returns the text of a file of the tree.
 pub fn files(
     read: &impl Fn(&Path) -> Result<String, Error>,
 ) -> Result<Vec<(String, String)>, Error> {
@@ -22,17 +22,17 @@ pub fn files(
         ("flags".to_owned(), flags::page()),
         ("metrics".to_owned(), metrics::page()),
     ];
-    let mut told = Vec::new();
+    let mut kinds = Vec::new();
     for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
-        told.push((
+        kinds.push((
             kind.resource().kind,
             read(&Path::new("docs").join(&page))?,
             page,
         ));
     }
-    pages.push(("reasons".to_owned(), reasons::page(&told)));
+    pages.push(("reasons".to_owned(), reasons::page(&kinds)));
     let generated = "<!-- Generated from the code: run `make manifests`. -->\n";
     let file = |(name, text)| {
         (
@@ -43,7 +43,7 @@ pub fn files(
     Ok(pages.into_iter().map(file).collect())
 }
 
-/// The page about a kind, in `docs/`: `ContactPoint` is in `contact-point.md`.
+/// Returns the file name of the page about a kind, in `docs/`: `ContactPoint` is in `contact-point.md`.
 pub fn page_of(kind: &str) -> String {
     let mut name = String::new();
     for letter in kind.chars() {
@@ -55,7 +55,7 @@ pub fn page_of(kind: &str) -> String {
     name + ".md"
 }
 
-/// The anchor that GitHub and mdBook give a heading.
+/// Returns the anchor that GitHub and mdBook give a heading.
 pub fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     kept.chars()
@@ -64,7 +64,7 @@ pub fn anchor(heading: &str) -> String {
         .replace(' ', "-")
 }
 
-/// Text in a cell of a table.
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.split_whitespace()
         .collect::<Vec<_>>()
@@ -72,7 +72,7 @@ fn cell(text: &str) -> String {
         .replace('|', "\\|")
 }
 
-/// As it stands, also where it holds a backtick.
+/// Formats text as code, even with a backtick.
 fn code(text: &str) -> String {
     let fence = if text.contains('`') { "``" } else { "`" };
     format!("{fence}{text}{fence}")
@@ -83,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_has_a_page() {
+    fn kind_has_a_page() {
         assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
     }
 
     #[test]
-    fn an_anchor_is_that_of_the_heading() {
+    fn anchor_matches_the_heading() {
         assert_eq!(
             anchor(" What `kubectl apply` refuses: all_of it"),
             "what-kubectl-apply-refuses-all_of-it"
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn code_may_hold_a_backtick() {
+    fn code_may_contain_a_backtick() {
         assert_eq!(
             (code("a"), code("^_`|~")),
             ("`a`".to_owned(), "``^_`|~``".to_owned())

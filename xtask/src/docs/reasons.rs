@@ -126,7 +126,7 @@ fn meaning(reason: &str) -> &'static str {
     found.map_or("", |(_, meaning)| meaning)
 }
 
-/// Of these kinds: each with its page and that page's name.
+/// Returns the page; `kinds` has each kind with the text and name of its page.
 pub fn page(kinds: &[(String, String, String)]) -> String {
     let mut index = BTreeMap::<String, Vec<String>>::new();
     for (kind, page, name) in kinds {
@@ -153,8 +153,8 @@ pub fn page(kinds: &[(String, String, String)]) -> String {
     page
 }
 
-/// The first word of each row of the tables whose first column is `reason` or `event`, with the heading above, and whether it is
-/// an Event's.
+/// Returns the first word of each row of the tables whose first column is `reason` or `event`, with the heading above,
+/// and whether it is an Event's.
 fn rows(page: &str) -> Vec<(String, String, bool)> {
     let (mut heading, mut column, mut rows) = (String::new(), None, Vec::new());
     for line in page.lines() {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meaning_is_one_sentence() {
+    fn meaning_is_one_sentence() {
         for (reason, meaning) in MEANINGS {
             let is_one = meaning.starts_with(char::is_uppercase)
                 && meaning.ends_with('.')
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_found_by_its_column_and_named_by_its_heading() {
+    fn row_is_found_by_its_column_and_linked_to_its_heading() {
         let text = "## Its reasons\n\n| reason | what |\n| --- | --- |\n| `Ready` | `x` |\n| another one | y |\n\n\
                     | event | when |\n| --- | --- |\n| `Gone` | z |\n\n| field | what |\n| --- | --- |\n| `spec` | |\n";
         let found = page(&[("MyApp".into(), text.into(), "my-app.md".into())]);

@@ -1,4 +1,4 @@
-//! The calls that ask for several things at once.
+//! Calls that describe several resources at once.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,21 @@ use super::batcher::BatchCall;
 use crate::action::AwsAction;
 use crate::{AwsError, LoadBalancer, Tags};
 
-/// Balancers, by name.
+/// Describes load balancers, by name.
 pub(super) struct DescribeLoadBalancers<'a>(pub &'a Elb, pub Client);
 
 impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
-    async fn turn(&self) {
+    async fn acquire(&self) {
         self.0
             .rate_limit
-            .turn(AwsAction::DescribeLoadBalancers)
+            .acquire(AwsAction::DescribeLoadBalancers)
             .await;
     }
 
     async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, LoadBalancer>, AwsError> {
         let Self(elb, client) = self;
-        // One name that is not there fails the call for all of them, so several are looked for among all there are.
+        // A missing name fails the call for all names, so several names are filtered from the list of all load
+        // balancers.
         let alone = (names.len() == 1).then(|| names.clone());
         let (mut found, mut next) = (BTreeMap::new(), None);
         loop {
@@ -34,12 +35,12 @@ impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
             let page = elb
                 .send(AwsAction::DescribeLoadBalancers, ask.send())
                 .await?;
-            let shown = page
+            let described = page
                 .load_balancers()
                 .iter()
                 .filter_map(|it| Some((it.load_balancer_name()?.to_owned(), it)));
             found.extend(
-                shown
+                described
                     .filter(|(name, _)| names.contains(name))
                     .map(|(name, it)| (name, LoadBalancer::from(it))),
             );
@@ -47,17 +48,17 @@ impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
                 Some(marker) => next = Some(marker.to_owned()),
                 None => return Ok(found),
             }
-            self.turn().await;
+            self.acquire().await;
         }
     }
 }
 
-/// The tags of anything, by ARN.
+/// Describes the tags of resources, by ARN.
 pub(super) struct DescribeTags<'a>(pub &'a Elb, pub Client);
 
 impl BatchCall<Tags> for DescribeTags<'_> {
-    async fn turn(&self) {
-        self.0.rate_limit.turn(AwsAction::DescribeTags).await;
+    async fn acquire(&self) {
+        self.0.rate_limit.acquire(AwsAction::DescribeTags).await;
     }
 
     async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, AwsError> {
@@ -71,7 +72,7 @@ impl BatchCall<Tags> for DescribeTags<'_> {
     }
 }
 
-/// A resource and its tags.
+/// Returns the ARN of a resource and its tags.
 fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
     let pair = |tag: &Tag| {
         Some((

@@ -1,4 +1,4 @@
-//! What a reconcile reports.
+//! Tests of the report of a reconcile.
 
 use qm_aws::AwsError;
 use qm_runtime::error::Class;
@@ -7,10 +7,10 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::fake::{
-    GROUP, LISTENER, LOAD_BALANCER, World, ago, health_of, http, refusal, tags, target,
+    GROUP, LISTENER, LOAD_BALANCER, World, ago, aws_error, health_of, http, tags, target,
 };
 
-/// How the reconcile ends: the outcome, or the class of the error.
+/// Returns the outcome, or the class of the error.
 fn ended(outcome: &Result<Requeue, AwsError>) -> Result<Requeue, Class> {
     outcome.clone().map_err(|error| error.class)
 }
@@ -64,7 +64,7 @@ type Change = fn(&mut World);
     "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: nothing is done, and a deletion waits; give the \
      operator credentials of account 2 back, or", Err(Class::Slow))]
 #[tokio::test]
-async fn condition_and_outcome(
+async fn state_gives_condition_and_outcome(
     #[case] change: Change,
     #[case] reason: &str,
     #[case] message: &str,
@@ -85,9 +85,9 @@ async fn condition_and_outcome(
     assert_eq!(ended(&report.outcome), outcome);
 }
 
-/// Of two listeners, one that an editor has to fix and one that passes: the former comes first, whatever their order.
+/// A problem that an editor has to fix comes before a transient one, whatever the listeners' order.
 #[tokio::test]
-async fn what_lasts_comes_first() {
+async fn lasting_problem_comes_first() {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -110,13 +110,16 @@ async fn what_lasts_comes_first() {
     assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
-/// The most urgent refusal is reported, with the other listeners' problems behind it.
+/// The most urgent error is reported, followed by the other listeners' problems.
 #[rstest]
 #[case::urgent(Class::Transient, Err(Class::Transient))]
 #[case::slow(Class::Slow, Ok(Requeue::Poll))]
 #[case::terminal(Class::Terminal, Ok(Requeue::Poll))]
 #[tokio::test]
-async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue, Class>) {
+async fn rejected_listener_is_reported(
+    #[case] class: Class,
+    #[case] outcome: Result<Requeue, Class>,
+) {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -127,9 +130,9 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     world.object["spec"]["listeners"][1]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] =
         json!([{ "port": 80 }, { "port": 81, "creationRequestedAt": ago(30) }]);
-    world.refused = vec![(
+    world.rejected = vec![(
         "SetHealthCheck",
-        refusal(class, "OperationInProgress", "Code"),
+        aws_error(class, "OperationInProgress", "Code"),
     )];
     set_health(&mut world, ["initial"; 2]);
     let reconciled = world.reconcile().await;
@@ -142,7 +145,7 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
             "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
         )
     );
-    // What changes by itself is looked at soon, unless the error is.
+    // Transient states are checked again soon, unless the error is terminal.
     assert_eq!(ended(&report.outcome), outcome);
     assert!(
         report.listeners[1].creation_requested_at.is_some(),
@@ -151,7 +154,7 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
 }
 
 #[tokio::test]
-async fn most_urgent_refusal_counts() {
+async fn most_urgent_error_counts() {
     let mut world = World::new();
     for port in [81, 82] {
         let arn = |kind: &str| format!("arn:aws:elb:eu-1:1:{kind}-{port}");
@@ -160,14 +163,14 @@ async fn most_urgent_refusal_counts() {
     world.object["spec"]["listeners"] = json!([http(80), http(81)]);
     world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] = json!([{ "port": 80 }, { "port": 81 }, { "port": 82 }]);
-    world.refused = vec![
+    world.rejected = vec![
         (
             "SetHealthCheck",
-            refusal(Class::Terminal, "SpecRejected", "ValidationError"),
+            aws_error(Class::Terminal, "SpecRejected", "ValidationError"),
         ),
         (
             "DeleteListener",
-            refusal(Class::Slow, "NotPermitted", "OperationNotPermitted"),
+            aws_error(Class::Slow, "NotPermitted", "OperationNotPermitted"),
         ),
     ];
     let reconciled = world.reconcile().await;
@@ -182,7 +185,7 @@ async fn most_urgent_refusal_counts() {
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
-/// What the status says of the load balancer: `creationRequestedAt` until AWS shows it active, nothing of one that is not owned.
+/// The status has `creationRequestedAt` until AWS shows the load balancer active, and no details of an unowned one.
 #[rstest]
 #[case::active(|_: &mut World| {}, json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" }))]
 #[case::provisioning(|world: &mut World| set_state(world, "provisioning"),
@@ -196,11 +199,11 @@ async fn most_urgent_refusal_counts() {
 #[case::not_found_in_time(|world: &mut World| { world.aws.hidden.insert(LOAD_BALANCER.into()); },
     json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "creationRequestedAt": "some" }))]
 #[tokio::test]
-async fn status_of_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
+async fn status_describes_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
     let mut world = World::plain();
     world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
     change(&mut world);
-    world.settle().await;
+    world.reconcile_and_store().await;
     let mut alb = world.object["status"]["alb"].clone();
     if alb["creationRequestedAt"].is_string() {
         alb["creationRequestedAt"] = json!("some");
@@ -210,12 +213,12 @@ async fn status_of_the_load_balancer(#[case] change: Change, #[case] expected: V
     assert_eq!(alb, expected);
 }
 
-/// While nothing arrives at the load balancer, nothing arrives at a listener.
+/// While no traffic arrives at the load balancer, none arrives at a listener.
 #[tokio::test]
-async fn listeners_of_an_unowned_load_balancer() {
+async fn listeners_of_an_unowned_load_balancer_have_no_traffic() {
     let mut world = World::new();
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
-    world.settle().await;
+    world.reconcile_and_store().await;
     let listeners = &world.object["status"]["listeners"];
     assert_eq!(
         *listeners,

@@ -1,4 +1,4 @@
-//! What stands in a flag: text in, typed value or words on what to write instead.
+//! Parses values of flags. An error says what to write instead.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,10 +13,10 @@ use jiff::SignedDuration;
 use reqwest::Url;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// Where a server listens: the addresses to try, the first that can be bound is taken.
-pub type Listen = Vec<SocketAddr>;
+/// Addresses that a server tries; the first that can be bound is used.
+pub type ListenAddresses = Vec<SocketAddr>;
 
-/// What clap takes for `true` or `false`, in words that say which these are.
+/// Parser of `true` and `false`, whose error names both.
 #[derive(Clone)]
 pub(super) struct Boolean;
 
@@ -46,7 +46,7 @@ impl TypedValueParser for Boolean {
     }
 }
 
-/// `500ms`, `9s`, `1h30m`: more than nothing.
+/// Parses `500ms`, `9s` or `1h30m`; zero is an error.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number above 0 with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
     let span: SignedDuration = text.parse().map_err(|_| wrong())?;
@@ -56,8 +56,8 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
-/// `:8080` (every address, IPv6 and IPv4), `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; `0` is none.
-pub(super) fn listen(text: &str) -> Result<Listen, String> {
+/// Parses `:8080` (every address, IPv6 and IPv4), `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; `0` gives none.
+pub(super) fn listen(text: &str) -> Result<ListenAddresses, String> {
     if text == "0" {
         return Ok(Vec::new());
     }
@@ -80,9 +80,9 @@ pub(super) fn listen(text: &str) -> Result<Listen, String> {
     })
 }
 
-/// A namespace's name: an RFC 1123 label
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>).
-/// Empty is allowed: a variable that is set to nothing names no namespace.
+/// Parses a namespace's name: an RFC 1123 label
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>). An empty name is
+/// allowed: an empty variable names no namespace.
 pub(super) fn namespace(text: &str) -> Result<String, String> {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = text.len() <= 63
@@ -96,7 +96,7 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// The same of one that somebody names: what is set to nothing would mean every namespace.
+/// Parses the name of one namespace. An empty name is an error: it would select every namespace.
 pub(super) fn one_namespace(text: &str) -> Result<String, String> {
     namespace(text).and_then(|name| {
         if name.is_empty() {
@@ -107,7 +107,7 @@ pub(super) fn one_namespace(text: &str) -> Result<String, String> {
     })
 }
 
-/// A Lease's name: an RFC 1123 subdomain
+/// Parses a Lease's name: an RFC 1123 subdomain
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
 pub(super) fn lease(text: &str) -> Result<String, String> {
     object(text).ok_or_else(|| {
@@ -115,7 +115,7 @@ pub(super) fn lease(text: &str) -> Result<String, String> {
     })
 }
 
-/// Prefix of the policies' names; empty for none.
+/// Parses the prefix of the policies' names, which may be empty.
 pub(super) fn policy_prefix(text: &str) -> Result<String, String> {
     let prefix = if text.is_empty() {
         Some(String::new())
@@ -128,8 +128,8 @@ pub(super) fn policy_prefix(text: &str) -> Result<String, String> {
     })
 }
 
-/// A `ClusterRole`'s name that fits into a field selector: RBAC allows any path segment, such as `system:node`
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#path-segment-names>).
+/// Parses the name of a `ClusterRole` that fits into a field selector: RBAC allows any path segment, such as
+/// `system:node` (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#path-segment-names>).
 pub(super) fn cluster_role(text: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
     if (1..=253).contains(&text.len()) && text.chars().all(fits) && ![".", ".."].contains(&text) {
@@ -139,13 +139,13 @@ pub(super) fn cluster_role(text: &str) -> Result<String, String> {
     }
 }
 
-/// An object's name: an RFC 1123 subdomain.
+/// Parses an object's name: an RFC 1123 subdomain.
 pub(super) fn object(text: &str) -> Option<String> {
     let part = |part: &str| !part.is_empty() && namespace(part).is_ok();
     (text.len() <= 253 && text.split('.').all(part)).then(|| text.to_owned())
 }
 
-/// A network such as `10.0.0.0/8`, or one address.
+/// Parses a network such as `10.0.0.0/8`, or one address.
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
     text.parse::<IpNet>()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
@@ -160,7 +160,7 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
         .ok_or_else(|| "write a port from 1 to 65535, such as 443".to_owned())
 }
 
-/// Parses the Pod's addresses. A Pod that has none yet gives an empty text.
+/// Parses the Pod's addresses. A Pod without an address gives an empty text.
 pub(super) fn pod_ips(texts: &[String]) -> Result<Vec<IpAddr>, String> {
     let texts = texts
         .iter()
@@ -174,7 +174,7 @@ pub(super) fn pod_ips(texts: &[String]) -> Result<Vec<IpAddr>, String> {
         .collect()
 }
 
-/// A name that stands in messages; empty is none.
+/// Parses the cluster's name, which may be empty.
 pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     if text.chars().count() <= 100 && !text.chars().any(char::is_control) {
         Ok(text.trim().to_owned())
@@ -183,10 +183,10 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A level, or directives such as `info,qm_notify=debug`.
+/// Parses a level, or directives such as `info,qm_notify=debug`.
 pub(super) fn log_level(text: &str) -> Result<String, String> {
     let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
-    // A misspelt level would pass for the name of a crate, and then nothing at all is logged.
+    // A misspelt level would be the name of a crate, and nothing would be logged.
     let known = |part: &str| {
         part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok())
     };
@@ -203,8 +203,8 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
     Ok(directives)
 }
 
-/// The base of the Bot API, without the slash at its end. The words never repeat the value: somebody may have put a
-/// password into it.
+/// Parses the base URL of the Bot API, and removes a trailing slash. Errors do not repeat the value: it may contain a
+/// password.
 pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
     let url = http_url(text)
         .filter(|url| url.query().is_none() && url.fragment().is_none())
@@ -215,7 +215,7 @@ pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// The proxy for webhooks. The words never repeat the value: it may hold a password.
+/// Parses the proxy for webhooks. Errors do not repeat the value: it may contain a password.
 pub(super) fn webhook_proxy(text: &str) -> Result<String, String> {
     http_url(text)
         .map(|_| text.to_owned())
@@ -228,8 +228,8 @@ fn http_url(text: &str) -> Option<Url> {
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
-/// `*` is every kind, `NAME` one of them, `-NAME` all but that one; without `*` only what is named is on
-/// (kube-controller-manager's `--controllers`).
+/// Parses kinds: `*` is every kind, `NAME` one of them, `-NAME` all but that one; without `*` only the named kinds are
+/// on (kube-controller-manager's `--controllers`).
 pub(super) fn controllers(
     list: &[String],
     kinds: &[&'static str],
