@@ -1,4 +1,4 @@
-//! What the whole suite used of the rights that we ship: cargo runs this after `tests/it`, whose clusters have left their logs.
+//! Permissions used by the whole suite: cargo runs this after `tests/it`, whose clusters have left their logs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ const NAMESPACE: &str = "quartermaster-system";
 const OPERATOR: &str =
     "system:serviceaccount:quartermaster-system:quartermaster-controller-manager";
 
-/// What is never asked for by a request of its own: the apiserver looks whether it may be while it answers another one, for
+/// Permissions without a request of their own: the apiserver checks them while it answers another request, for
 /// `OwnerReferencesPermissionEnforcement`.
 const LOOKED_FOR: [&str; 4] = [
     "update appservices/finalizers.kosmos.io",
@@ -24,8 +24,8 @@ const LOOKED_FOR: [&str; 4] = [
     "delete deployments.apps",
 ];
 
-/// The requests of the operator's processes, to whatever cluster of this run, each with whether what is granted may be refused there.
-/// What runs the tests, cargo, was there before the first of them.
+/// The requests of the operator's processes, to whatever cluster of this run, each with whether a granted permission may be
+/// refused there. The process that runs the tests, cargo, started before the first of them.
 static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
     let folder = PathBuf::from(std::env::var_os(audit::KEPT_IN).expect("cargo sets it"));
     let began = usage::started(parent_id()).unwrap();
@@ -44,7 +44,7 @@ static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
     logs.into_iter().flat_map(of_log).collect()
 });
 
-/// A rule of ours, and where it holds: everywhere, or in one namespace.
+/// A shipped rule, and where it holds: everywhere, or in one namespace.
 struct Rule {
     rule: PolicyRule,
     namespace: Option<&'static str>,
@@ -81,7 +81,7 @@ impl Rule {
             verbs,
             ..
         } = &self.rule;
-        // A rule names a role of ours without the prefix that config/default adds.
+        // A rule names a role without the prefix that config/default adds.
         let unprefixed = subject
             .name
             .strip_prefix("quartermaster-")
@@ -103,7 +103,7 @@ fn right(subject: &Subject) -> String {
     format!("{} {}.{}", subject.verb, subject.resource, subject.group)
 }
 
-/// With all that a rule can be about.
+/// Returns verb, resource and all else that a rule can name.
 fn call(subject: &Subject) -> String {
     format!(
         "{} {:?} in namespace {:?}",
@@ -113,7 +113,7 @@ fn call(subject: &Subject) -> String {
     )
 }
 
-/// Every verb on every resource that a rule of ours grants the operator.
+/// Returns every verb on every resource that a shipped rule grants the operator.
 fn granted() -> BTreeSet<String> {
     let mut granted = BTreeSet::new();
     for Rule { rule, .. } in &*RULES {
@@ -131,14 +131,14 @@ fn granted() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_right_is_used() {
+fn every_permission_is_used() {
     let used: BTreeSet<_> = REQUESTS
         .iter()
         .filter(|(it, _)| !it.lacked_right)
         .map(|(it, _)| right(&it.subject))
         .collect();
     let mut unused: Vec<_> = granted().difference(&used).cloned().collect();
-    // Where the apiserver can, a watch begins with what a list would have (it needs both rights).
+    // If the apiserver supports it, a watch starts with the objects of a list (which needs both permissions).
     let is_listed = |right: &str| {
         right
             .strip_prefix("list ")
@@ -160,16 +160,16 @@ fn every_right_is_used() {
     );
 }
 
-/// By verb, resource, namespace and name. No test excuses that.
+/// Compares by verb, resource, namespace and name. No test excuses a failure.
 #[test]
-fn nothing_is_asked_for_that_no_rule_grants() {
-    // What is tracked without a right: a test's own kind, and the pages' example.
+fn every_request_is_granted_by_a_rule() {
+    // Kinds tracked without permission: a test's own, and the pages' example.
     let is_tracked = |subject: &Subject| {
         ["list", "watch"].contains(&&*subject.verb)
             && (subject.group.ends_with("example.com")
                 || right(subject).ends_with(" cronjobs.batch"))
     };
-    // Every account may read /readyz and /version by default, except of an apiserver that has not loaded its rules yet.
+    // Every account may read /readyz and /version by default, except from an apiserver that has not loaded its rules yet.
     let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";
     let refused = REQUESTS
         .iter()
@@ -185,9 +185,9 @@ fn nothing_is_asked_for_that_no_rule_grants() {
     );
 }
 
-/// Where a test takes a right away it says so: `expect_refusals` of the control plane's audit log.
+/// A test that removes a permission declares it: `expect_refusals` of the control plane's audit log.
 #[test]
-fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
+fn granted_request_is_refused_only_after_removal() {
     let refused = REQUESTS
         .iter()
         .filter(|(it, refuses)| it.lacked_right && !refuses)
@@ -204,7 +204,7 @@ fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
 
 /// A rule for one object, and one for a namespace, do not grant the same elsewhere.
 #[test]
-fn a_rule_grants_what_it_names_where_it_holds() {
+fn rule_grants_named_objects_in_its_scope() {
     let asked = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
         let [verb, resource, group, namespace, name] =
             [verb, resource, group, namespace, name].map(str::to_owned);

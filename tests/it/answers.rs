@@ -1,4 +1,4 @@
-//! What a receiver's answer does to the contact point, to the message, and to what waits behind it.
+//! Effects of a receiver's answer on the contact point, the message, and the messages behind it.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// What product.md says of each status, as the condition of a contact point whose test message it answers.
+/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message gets
+/// this answer.
 fn webhook_reason(code: u16) -> &'static str {
     match code {
         300..=399 => "Redirected",
@@ -42,7 +43,7 @@ fn telegram_reason(code: u16) -> &'static str {
     }
 }
 
-/// Those of which something is said, and some of which nothing is: for chats, of which each wants a Secret too.
+/// Returns whether product.md describes this status, plus some others: for chats, because each chat needs a Secret too.
 fn is_spoken_of(code: u16) -> bool {
     matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
 }
@@ -50,10 +51,10 @@ fn is_spoken_of(code: u16) -> bool {
 /// Three hundred webhooks, one for each status, and nearly a hundred chats. The Bot API is a receiver here, so that
 /// each bot's path can have an answer of its own.
 #[tokio::test]
-async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
+async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     let bed = Bed::shared("statuses").await;
     let receiver = Receiver::start().unwrap();
-    // The answer of a Bot API, with its own words and without.
+    // An answer of a Bot API, with a description and without.
     let said = json!({ "ok": false, "description": "no" });
     let token = |code: u16| format!("{code}:{}", "A".repeat(28));
     for code in 300..=599_u16 {
@@ -150,7 +151,7 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// What becomes of a message that meets an answer, once the contact point was ready.
+/// The outcome of a message that gets an answer once the contact point was ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     /// The contact point stops, for this reason; the message waits.
@@ -162,7 +163,7 @@ enum Fate {
 }
 
 #[tokio::test]
-async fn a_message_waits_or_fails_as_its_answer_says() {
+async fn message_waits_or_fails_by_its_answer() {
     let cases: [(u16, Fate); 14] = [
         (302, Fate::Stops("Redirected")),
         (308, Fate::Stops("Redirected")),
@@ -190,7 +191,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let name = code.to_string();
         bed.webhook(&name, &receiver.url()).await;
         bed.ready(&name).await;
-        // The refusal concerns the receiver as a whole, or the message.
+        // The rejection concerns the receiver as a whole, or only the message.
         let reply = Reply::status(status(*code)).body(format!("because-{code}"));
         match fate {
             Fate::Fails => receiver.at_text("\"trackedField\"", reply),
@@ -303,7 +304,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
             vec!["1", "2"]
         };
         assert_eq!(told, expected, "{code}");
-        // A request that is tried again is the same one.
+        // A retried request is identical.
         let keys = |value: &str| {
             let about = |request: &&std::sync::Arc<testbed::receiver::Request>| {
                 request
@@ -349,7 +350,7 @@ async fn with_template(bed: &Bed, name: &str, template: &str) {
 }
 
 #[tokio::test]
-async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
+async fn message_that_the_bot_api_rejects_fails_alone() {
     let bed = Bed::shared("refused").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -364,7 +365,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
             .unwrap_or_default()
     };
 
-    // A template made it: one more attempt, with the default message.
+    // A template made the text: one more attempt follows, with the default message.
     telegram.fault_next(1, refusal(400, "Bad Request: can't parse entities"));
     with_template(&bed, "templated", "{{ name }} has {{ value }}").await;
     bed.delivered("templated", &[("Created", Some("1"))]).await;
@@ -374,7 +375,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
         "{}",
         text(1)
     );
-    // Only that message: the next one has its template again.
+    // Only that message gets the default text: the next one uses its template again.
     bed.scale("web", 2).await;
     bed.delivered(
         "templated",
@@ -383,7 +384,8 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     .await;
     assert_eq!(text(2), "web has 2");
 
-    // The default message is refused too, and once more after a test message was accepted: it fails, and the queue goes on.
+    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the queue
+    // goes on.
     let mut replicas = 2;
     for (code, words) in [
         (400, "Bad Request: message is too long"),
@@ -429,9 +431,9 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     assert_eq!(bed.events("chat", "Rejected").await.len(), 0);
 }
 
-/// What is no answer of a Bot API, or a bad one, is tried again.
+/// An invalid answer, or one that is not a Bot API's, is retried.
 #[tokio::test]
-async fn bad_answers_of_the_bot_api_are_retried() {
+async fn invalid_answers_of_the_bot_api_are_retried() {
     let bed = Bed::shared("badly").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -488,9 +490,9 @@ async fn bad_answers_of_the_bot_api_are_retried() {
     );
 }
 
-/// A 401 has the Secret read at once, also when it was the entry's own attempt.
+/// After a 401 the operator reads the Secret at once, also if the entry's own attempt got the 401.
 #[tokio::test]
-async fn a_revoked_token_is_mended_by_its_secret() {
+async fn changed_secret_replaces_a_revoked_token() {
     let bed = Bed::shared("revoked").await;
     let telegram = bot_api();
     let settings = Settings::default()

@@ -1,4 +1,4 @@
-//! `make demo`: what it shows, and that it leaves nothing behind.
+//! `make demo`: its output, and its cleanup.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use testbed::{ControlPlane, Options};
 
 use crate::support::TOKEN;
 
-/// It builds nothing here, and is over in some 20 seconds.
+/// The demo builds nothing here, and ends after some 20 seconds.
 const SHOWN: Duration = Duration::from_mins(5);
-/// What it makes in somebody's cluster, by any of these names.
+/// Objects that the demo creates in a user's cluster, by any of these names.
 const OURS: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
     validatingadmissionpolicybindings";
 
-/// The demo, of the programs that are built for tests, with its files in this folder.
+/// Returns the command of the demo, which runs the programs built for tests, with its files in this folder.
 fn demo(folder: &Folder) -> Program {
     let programs = Path::new(env!("CARGO_BIN_EXE_quartermaster"))
         .parent()
@@ -28,7 +28,7 @@ fn demo(folder: &Folder) -> Program {
         .env("TMPDIR", folder.path())
 }
 
-/// The demo in the cluster of the current context.
+/// Returns the command of the demo in the cluster of the current context.
 fn visiting(plane: &ControlPlane, folder: &Folder) -> Program {
     let path = format!(
         "{}:{}",
@@ -45,7 +45,7 @@ fn run(program: Program, folder: &Folder) -> Child {
     program.spawn(folder.path().join("shown")).unwrap()
 }
 
-/// All that it showed, once it has ended.
+/// Returns the whole output once the demo has ended.
 async fn shown(mut demo: Child, well: bool) -> String {
     let status = demo.wait(SHOWN).await.unwrap();
     let text = demo.log_text().unwrap();
@@ -65,9 +65,9 @@ async fn kubectl(plane: &ControlPlane, arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn on_a_control_plane_of_its_own() {
+async fn demo_runs_on_its_own_control_plane() {
     let folder = Folder::new().unwrap();
-    // Nothing of the user's cluster counts.
+    // The demo ignores the user's cluster.
     let text = shown(
         run(demo(&folder).env("KUBECONFIG", "/nowhere"), &folder),
         true,
@@ -87,7 +87,7 @@ async fn on_a_control_plane_of_its_own() {
 }
 
 #[tokio::test]
-async fn in_somebodys_cluster_and_chat() {
+async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
     let before = kubectl(&plane, &["get", OURS, "-o", "name"]).await;
     let chat = BotApi::start().unwrap();
@@ -100,7 +100,7 @@ async fn in_somebodys_cluster_and_chat() {
         program.env("TELEGRAM_API_URL", chat.url())
     };
 
-    // It goes nowhere unasked, and not where Quartermaster is.
+    // The demo does not touch a cluster without consent, nor a cluster with Quartermaster.
     let folder = Folder::new().unwrap();
     let text = shown(run(visiting(&plane, &folder), &folder), false).await;
     assert!(
@@ -121,7 +121,7 @@ async fn in_somebodys_cluster_and_chat() {
     kubectl(&plane, &["delete", "namespace", "quartermaster-system"]).await;
     assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before);
 
-    // Stopped in its middle it takes away what it made.
+    // An interrupted demo removes its objects.
     let folder = Folder::new().unwrap();
     let mut interrupted = run(
         with_chat(visiting(&plane, &folder).env("YES", "1")),
@@ -175,7 +175,7 @@ async fn in_somebodys_cluster_and_chat() {
         before,
         "{text}"
     );
-    // Nothing was made where others are.
+    // The demo creates nothing in other namespaces.
     let events = kubectl(
         &plane,
         &[

@@ -10,7 +10,7 @@ use testbed::receiver::Receiver;
 
 use crate::support::{Bed, Operator, SOON, Settings, condition};
 
-/// A DNS server, and settings that lead the operator to it.
+/// A DNS server, and settings that point the operator to it.
 struct Scene {
     dns: DnsServer,
     /// Folder of `resolv.conf` and the hosts file.
@@ -36,7 +36,7 @@ fn url(name: &str, receiver: &Receiver) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_hang_delay_their_own_tenant_alone() {
+async fn hanging_names_delay_only_their_own_tenant() {
     const HANGING: usize = 40;
     let Scene {
         dns,
@@ -46,7 +46,7 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
     let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
     let receiver = Receiver::start().unwrap();
     let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
-    // No request gives up its place among those that wait for a lookup.
+    // No request loses its place among those that wait for a lookup.
     let _operator = Operator::start(&tenant, settings.flag(&both).flag("--send-timeout=10m")).await;
     for number in 0..HANGING {
         dns.silence(&format!("hangs-{number}.test"));
@@ -76,7 +76,8 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
         .await;
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
-    // Two at a time take two seconds: it would wait 20 seconds or more until half of those before it had their turn.
+    // Two lookups at a time take two seconds: the other tenant would wait 20 seconds or more until half of the earlier ones
+    // had finished.
     assert!(
         hanging.len() < HANGING / 2,
         "it had to wait for the others: {}",
@@ -152,7 +153,7 @@ async fn connections_to_one_name_within_seconds_cost_one_lookup() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_in_etc_hosts_are_not_asked_for() {
+async fn names_in_etc_hosts_are_not_looked_up() {
     let Scene {
         dns,
         folder,
@@ -214,7 +215,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn name_that_leads_to_a_refused_address_is_refused() {
+async fn name_with_a_denied_address_is_rejected() {
     let Scene {
         dns,
         folder: _folder,

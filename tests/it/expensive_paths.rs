@@ -1,4 +1,4 @@
-//! Paths that are expensive to look up in a huge object, beside ordinary ones.
+//! Paths that are expensive to evaluate in a huge object, beside ordinary ones.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
 
-/// Makes each hostile path twice as expensive as an object may be. `make bench` has as many as fit into an object.
+/// Number that makes each hostile path twice as expensive as the limit. `make bench` has as many as fit into an object.
 const ARGUMENTS: usize = 250_000;
 const HOSTILE: usize = 100;
 const LEASE: &str = "expensive-paths";
 
-/// A Deployment whose container has so many empty arguments.
+/// Creates a Deployment whose container has so many empty arguments.
 async fn deployment(bed: &Bed, name: &str, arguments: usize) {
     let labels = json!({ "app": name });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; arguments] });
@@ -32,7 +32,7 @@ async fn deployment(bed: &Bed, name: &str, arguments: usize) {
         .await;
 }
 
-/// Merges into a Deployment, whose answer would be huge.
+/// Merges a patch into a Deployment, without reading the huge answer.
 async fn change(bed: &Bed, name: &str, patch: Value) {
     bed.api::<Deployment>()
         .patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -40,13 +40,13 @@ async fn change(bed: &Bed, name: &str, patch: Value) {
         .unwrap();
 }
 
-/// A union of 16 names at any depth, another one for each number.
+/// Returns a union of 16 names at any depth, another one for each number.
 fn hostile(number: usize) -> String {
     let names: Vec<_> = (0..16).map(|name| format!("'n{number}-{name}'")).collect();
     format!("{{..[{}]}}", names.join(","))
 }
 
-/// Who leads, and how often that has changed.
+/// Returns the leader, and the number of leader changes.
 async fn leader(bed: &Bed) -> (Option<String>, Option<i32>) {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
     let spec = leases.get(LEASE).await.unwrap().spec.unwrap();
@@ -80,7 +80,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     )
     .await;
 
-    // A slow machine must not end the lease; what is tested here would take far longer.
+    // A slow machine must not end the lease; the delay that this test looks for would take far longer.
     let flags = [
         "--leader-elect",
         "--lease-duration=60s",
@@ -129,7 +129,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     }
     assert_eq!(leader(&bed).await, before);
 
-    // What is cheap again is looked up again.
+    // A path that becomes cheap is evaluated again.
     let container = json!({ "name": "web", "image": "nginx:2", "args": [""] });
     change(
         &bed,
@@ -148,9 +148,9 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     }
 }
 
-/// The operator looks it up on another thread; of states that come faster than that the newest one counts.
+/// The operator evaluates the path on another thread; of states that arrive faster, only the newest one counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_through_a_large_object_ends_with_the_newest_value() {
+async fn path_through_a_large_object_ends_with_the_newest_value() {
     let bed = Bed::bare("large").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;

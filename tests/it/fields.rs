@@ -1,4 +1,4 @@
-//! What is tracked: the words of each kind, paths into any other, and what counts as a change.
+//! Tracked values: names for the fields of some kinds, paths into any other, and changes.
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Service;
@@ -76,7 +76,7 @@ async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
 }
 
 #[tokio::test]
-async fn words_of_deployments_stateful_sets_and_services() {
+async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked() {
     let bed = Bed::shared("words").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -170,7 +170,7 @@ async fn words_of_deployments_stateful_sets_and_services() {
     for (name, kind, target, field, ..) in &cases {
         bed.track(name, kind, target, field, "hook").await;
     }
-    // The API fills in a targetPort that is left out: it equals port.
+    // The API defaults a missing targetPort to port.
     bed.track(
         "port-default",
         "Service",
@@ -228,7 +228,7 @@ async fn words_of_deployments_stateful_sets_and_services() {
         )
     );
     assert_eq!(told.len(), 2 * cases.len() + 2, "each change is told once");
-    // Status changes of the targets went by meanwhile: the field of none of them changed.
+    // Meanwhile the targets' statuses changed: the field of none of them did.
     assert_eq!(bed.history("port-default").await.len(), 1);
 }
 
@@ -246,7 +246,7 @@ fn workload(replicas: i32, image: &str, side: &str, stateful: bool) -> Value {
     json!({ "spec": spec })
 }
 
-/// A kind of its own, so that no other test grants it.
+/// A kind of the test's own, so that no other test grants it.
 pub struct Widgets {
     pub group: String,
 }
@@ -276,7 +276,7 @@ impl Widgets {
             .await;
     }
 
-    /// Takes the CRD away, and with it all widgets.
+    /// Deletes the CRD, and with it all widgets.
     async fn end(&self, bed: &Bed) {
         bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)])
             .await;
@@ -318,7 +318,7 @@ pub async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
 }
 
 #[tokio::test]
-async fn other_kinds_are_granted_and_named_rightly() {
+async fn other_kinds_need_a_grant_and_a_resource() {
     let bed = Bed::shared("kinds").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -414,7 +414,7 @@ async fn other_kinds_are_granted_and_named_rightly() {
     );
     assert_eq!(told(&bed.history("kind").await), []);
 
-    // Made again in another scope, and in the first one.
+    // Recreated in another scope, and in the first one.
     let mut wanted = vec![
         ("Created", Some("5")),
         ("Updated", Some(r#"{"a":[1,null],"b":2}"#)),
@@ -433,9 +433,9 @@ async fn other_kinds_are_granted_and_named_rightly() {
     bed.delivered("widget", &wanted).await;
 }
 
-/// A CRD that was deleted and made again may serve what it did before in another scope, or another kind.
+/// A CRD that was deleted and recreated may serve the same resource in another scope, or with another kind.
 #[tokio::test]
-async fn a_kind_that_is_made_anew_is_looked_up_anew() {
+async fn recreated_kind_is_discovered_again() {
     let bed = Bed::own_with(Options::apiserver_only(), "anew").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
@@ -481,7 +481,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
         "{.spec.size}",
     )
     .await;
-    // Its author may have been asked for a right in that namespace only.
+    // The admission policy may have reviewed the author's permissions in that namespace only.
     let words = bed
         .waiting("it", "ResourceMismatch: widgets lie in no namespace")
         .await;
@@ -491,7 +491,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     let mut wanted = vec![("Created", Some("5"))];
     bed.delivered("it", &wanted).await;
 
-    // Taken away for a while,
+    // Deleted for a while,
     widgets.end(&bed).await;
     bed.waiting("it", "ResourceMismatch: ").await;
     wanted.push(("Deleted", None));
@@ -505,7 +505,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;
 
-    // and so soon made again that no watch may have noticed.
+    // and recreated so soon that no watch may have noticed.
     widgets.end(&bed).await;
     widgets.serve_as(&bed, "Cluster", "Gadget").await;
     put("Gadget", None, 7).await;
@@ -524,7 +524,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
 }
 
 #[tokio::test]
-async fn missing_empty_false_and_null_are_four_things() {
+async fn missing_empty_false_and_null_are_four_values() {
     let bed = Bed::shared("nothing").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -549,7 +549,7 @@ async fn missing_empty_false_and_null_are_four_things() {
         (json!({ "it": 0 }), "0"),
     ];
     for (spec, value) in steps {
-        // Replaced, not applied: apply takes null for "take it away".
+        // Replaced, not applied: apply removes fields with null.
         let api_version = format!("{}/v1", widgets.group);
         let object = json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
         let replace = ["-n", &bed.namespace, "replace", "-f", "-"];
@@ -596,7 +596,7 @@ async fn missing_empty_false_and_null_are_four_things() {
 }
 
 #[tokio::test]
-async fn there_and_back_in_one_breath_is_two_changes() {
+async fn change_there_and_back_gives_two_entries() {
     let bed = Bed::shared("breath").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -624,7 +624,7 @@ async fn there_and_back_in_one_breath_is_two_changes() {
 }
 
 #[tokio::test]
-async fn a_new_life_and_a_new_subject_begin_with_created() {
+async fn recreated_or_changed_target_starts_with_created() {
     let bed = Bed::shared("series").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;

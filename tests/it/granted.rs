@@ -1,4 +1,4 @@
-//! What may be tracked: the kinds that the tracker role grants, whatever else the operator may read.
+//! Kinds that may be tracked: the tracker role grants them, whatever else the operator may read.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, fill_tracker_role, told};
 
-/// A control plane where the tracker role has the rules that the test gives it.
+/// Starts a control plane where the tracker role has the rules that the test gives it.
 async fn bare(name: &str) -> (Bed, Receiver) {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
     let receiver = Receiver::start().unwrap();
@@ -35,7 +35,7 @@ async fn set(bed: &Bed, name: &str, value: &str) {
         .await;
 }
 
-/// Requests of the operator for `ConfigMap`s, by verb.
+/// Returns the operator's requests for `ConfigMap`s, by verb.
 async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &str) -> usize {
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let all = bed.plane.audit().requests(since).await.unwrap();
@@ -46,7 +46,7 @@ async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &
 }
 
 #[tokio::test]
-async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
+async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
     let (bed, _receiver) = bare("own-rights").await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
         .await;
@@ -91,7 +91,7 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
         );
         assert_eq!(told(&bed.history(plural).await), [], "{plural}");
     }
-    // A right by name is none: a watch cannot be limited to it.
+    // A permission by name does not count: a watch cannot be limited to it.
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
         "resourceNames": ["settings"] }] });
     let patch = [
@@ -137,7 +137,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
-    // Taken away from everything: even the kinds that need no apiVersion.
+    // Every permission is removed: even for the kinds that need no apiVersion.
     let nothing = json!({ "rules": [] }).to_string();
     let patch = [
         "patch",
@@ -156,7 +156,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
         bed.scale("web", value.parse().unwrap()).await;
     }
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
-    // One net change: what happened meanwhile was not observed.
+    // One net change: nobody observed the changes meanwhile.
     bed.delivered(
         "map",
         &[
@@ -214,7 +214,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
         began.elapsed()
     );
 
-    // The watch alone tells no value: a change is recorded once the ConfigMap has been read.
+    // The watch itself has no value: a change is recorded once the ConfigMap has been read.
     let reads = Match::verb(Verb::Get)
         .resource("configmaps")
         .name("settings");

@@ -1,4 +1,4 @@
-//! Webhooks: what a request carries, whom it trusts, and where it does not go.
+//! Webhooks: content of a request, trust, and forbidden addresses.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, READY, SOON, Settings, condition, taken};
 
-/// HMAC-SHA256 as RFC 2104 writes it, so that a signature is not checked with what made it.
+/// Returns HMAC-SHA256 as RFC 2104 defines it, so that the product's library does not check its own signature.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     const BLOCK: usize = 64;
     let mut key = if key.len() > BLOCK {
@@ -31,7 +31,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     Sha256::digest([&padded(0x5c), &inner[..]].concat()).to_vec()
 }
 
-/// What a receiver has to do by Standard Webhooks: one of the signatures fits, and the time is near.
+/// Checks a request as a receiver does by Standard Webhooks: one of the signatures matches, and the time is near.
 fn verify(request: &Request, key: &[u8]) {
     let header = |name: &str| {
         request
@@ -60,7 +60,7 @@ fn verify(request: &Request, key: &[u8]) {
 }
 
 #[test]
-fn the_test_s_own_hmac_is_that_of_rfc_4231() {
+fn hmac_of_the_tests_matches_rfc_4231() {
     let hex = |bytes: Vec<u8>| {
         bytes
             .iter()
@@ -81,9 +81,9 @@ fn the_test_s_own_hmac_is_that_of_rfc_4231() {
     );
 }
 
-/// Everything that a request can carry, at once.
+/// All options of a request at once.
 #[tokio::test]
-async fn a_request_carries_what_the_spec_says() {
+async fn request_carries_the_options_of_the_spec() {
     let bed = Bed::shared("carries").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod eu")).await;
@@ -111,7 +111,7 @@ async fn a_request_carries_what_the_spec_says() {
     bed.track("replicas", "Deployment", "web", "replicas", "hook")
         .await;
     let history = bed.delivered("replicas", &[("Created", Some("1"))]).await;
-    // A digest, after one attempt that failed.
+    // A digest, after one failed attempt.
     receiver.next(1, Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
@@ -190,7 +190,7 @@ async fn a_request_carries_what_the_spec_says() {
         attribute(3, "ce-source"),
         Some("/apis/tg.azamaton.ru/v1/trackedfields")
     );
-    // The attempt that failed was the same request; its signature is of its own time.
+    // The failed attempt was the same request; its signature has its own time.
     assert_eq!(requests[2].body, requests[3].body);
     assert_eq!(
         attribute(2, "idempotency-key"),
@@ -210,7 +210,7 @@ async fn a_request_carries_what_the_spec_says() {
     );
 }
 
-/// A Secret of TLS material.
+/// Creates a Secret of TLS material.
 async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Identity>) {
     let mut data = json!({ "ca.crt": ca.ca_pem() });
     if let Some(Identity { cert_pem, key_pem }) = client {
@@ -222,7 +222,7 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 }
 
 #[tokio::test]
-async fn tls_material_is_trusted_shown_and_needed() {
+async fn tls_material_is_trusted_and_presented() {
     let bed = Bed::shared("tls").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
     let (ours, other) = (
@@ -283,7 +283,7 @@ async fn tls_material_is_trusted_shown_and_needed() {
         (1, 1, 0)
     );
 
-    // Mended by the Secret alone.
+    // The Secret alone fixes the problem.
     bed.patch::<Secret>(
         "other",
         json!({ "stringData": { "ca.crt": ours.ca_pem() } }),
@@ -291,7 +291,7 @@ async fn tls_material_is_trusted_shown_and_needed() {
     .await;
     bed.ready("wrong-ca").await;
 
-    // What a Secret may hold that is no TLS material.
+    // Contents of a Secret that are no TLS material.
     let client = other.client("operator").unwrap();
     let cases = [
         (
@@ -335,7 +335,7 @@ async fn tls_material_is_trusted_shown_and_needed() {
 }
 
 #[tokio::test]
-async fn where_a_webhook_does_not_go() {
+async fn webhook_rejects_denied_addresses() {
     let bed = Bed::shared("refuses").await;
     let receiver = Receiver::start().unwrap();
     let target = Receiver::start().unwrap();
@@ -350,7 +350,7 @@ async fn where_a_webhook_does_not_go() {
             format!("http://127.0.0.1:{port}/"),
             "--webhook-allow-loopback",
         ),
-        // A name that is allowed, and resolves to an address that is not.
+        // An allowed name that resolves to a denied address.
         (
             "by-name",
             format!("http://localhost:{port}/"),
@@ -406,7 +406,7 @@ async fn where_a_webhook_does_not_go() {
     bed.not_ready("from-secret", "AddressRefused").await;
     assert!(receiver.requests().is_empty());
 
-    // With the flag it goes there, and not where a redirect leads.
+    // With the flag the request is sent, but a redirect is not followed.
     let allowed = Bed::on(bed.plane.clone(), "allowed").await;
     let _operator = Operator::start(&allowed, Settings::default()).await;
     let location = http::HeaderValue::from_str(&target.url()).unwrap();
@@ -435,7 +435,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(StatusCode::NOT_FOUND).body("internal words"));
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    // Bound and not listening: it refuses connections, and nobody else gets its port.
+    // A bound port without a listener refuses connections, and no other process gets it.
     let bound = tokio::net::TcpSocket::new_v4().unwrap();
     bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let closed = bound.local_addr().unwrap();
@@ -480,7 +480,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     assert!(said.contains("internal words"), "{said}");
 }
 
-/// The sample of each place, with `path` of the receiver as its URL.
+/// Creates the sample for a receiver, with `path` of the receiver as its URL.
 async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
     let file = format!(
         "{}/config/samples/tg_v1_contactpoint_{name}.yaml",
@@ -563,11 +563,11 @@ fn ntfy(request: &Request) -> String {
     std::str::from_utf8(&request.body).unwrap().to_owned()
 }
 
-/// Gives the text of a request whose shape is right.
+/// Returns the text of a request, and checks its shape.
 type Read = fn(&Request) -> String;
 
 #[tokio::test]
-async fn the_samples_give_what_each_place_asks_for() {
+async fn samples_match_the_format_of_each_receiver() {
     let bed = Bed::shared("places").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -622,7 +622,7 @@ async fn the_samples_give_what_each_place_asks_for() {
                 .all(|request| request.header("ce-specversion") == Some("1.0"))
         );
     }
-    // A digest that no place could take whole.
+    // A digest that exceeds the limit of every receiver.
     for (name, _) in places {
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } }))
             .await;
@@ -643,7 +643,7 @@ async fn the_samples_give_what_each_place_asks_for() {
         })
         .await;
     }
-    // What is recorded is offered a moment later.
+    // Recorded entries are offered to the queue a moment later.
     let all = format!("quartermaster_entries_pending {}", 30 * places.len());
     until("all wait", SOON, async || {
         Ok(operator
@@ -678,9 +678,9 @@ async fn the_samples_give_what_each_place_asks_for() {
     }
 }
 
-/// What no check of it can tell: it fails on some messages only.
+/// Validation cannot find a body that fails on some messages only.
 #[tokio::test]
-async fn a_body_that_fails_on_a_message_says_so() {
+async fn body_that_fails_on_a_message_is_reported() {
     let bed = Bed::shared("body").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod")).await;

@@ -1,4 +1,4 @@
-//! What is installed around the operator: CRDs that are absent, old, or go while it runs; rights that are few.
+//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few permissions.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, changes, condition, 
 
 const ORIGINAL: &str = include_str!("crds/original.yaml");
 
-/// The CRD of this plural among these manifests.
+/// Returns the CRD of this plural among these manifests.
 fn crd(manifests: &str, plural: &str) -> String {
     let name = format!("name: {plural}.tg.azamaton.ru");
     manifests
@@ -40,7 +40,7 @@ async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
 }
 
 #[tokio::test]
-async fn crds_that_come_and_go() {
+async fn operator_follows_crds_that_are_created_and_deleted() {
     let options = Options {
         controller_manager: true,
         ..Options::apiserver_only()
@@ -66,14 +66,14 @@ async fn crds_that_come_and_go() {
     )
     .await;
 
-    // One kind comes, and works without the other.
+    // The CRD of one kind is created, and works without the other.
     let receiver = Receiver::start().unwrap();
     bed.apply(&crd(&ours, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
 
-    // The original program's CRD prunes our fields: its objects are left alone.
+    // The original program's CRD prunes the operator's fields: the operator does not touch its objects.
     bed.apply(&crd(ORIGINAL, "trackedfields")).await;
     let words = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
                  (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)";
@@ -113,7 +113,7 @@ async fn crds_that_come_and_go() {
         "{writes:?}"
     );
 
-    // Another version's: likewise.
+    // A CRD of another version: likewise.
     let other = crd(&ours, "trackedfields");
     let digest = other
         .lines()
@@ -129,7 +129,7 @@ async fn crds_that_come_and_go() {
     );
     readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
 
-    // Ours: what the original program left is taken over, with one message for the net change.
+    // The current CRD: objects of the original program are adopted, with one message for the net change.
     bed.apply(&crd(&ours, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
@@ -146,7 +146,7 @@ async fn crds_that_come_and_go() {
     };
     assert_eq!(values(&receiver), ["3"]);
 
-    // It goes while the operator runs, and comes back.
+    // The CRD is deleted while the operator runs, and recreated.
     bed.kubectl(&["delete", "crd", "trackedfields.tg.azamaton.ru"])
         .await;
     readyz(
@@ -163,7 +163,7 @@ async fn crds_that_come_and_go() {
         .await;
     bed.delivered("new", &[("Created", Some("4"))]).await;
 
-    // The other kind goes: what would be sent waits, and says so.
+    // The CRD of the other kind is deleted: entries wait, and the status says so.
     bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"])
         .await;
     readyz(
@@ -192,7 +192,7 @@ async fn crds_that_come_and_go() {
     operator.child().check_running().unwrap();
     few_rights(&bed, &receiver).await;
 
-    // Its namespace goes with everything in it, and takes no Events any more.
+    // The namespace is deleted with everything in it, and rejects Events by then.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
     let logs = operator.logs();
     for said in [
@@ -256,8 +256,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: NAME}
 subjects: [{kind: ServiceAccount, name: lean}]
 ";
 
-/// One namespace, with Roles there and nothing of the cluster's but the two CRDs; each right that is missing is named,
-/// and taken up once it is granted.
+/// One namespace, with Roles there and no cluster-wide object but the two CRDs; each missing permission is named, and used
+/// once it is granted.
 async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
@@ -269,7 +269,7 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let settings = Settings::default()
         .kubeconfig(kubeconfig)
         .flag("--waiting-max=200ms")
-        // A right that goes may be seen to be gone a moment later.
+        // Removed permissions may take effect a moment later.
         .flag("--secret-reread=1s")
         .flag("--controllers=contactpoint,trackedfield");
     let operator = Operator::start(&bed, settings).await;
@@ -309,14 +309,14 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
-    // What it may not read of the operator's namespace is as if it were not there.
+    // Objects of the operator's namespace that it may not read count as missing.
     let token = json!({ "secretName": "nowhere", "key": "token" });
     let spec = json!({ "type": "Telegram", "apiToken": token, "telegramSpec": { "chatId": 1 } });
     bed.point("chat", spec).await;
     let (_, said) = condition(&bed.not_ready("chat", "SecretNotFound").await);
     assert!(said.contains(SYSTEM), "{said}");
 
-    // A right that goes is said too.
+    // A removed permission is reported too.
     bed.kubectl(&["delete", "rolebinding", "secrets"]).await;
     bed.patch::<Secret>("url", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
@@ -331,12 +331,12 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// A watch that is refused is tried again after half a minute at the latest.
+/// The operator retries a forbidden watch after half a minute at the latest.
 const RETRIED: Duration = Duration::from_secs(90);
 
-/// Of two namespaces one gives no rights: the other is served, and `/readyz` names what is missing where.
+/// One of two namespaces grants no permissions: the operator serves the other, and `/readyz` names what is missing where.
 #[tokio::test]
-async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
+async fn namespace_without_permissions_blocks_no_other() {
     let bed = Bed::shared("gives").await;
     let other = Bed::on(bed.plane.clone(), "refuses").await;
     let receiver = Receiver::start().unwrap();
@@ -383,7 +383,7 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
         readyz(&operator, &words).await;
     }
 
-    // The first kind alone: what is not known of the other is not said to be missing.
+    // Only the first kind is listed: nothing is known of the other, so it is not reported as missing.
     let fields = MORE
         .replace("NAME", "fields")
         .replace("GROUP", "tg.azamaton.ru");

@@ -1,6 +1,6 @@
-//! The integration tests: one binary, one module a subject, on a real control plane.
+//! The integration tests: one binary, one module for each subject, on a real control plane.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-// A scene is told from its beginning to its end, and the API's parameters are the usual ones.
+// A test is one scenario from beginning to end, and the API's parameters are the usual ones.
 #![allow(
     clippy::too_many_lines,
     clippy::default_trait_access,

@@ -1,4 +1,4 @@
-//! Contact points: when the test message goes out, and what a Telegram receiver's answers mean.
+//! Contact points: the time of the test message, and a Telegram receiver's answers.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use testbed::wait::until;
 use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condition, taken};
 
 #[tokio::test]
-async fn one_test_message_for_each_endpoint() {
+async fn each_endpoint_gets_one_test_message() {
     let bed = Bed::shared("tested").await;
     let receiver = Receiver::start().unwrap();
     let mut operator =
@@ -36,7 +36,7 @@ async fn one_test_message_for_each_endpoint() {
     };
     assert_eq!(tests(), 1);
 
-    // A label, a suspension and its end, passes on request and by the clock, a restart: no news to the receiver.
+    // A label, a suspension and its end, reconciles on request and by the clock, a restart: none causes a test message.
     bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
     bed.patch::<ContactPoint>(
@@ -54,7 +54,7 @@ async fn one_test_message_for_each_endpoint() {
         suspended.status.as_ref().unwrap().observed_generation,
         suspended.metadata.generation
     );
-    // Also over a restart.
+    // The same after a restart.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -106,7 +106,7 @@ async fn one_test_message_for_each_endpoint() {
 }
 
 #[tokio::test]
-async fn what_a_spec_no_longer_has_leaves_the_status() {
+async fn status_drops_fields_of_the_former_spec() {
     let bed = Bed::shared("leaves").await;
     let receiver = Receiver::start().unwrap();
     let mut operator = Operator::start(&bed, Settings::default()).await;
@@ -145,7 +145,7 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     });
     let point = point.await;
 
-    // So nothing is left to say or to send, after a restart neither. A message passes after all that might be.
+    // Nothing is left to report or to send, not even after a restart. A message follows all possible ones.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -160,9 +160,9 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     assert_eq!(taken(&receiver).len(), 3);
 }
 
-/// Whoever may create a `ContactPoint` must not reach the operator's own ports.
+/// A user who may create a `ContactPoint` must not reach the operator's own ports.
 #[tokio::test]
-async fn a_webhook_to_the_operator_itself_is_refused() {
+async fn webhook_to_the_operator_itself_is_rejected() {
     let bed = Bed::shared("itself").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
@@ -177,7 +177,7 @@ async fn a_webhook_to_the_operator_itself_is_refused() {
 }
 
 #[tokio::test]
-async fn both_status_fields_stand_in_the_first_status() {
+async fn first_status_has_both_fields() {
     let bed = Bed::shared("first").await;
     let receiver = Receiver::start().unwrap();
     receiver.refuse().await.unwrap();
@@ -222,12 +222,12 @@ async fn both_status_fields_stand_in_the_first_status() {
 }
 
 #[tokio::test]
-async fn telegram_refusals_are_named_and_mended_without_a_hand() {
+async fn telegram_rejections_are_reported_and_recover() {
     let bed = Bed::shared("refusals").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
 
-    // 401; the Secret is read again at each, not only when its five minutes are over.
+    // 401: the operator reads the Secret again after each answer, and not only when its five minutes are over.
     let wrong = "99999999:ZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
     bed.telegram("token", wrong, CHAT).await;
     let point = bed.not_ready("token", "Unauthorized").await;
@@ -250,13 +250,13 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     .await;
     bed.ready("token").await;
 
-    // A chat that does not exist, then does.
+    // A chat that does not exist, and then does.
     bed.telegram("chat", TOKEN, 777).await;
     bed.not_ready("chat", "ChatNotFound").await;
     telegram.add_chat(Chat::new(Kind::Private, 777).unwrap());
     bed.ready("chat").await;
 
-    // A person who blocks the bot while a message waits.
+    // A user who blocks the bot while a message waits.
     telegram.add_chat(Chat::new(Kind::Private, 888).unwrap());
     bed.telegram("blocked", TOKEN, 888).await;
     bed.ready("blocked").await;
@@ -288,7 +288,7 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
 }
 
 #[tokio::test]
-async fn a_group_that_moved_is_followed_and_told() {
+async fn migrated_group_is_followed_and_reported() {
     const OLD: i64 = -4_242;
     const NEW: i64 = -1_001_234_567_890;
     let bed = Bed::shared("moved").await;
@@ -316,7 +316,7 @@ async fn a_group_that_moved_is_followed_and_told() {
     );
     assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
 
-    // It is not asked at the old address again, after a restart neither.
+    // The operator does not use the old chat id again, not even after a restart.
     let refused = telegram.rejected().len();
     let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
     bed.scale("web", 2).await;
@@ -341,7 +341,7 @@ async fn a_group_that_moved_is_followed_and_told() {
         "a restart does not forget it: {words}"
     );
 
-    // Another chat is another chat.
+    // A changed chat id is another chat.
     telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
     bed.patch::<ContactPoint>(
         "group",
@@ -379,7 +379,7 @@ async fn retry_after_is_kept_to_the_second() {
     })
     .await
     .unwrap();
-    // Another chat is not held up.
+    // Another chat is not blocked.
     telegram.add_chat(Chat::new(Kind::Private, 999).unwrap());
     bed.telegram("other", TOKEN, 999).await;
     bed.ready("other").await;
@@ -404,10 +404,10 @@ async fn retry_after_is_kept_to_the_second() {
 }
 
 #[tokio::test]
-async fn acting_within_a_second_of_the_secret() {
+async fn changed_secret_takes_effect_within_a_second() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
-    // The product's own waits.
+    // Settings with the product's own waits.
     let settings = Settings::default()
         .telegram(&telegram.url())
         .flag("--waiting-min=1s")

@@ -1,4 +1,4 @@
-//! No token, no URL that is one, no key: whatever went wrong, none of them stands where somebody could read it.
+//! No token, no secret URL, no key: after any error, no log, status, Event or metric contains one of them.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,13 +13,13 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// What must not be seen, by what it is.
+/// Secret values, by their description.
 struct Secrets {
     all: Vec<(&'static str, String)>,
 }
 
 impl Secrets {
-    /// Every way in which it could be written.
+    /// Returns every encoding of the values.
     fn forms(&self) -> Vec<(String, String)> {
         let hex = |text: &str| {
             text.bytes()
@@ -65,9 +65,9 @@ fn code(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Errors of all kinds, with receivers that repeat what they were sent; then everything that can be read is searched.
+/// Errors of all kinds, with receivers that repeat their requests; then everything readable is searched.
 #[tokio::test]
-async fn no_secret_stands_anywhere() {
+async fn secrets_never_appear_in_any_output() {
     let bed = Bed::shared("secrecy").await;
     let secrets = Secrets {
         all: vec![
@@ -178,7 +178,7 @@ async fn no_secret_stands_anywhere() {
             bed.not_ready(name, reason).await;
         }
     }
-    // From here on the Bot API repeats the good token to everybody.
+    // From here on the Bot API repeats the good token in every answer.
     bed.patch::<ContactPoint>("chat-wrong", json!({ "spec": { "suspend": true } }))
         .await;
     bed.deployment("web", 1).await;
@@ -187,7 +187,7 @@ async fn no_secret_stands_anywhere() {
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
 
-    // The receivers say what they were sent, whole and in part, in words and in headers.
+    // The receivers repeat their requests, whole and in part, in bodies and in headers.
     let seen = receiver.requests();
     let request = seen
         .iter()

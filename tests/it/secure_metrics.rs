@@ -1,4 +1,4 @@
-//! `--metrics-secure`: who reads the metrics on a real control plane, with the rights that we ship.
+//! `--metrics-secure`: readers of the metrics on a real control plane, with the shipped permissions.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,10 +15,10 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
-/// The role that is installed for those who read.
+/// The shipped role of readers.
 const READER: &str = "quartermaster-metrics-reader";
 
-/// What is remembered is so for no longer than a test can wait.
+/// Returns settings whose caches expire before the test ends.
 fn forgetful() -> Settings {
     let settings = Settings::default()
         .flag("--metrics-secure")
@@ -35,7 +35,7 @@ fn client() -> ClientBuilder {
         .pool_max_idle_per_host(0)
 }
 
-/// One who takes any certificate.
+/// Returns a client that accepts any certificate.
 fn trusting() -> Client {
     client()
         .tls_danger_accept_invalid_certs(true)
@@ -43,7 +43,7 @@ fn trusting() -> Client {
         .unwrap()
 }
 
-/// One who takes those of an authority alone.
+/// Returns a client that accepts only certificates of an authority.
 fn strict(authority: &Authority) -> Client {
     client()
         .tls_certs_only([Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap()])
@@ -59,7 +59,7 @@ async fn scrape(
     operator: &Operator,
     token: Option<&str>,
 ) -> anyhow::Result<Answer> {
-    // The certificates of these tests are for this name.
+    // The certificates of these tests have this name.
     let address = operator
         .address("--metrics-bind-address")?
         .replace("127.0.0.1", "localhost");
@@ -75,7 +75,7 @@ async fn scrape(
     Ok((answer.status().as_u16(), asks, answer.text().await?))
 }
 
-/// Waits until a scrape is answered so, with these words in it.
+/// Waits until a scrape gets this answer, with this text in it.
 async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &str) -> Answer {
     let found = until(format!("{code} {words:?}"), SOON, async || {
         let answer = scrape(&trusting(), operator, token).await?;
@@ -87,7 +87,7 @@ async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &st
         .unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
 }
 
-/// A `ServiceAccount` of the test's own, and a token of it.
+/// Creates a `ServiceAccount` of the test's own, and returns a token of it.
 async fn reader(bed: &Bed, name: &str) -> String {
     bed.create::<ServiceAccount>(name, json!({})).await;
     bed.kubectl(&["create", "token", name])
@@ -96,7 +96,7 @@ async fn reader(bed: &Bed, name: &str) -> String {
         .to_owned()
 }
 
-/// Binds the role to an account of the bed, by kubectl as the pages have it, and waits until the apiserver knows.
+/// Binds the role to an account of the bed, by kubectl as on the pages, and waits until the apiserver knows.
 async fn bind(bed: &Bed, name: &str) {
     let account = format!("--serviceaccount={}:{name}", bed.namespace);
     bed.kubectl(&[
@@ -120,7 +120,7 @@ fn binding(bed: &Bed, name: &str) -> String {
     format!("{}-{name}", bed.namespace)
 }
 
-/// None of the tokens stands in a log, whole or by its most telling part.
+/// Asserts that no log contains one of the tokens, whole or its signature.
 fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
@@ -135,7 +135,7 @@ fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
 }
 
 #[tokio::test]
-async fn those_alone_who_may_read_them_do() {
+async fn only_permitted_clients_read_metrics() {
     let bed = Bed::shared("metrics").await;
     let operator = Operator::start(&bed, forgetful().flag("--log-level=trace")).await;
     let (allowed, other) = (
@@ -163,7 +163,7 @@ async fn those_alone_who_may_read_them_do() {
     )
     .await;
 
-    // Nothing else is there, for anybody.
+    // The server has no other path, for anybody.
     let address = operator.address("--metrics-bind-address").unwrap();
     let elsewhere = trusting()
         .get(format!("https://{address}/"))
@@ -172,7 +172,7 @@ async fn those_alone_who_may_read_them_do() {
         .await
         .unwrap();
     assert_eq!(elsewhere.status(), 404);
-    // Whoever does not speak TLS gets nothing, and does no harm.
+    // A client without TLS gets nothing, and does no harm.
     let plain = client()
         .build()
         .unwrap()
@@ -182,7 +182,7 @@ async fn those_alone_who_may_read_them_do() {
         .await;
     assert!(plain.is_err(), "{plain:?}");
 
-    // A right that goes, and comes back; an account that goes.
+    // A permission is removed, and granted again; an account is deleted.
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
     answers(&operator, Some(&allowed), 403, "may not get /metrics").await;
@@ -195,9 +195,9 @@ async fn those_alone_who_may_read_them_do() {
     no_token_stands_there(&operator, &[&allowed, &other, &wrong]);
 }
 
-/// As users have it: a scrape every few seconds does not ask the apiserver each time.
+/// The users' defaults: a scrape every few seconds does not send a review each time.
 #[tokio::test]
-async fn the_apiserver_is_asked_now_and_then() {
+async fn reviews_are_cached() {
     let bed = Bed::shared("metrics-cache").await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
     let settings = Settings::default()
@@ -240,7 +240,7 @@ async fn the_apiserver_is_asked_now_and_then() {
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
 
-    // While it cannot be asked, who is known is let in, and nobody else.
+    // While the apiserver is unavailable, only known clients are accepted.
     proxy.refuse().await.unwrap();
     assert_eq!(
         scrape(&trusting(), &operator, Some(&allowed))
@@ -264,7 +264,7 @@ async fn the_apiserver_is_asked_now_and_then() {
 }
 
 #[tokio::test]
-async fn a_replica_that_stands_by_is_read_too() {
+async fn standby_serves_metrics() {
     let bed = Bed::shared("metrics-standby").await;
     let id = format!("--leader-election-id={}", bed.namespace);
     let settings = || forgetful().flag("--leader-elect").flag(&id);
@@ -297,7 +297,7 @@ async fn a_replica_that_stands_by_is_read_too() {
         .await;
 }
 
-/// Writes a pair as the kubelet does: a new folder, and a link that is put in the other's place.
+/// Writes a certificate and a key as the kubelet does: a new folder, and a link that replaces the old one.
 fn mount(folder: &Path, version: &str, certificate: &str, key: &str) {
     let data = folder.join(version);
     fs::create_dir(&data).unwrap();
@@ -313,7 +313,7 @@ fn mount(folder: &Path, version: &str, certificate: &str, key: &str) {
 }
 
 #[tokio::test]
-async fn a_mounted_certificate_is_taken_up_anew() {
+async fn renewed_certificate_is_loaded() {
     let bed = Bed::shared("metrics-cert").await;
     let folder = Folder::new().unwrap();
     let (old, new) = (
@@ -334,7 +334,7 @@ async fn a_mounted_certificate_is_taken_up_anew() {
         };
     assert!(shows(&old).await && !shows(&new).await);
 
-    // One that does not fit changes nothing, and is told of once.
+    // A pair that does not match changes nothing, and is reported once.
     mount(folder.path(), "2", &second.cert_pem, &first.key_pem);
     for _ in 0..3 {
         assert!(shows(&old).await && !shows(&new).await);
@@ -362,7 +362,7 @@ async fn a_mounted_certificate_is_taken_up_anew() {
 }
 
 #[tokio::test]
-async fn without_the_mounted_certificate_it_does_not_start() {
+async fn operator_does_not_start_without_the_mounted_certificate() {
     let bed = Bed::shared("metrics-no-cert").await;
     let folder = Folder::new().unwrap();
     let kubeconfig = bed
@@ -395,9 +395,9 @@ async fn without_the_mounted_certificate_it_does_not_start() {
     }
 }
 
-/// The settings of the `ServiceMonitor`, as Prometheus follows them.
+/// The settings of the `ServiceMonitor`, as Prometheus applies them.
 #[tokio::test]
-async fn the_monitor_knows_how_to_read_them() {
+async fn monitor_settings_work() {
     let bed = Bed::shared("metrics-monitor").await;
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),

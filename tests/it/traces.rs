@@ -1,4 +1,4 @@
-//! Traces: what a collector is told, and that nothing waits for one.
+//! Traces: the spans that a collector gets, and independence from the collector.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use testbed::wait::until;
 
 use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api};
 
-/// What stands in for a collector: a receiver of OTLP over HTTP.
+/// A fake collector: a receiver of OTLP over HTTP.
 struct Collector(Receiver);
 
 impl Collector {
@@ -29,7 +29,7 @@ impl Collector {
         Self(Receiver::start().unwrap())
     }
 
-    /// Sends to it twenty times a second.
+    /// Returns settings that export spans twenty times a second.
     fn settings(&self) -> Settings {
         let settings = Settings::default().env("OTEL_EXPORTER_OTLP_ENDPOINT", &self.0.url());
         settings
@@ -95,13 +95,13 @@ fn is(span: &Span, key: &str, value: &str) -> bool {
         .is_some_and(|it| it == value)
 }
 
-/// The pass of a controller over the object of this name.
+/// Selects the reconcile of a controller for the object of this name.
 fn pass_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
     move |span| is(span, "controller", controller) && is(span, "name", name)
 }
 
 #[tokio::test]
-async fn a_pass_with_what_it_asks_for_and_sends() {
+async fn reconcile_span_contains_its_requests_and_messages() {
     let bed = Bed::shared("traces").await;
     let (collector, telegram, aws) = (Collector::start(), bot_api(), Aws::start().await.unwrap());
     let settings = collector.settings().telegram(&telegram.url()).aws(&aws);
@@ -113,7 +113,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
 
-    // What is sent stands beneath a pass that offered it, with its requests.
+    // Sent requests are children of a reconcile that offered them.
     let is_beneath = |span: &Span, pass: &Span| {
         span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id
     };
@@ -158,7 +158,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         .await;
     assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
 
-    // What fails says so: the subnets are unknown to AWS.
+    // A failed reconcile is marked as failed: AWS does not know the subnets.
     let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
     bed.create::<qm_api::MyIngress>("web", json!({ "spec": subnets }))
         .await;
@@ -180,7 +180,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         "{failed:?}"
     );
 
-    // A connection that breaks: the words of such an error have the URL, in which the token is.
+    // A broken connection: the text of such an error has the URL, which contains the token.
     telegram.fault_next(1, Fault::Instead(Reply::reset()));
     bed.patch::<Deployment>("web", json!({ "spec": { "replicas": 2 } }))
         .await;
@@ -198,7 +198,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     };
     collector.span("what was not sent", unsent).await;
 
-    // Who speaks; and no word of a secret.
+    // The resource attributes; and no part of a secret.
     let resource = attributes(
         &collector.taken().remove(0).resource_spans[0]
             .resource
@@ -214,7 +214,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     }
 }
 
-/// One that copies the `ConfigMap` `settings`.
+/// Returns a sync that copies the `ConfigMap` `settings`.
 fn sync(bed: &Bed, to: &str) -> Value {
     let (source, name) = (&bed.namespace, "settings");
     json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })
@@ -227,7 +227,7 @@ fn is_ready(sync: &ConfigMapSync) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
+async fn spans_accepted_at_last_are_not_reported_as_lost() {
     let bed = Bed::shared("busy").await;
     let collector = Collector::start();
     collector
@@ -251,7 +251,7 @@ async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
 }
 
 #[tokio::test]
-async fn without_a_collector_all_goes_on() {
+async fn missing_collector_changes_nothing() {
     let bed = Bed::shared("uncollected").await;
     let collector = Collector::start();
     collector.0.refuse().await.unwrap();
@@ -294,7 +294,7 @@ async fn without_a_collector_all_goes_on() {
     assert_eq!(said.matches(lost).count(), 1, "{said}");
     assert!(!said.contains("hunter2"), "{said}");
 
-    // One that answers nothing holds up neither the work nor the end.
+    // A hanging collector blocks neither the work nor the shutdown.
     collector.0.always(Reply::hang());
     bed.create::<ConfigMapSync>("third", sync(&bed, "third"))
         .await;
@@ -304,7 +304,7 @@ async fn without_a_collector_all_goes_on() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
+async fn failed_export_is_reported_and_blocks_nothing() {
     let bed = Bed::shared("untraced").await;
     let collector = Collector::start();
     let settings = collector
@@ -321,7 +321,7 @@ async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
         said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
         "{said}"
     );
-    // Whatever waits is sent at the end.
+    // Waiting spans are sent at the end.
     operator.child().terminate().unwrap();
     assert!(operator.child().wait(SOON).await.unwrap().success());
     assert!(collector.0.requests().is_empty());

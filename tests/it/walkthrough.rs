@@ -7,7 +7,7 @@ use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, TOKEN};
 const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
-async fn document_000() {
+async fn document_000_works_as_printed() {
     let bed = Bed::own("walkthrough").await;
     let telegram = BotApi::start().unwrap();
     telegram.add_token(TOKEN);
@@ -97,7 +97,8 @@ async fn document_000() {
         all.contains("telegram-cp") && all.contains("nginx-deployment-replicas"),
         "{all}"
     );
-    // On a slow machine two may arrive closer together than they were sent; what the answer asks for is kept.
+    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests is
+    // kept.
     assert!(
         telegram
             .rejected()

@@ -1,9 +1,9 @@
-//! Each alert has a page, each page an alert; and the dashboard says what it shows.
+//! Each alert has a page, each page an alert, and each panel of the dashboard is described.
 
 use super::*;
 
 #[test]
-fn every_alert_says_what_it_means_and_has_its_page() {
+fn every_alert_has_a_description_and_a_page() {
     let table = text("docs/runbooks.md");
     let mut paged = BTreeSet::new();
     for Alert {
@@ -59,7 +59,7 @@ fn every_alert_says_what_it_means_and_has_its_page() {
 }
 
 #[test]
-fn every_panel_has_its_own_place_a_title_words_and_a_unit() {
+fn every_panel_has_a_place_a_title_a_description_and_a_unit() {
     let mut titles = BTreeSet::new();
     let mut taken = BTreeMap::new();
     for panel in panels() {

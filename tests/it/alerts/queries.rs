@@ -6,10 +6,10 @@ use xtask::docs::every_metric;
 
 use super::*;
 
-/// What Prometheus adds to each sample, and the Prometheus operator.
+/// Labels that Prometheus and its operator add to each sample.
 const ADDED: [&str; 3] = ["job", "instance", "namespace"];
 
-/// Every metric that is served, by the names of its samples, with the values that each of its labels has there.
+/// Returns every served metric, by the names of its samples, with the served values of each label.
 fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let mut served = BTreeMap::<String, BTreeMap<String, BTreeSet<String>>>::new();
     for line in every_metric().lines().filter(|line| !line.starts_with('#')) {
@@ -32,22 +32,22 @@ fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     served
 }
 
-/// A metric that is asked for, with what its labels are to say: name, whether equal or not, value.
+/// A selector of a query: the metric's name, and for each label whether the label must equal a value.
 struct Selector {
     name: String,
     matchers: Vec<(String, String, String)>,
 }
 
-/// What is asked for in an expression. That it is one, Prometheus itself says (`promtool`): here its words are told apart.
+/// Selectors and labels of a query. Prometheus checks the syntax (`promtool`); this type only splits the text into tokens.
 #[derive(Default)]
 struct Asked {
     selectors: Vec<Selector>,
     by: BTreeSet<String>,
 }
 
-/// Words of the language that are followed by no parenthesis.
+/// Keywords that no parenthesis follows.
 const WORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
-/// Those that are followed by labels in parentheses.
+/// Keywords that labels in parentheses follow.
 const LISTS: [&str; 6] = [
     "by",
     "without",
@@ -95,7 +95,7 @@ impl Asked {
                     });
                 }
             } else if c.is_ascii_digit() {
-                // A number, or what `offset` is followed by.
+                // A number, or the argument of `offset`.
                 rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '.');
             } else {
                 rest = &rest[c.len_utf8()..];
@@ -118,7 +118,7 @@ fn matcher(text: &str) -> (String, String, String) {
     )
 }
 
-/// The reasons that the resources of a controller may have; of any, without one.
+/// Returns the reasons that the resources of a controller can have; without a controller, of all.
 fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     let syncs = config_map_sync::status::REASONS
         .iter()
@@ -132,14 +132,14 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     }
 }
 
-/// What is wrong with an expression.
+/// Returns the problems of a query.
 fn faults(expression: &str) -> Vec<String> {
     let served = served();
     let asked = Asked::of(expression);
     let (mut faults, mut known) = (Vec::new(), BTreeSet::from(ADDED.map(str::to_owned)));
     for Selector { name, matchers } in &asked.selectors {
         let nothing = BTreeMap::new();
-        // What Prometheus says of the scrape itself.
+        // Metrics about the scrape itself.
         let labels = if name == "up" {
             Some(&nothing)
         } else {
@@ -188,7 +188,7 @@ fn faults(expression: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_alert_asks_for_what_is_served() {
+fn every_alert_queries_served_metrics() {
     for Alert {
         name: alert, expr, ..
     } in alerts()
@@ -198,7 +198,7 @@ fn every_alert_asks_for_what_is_served() {
 }
 
 #[test]
-fn every_panel_asks_for_what_is_served() {
+fn every_panel_queries_served_metrics() {
     for (panel, expression) in expressions() {
         assert_eq!(
             faults(&expression),
@@ -209,7 +209,7 @@ fn every_panel_asks_for_what_is_served() {
 }
 
 #[test]
-fn what_is_not_served_is_found() {
+fn unserved_metrics_are_detected() {
     for (expression, words) in [
         (
             "rate(quartermaster_delivery_attempt_total{job=\"x\"}[5m])",
@@ -249,9 +249,9 @@ fn what_is_not_served_is_found() {
     }
 }
 
-/// Metrics of which nobody would learn anything.
+/// A metric that neither an alert nor a panel uses informs nobody.
 #[test]
-fn every_metric_of_ours_is_shown_or_alerted_on() {
+fn every_metric_has_an_alert_or_a_panel() {
     let expressions = alerts()
         .into_iter()
         .map(|alert| alert.expr)

@@ -1,4 +1,4 @@
-//! What a running operator says of resources, messages and watches.
+//! Metrics of resources, messages and watches that a running operator serves.
 
 use http::StatusCode;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,14 +11,14 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
 
-/// The value of a sample, by its name and labels as they stand there.
+/// Returns the value of a sample, by its name and labels as `/metrics` writes them.
 fn value(metrics: &str, sample: &str) -> Option<f64> {
     metrics
         .lines()
         .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Waits until the operator says so of each sample; none: there is no such.
+/// Waits until each sample has this value; `None`: until there is no such sample.
 async fn says(operator: &Operator, wanted: &[(&str, Option<f64>)]) {
     let said = until("the metrics say so", SOON, async || {
         let metrics = operator.metrics().await;
@@ -89,7 +89,7 @@ const OLDEST: &str = "quartermaster_entries_oldest_pending_timestamp_seconds";
 const PENDING: &str = "quartermaster_entries_pending";
 
 #[tokio::test]
-async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
+async fn metrics_show_waiting_and_rejected_messages() {
     let bed = Bed::shared("backlog").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -113,7 +113,7 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     let seen = history[1].time.as_ref().unwrap().0.as_second();
     #[allow(clippy::cast_precision_loss)] // seconds since 1970
     says(&operator, &[(OLDEST, Some(seen as f64))]).await;
-    // What is suspended does not wait.
+    // A suspended entry does not count as waiting.
     bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } }))
         .await;
     says(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
@@ -143,7 +143,7 @@ fn watches(resource: &str, state: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_watch_that_fails_is_told_until_it_stands() {
+async fn failing_watch_is_reported_until_it_recovers() {
     let bed = Bed::own_with(Options::apiserver_only(), "watches").await;
     fill_tracker_role(&bed.plane, &[("batch", "cronjobs")]).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
@@ -169,7 +169,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         watches("statefulsets.apps", "failing"),
     );
     let denied = watches("cronjobs.batch", "denied");
-    // Nobody is woken for what the operator may not read: the TrackedField says so.
+    // No alert fires for objects that the operator may not read: the TrackedField's status reports those.
     says(
         &operator,
         &[

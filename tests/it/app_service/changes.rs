@@ -1,4 +1,5 @@
-//! Every change of a spec, and back: after our own creation, and after what the document's program made was taken over.
+//! Every change of a spec, and back: for objects that the operator created, and for adopted objects of the document's
+//! program.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use super::{app, looked_at, not_ready, original, ready, respec, standing, writes};
 use crate::support::{Bed, Operator, Settings};
 
-/// No Pod runs: it is about what the objects say.
+/// No Pod runs: the test compares specs only.
 fn base() -> Value {
     json!({ "size": 0, "image": "nginx:1.7.9", "ports": [
         { "name": "http", "port": 80, "targetPort": 80, "protocol": "TCP" },
@@ -32,7 +33,7 @@ fn autoscaled(autoscaling: Value) -> Value {
     spec
 }
 
-/// What an app has: the spec of each of its objects, but for what the cluster chooses anew with each Service.
+/// Returns the spec of each of an app's children, without the fields that the cluster chooses for each Service.
 async fn stands(bed: &Bed, name: &str) -> Value {
     let deployment: Deployment = bed.api().get(name).await.unwrap();
     let service = bed
@@ -68,7 +69,7 @@ async fn stands(bed: &Bed, name: &str) -> Value {
     json!({ "deployment": deployment.spec, "service": service, "ingress": ingress, "scaler": scaler })
 }
 
-/// Waits until the operator has done what the spec says, and tells what stands then.
+/// Waits until the operator has applied the spec, and returns the children's specs.
 async fn applied(bed: &Bed, name: &str) -> Value {
     bed.until(name, "says how it stands", |app: &AppService| {
         standing(app).is_some()
@@ -77,7 +78,7 @@ async fn applied(bed: &Bed, name: &str) -> Value {
     stands(bed, name).await
 }
 
-/// Whether all of `wanted` stands there; a list as long as it.
+/// Returns whether all of `wanted` is in `there`; lists have the same length.
 fn is_within(wanted: &Value, there: &Value) -> bool {
     match (wanted, there) {
         (Value::Object(wanted), Value::Object(there)) => wanted
@@ -94,7 +95,7 @@ fn is_within(wanted: &Value, there: &Value) -> bool {
     }
 }
 
-/// What is changed, and what then stands in the container, the Service and the rest.
+/// Returns each change, with the expected container, Service and other objects.
 #[rustfmt::skip] // one line a case
 fn cases() -> Vec<(Value, Value)> {
     let container = |part: Value| json!({ "deployment": { "template": { "spec": { "containers": [part] } } } });
@@ -122,13 +123,13 @@ fn cases() -> Vec<(Value, Value)> {
         ports(json!([a, { "name": "b", "port": 80, "protocol": "UDP" }]), json!([{ "containerPort": 80 }]), json!([{ "protocol": "TCP" }, { "protocol": "UDP" }])),
         ports(json!([a, { "name": "b", "port": 8080, "targetPort": 80 }]), json!([{ "containerPort": 80 }]), json!([{ "targetPort": 80 }, { "targetPort": 80 }])),
         ports(json!([{ "port": 80, "appProtocol": "kubernetes.io/h2c" }]), json!([{ "containerPort": 80 }]), json!([{ "appProtocol": "kubernetes.io/h2c" }])),
-        // Emptied: the Service goes.
+        // Without ports there is no Service.
         (with("ports", json!([])), json!({ "service": null })),
         (with("serviceType", json!("ClusterIP")), json!({ "service": { "type": "ClusterIP" } })),
         (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 80 }] } })),
         (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "name": "http", "port": 8000, "targetPort": 80 }, { "name": "admin", "port": 81 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 8000 }, { "port": 81 }] } })),
         (with("serviceType", json!("LoadBalancer")), json!({ "service": { "type": "LoadBalancer" } })),
-        // The optional fields.
+        // Optional fields.
         (with("env", json!([{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }])), container(json!({ "env": [{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": {} }] }))),
         (with("env", json!([{ "name": "C", "value": "" }])), container(json!({ "env": [{ "name": "C" }] }))),
         (with("envFrom", json!([{ "secretRef": { "name": "s" } }])), container(json!({ "envFrom": [{ "secretRef": { "name": "s" } }] }))),
@@ -150,10 +151,10 @@ fn cases() -> Vec<(Value, Value)> {
 }
 
 #[rstest]
-#[case::made_by_us(false)]
-#[case::taken_over(true)]
+#[case::created(false)]
+#[case::adopted(true)]
 #[tokio::test]
-async fn every_change_and_back(#[case] taken_over: bool) {
+async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) {
     let bed = Bed::shared("changes").await;
     let made = app(&bed, "web", base()).await;
     if taken_over {
@@ -175,7 +176,7 @@ async fn every_change_and_back(#[case] taken_over: bool) {
         let back = applied(&bed, "web").await;
         assert_eq!(back, first, "back from {spec}");
     }
-    // Its address is lost only where the Service went.
+    // The Service keeps its address, except if it was deleted.
     let now: Service = bed.api().get("web").await.unwrap();
     assert_ne!(now.uid(), service.uid());
     service = now;
@@ -195,9 +196,9 @@ async fn every_change_and_back(#[case] taken_over: bool) {
     );
 }
 
-/// A port on the nodes stays while its port does, whatever comes and goes beside it.
+/// A node port stays while its port does, whatever other ports change.
 #[tokio::test]
-async fn a_port_on_the_nodes_stays() {
+async fn node_port_stays_when_other_ports_change() {
     let bed = Bed::shared("nodeports").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", base()).await;
@@ -220,10 +221,10 @@ async fn a_port_on_the_nodes_stays() {
         ),
         with("ports", json!([{ "port": 80 }])),
         base(),
-        // Given as it is, and no longer given.
+        // The field `nodePort` is set to the present value, and removed again.
         with("ports", json!([{ "port": 80, "nodePort": before }])),
         base(),
-        // Its type is changed both ways where it needs one.
+        // The Service's type changes in both directions.
         with("serviceType", json!("LoadBalancer")),
         base(),
     ];
@@ -232,7 +233,8 @@ async fn a_port_on_the_nodes_stays() {
         applied(&bed, "web").await;
         assert_eq!(node_port(80).await, before, "{spec}");
     }
-    // The apiserver loses a port that is asked for while its cache lacks the Service's last change: it is asked for again.
+    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests the
+    // port again.
     let other = if before == 30_079 { 30_078 } else { 30_079 };
     respec(
         &bed,
@@ -244,9 +246,10 @@ async fn a_port_on_the_nodes_stays() {
     assert_eq!(node_port(80).await, other);
 }
 
-/// One that is taken is waited for, in the apiserver's words; so is one that a full range does not have.
+/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when the
+/// range is full.
 #[tokio::test]
-async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
+async fn app_waits_for_a_node_port_in_use() {
     let bed = Bed::shared("taken-port").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let holder = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80 }] } });
@@ -277,7 +280,7 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
         Some(taken)
     );
 
-    // Out of the range is no matter of time.
+    // A node port outside the range does not become valid by waiting.
     app(
         &bed,
         "far",
@@ -289,7 +292,8 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
         words.contains("provided port is not in the valid range"),
         "{words}"
     );
-    // Each word of its Deployment is a reason to look, so the last one is waited for, and whatever the watch shows after it.
+    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
+    // events.
     bed.until(
         "far",
         "has nothing more to say",

@@ -98,7 +98,7 @@ async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize 
         .count()
 }
 
-/// Nothing was applied to the children since their creation, and the change hits the only key of a map or list.
+/// No apply followed the creation of the children, and the change hits the only key of a map or list.
 #[rstest]
 #[case::a_service_port("services", vec![replace("/spec/ports/0/port", 8080)], "spec.ports[port=80,protocol=TCP]")]
 #[case::a_limit(
@@ -152,7 +152,7 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
 #[tokio::test]
 async fn child_is_restored_after_all_its_labels_were_removed() {
     let bed = Bed::shared("unlabelled").await;
-    // A tiny window: no correction is delayed, however many there are.
+    // A tiny window, so that no correction is delayed.
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(
         &bed,
@@ -172,7 +172,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    // The labels go first, then come changes that only the label's watch would have shown.
+    // The labels go first, then follow changes that only the label's watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
     let gone: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
     let gone: Vec<_> = ["label", "deployment/web"]
@@ -197,7 +197,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
 
 /// Another manager's half of a field makes the child invalid together with the operator's; only that half is taken.
 #[tokio::test]
-async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
+async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     let bed = Bed::shared("siblings").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     let from = json!({ "name": "A", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } });
@@ -283,7 +283,7 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     }
     assert!(bed.events("web", "WriteRejected").await.is_empty());
 
-    // Later changes of the app arrive.
+    // Later changes of the app take effect.
     spec["image"] = json!("nginx:1.27");
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
@@ -294,7 +294,7 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
 
 /// A limit that others set blocks a later request; the app's newer value wins.
 #[tokio::test]
-async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
+async fn change_of_the_app_applies_although_a_sibling_field_forbids_it() {
     let bed = Bed::shared("later").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] });
@@ -332,7 +332,7 @@ async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
 
 /// A spec that the apiserver rejects by itself takes nothing from others.
 #[tokio::test]
-async fn spec_at_fault_takes_nothing_from_other_managers() {
+async fn invalid_spec_takes_nothing_from_other_managers() {
     let bed = Bed::shared("fault").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i" });
@@ -388,7 +388,7 @@ async fn metric(operator: &Operator, series: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn correction_is_told_once_an_episode_and_counted_each_time() {
+async fn correction_is_reported_once_an_episode_and_counted_each_time() {
     let bed = Bed::shared("told").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9" })).await;
@@ -446,7 +446,7 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
 }
 
 #[tokio::test]
-async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes_is_not() {
+async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     let bed = Bed::shared("recreated").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     let with_port = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] });
@@ -568,7 +568,7 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
 
 /// The app's own autoscaler scales, and the Deployment controller reports.
 #[tokio::test]
-async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
+async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
     let bed = Bed::shared("scaled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "size": 1, "image": "nginx:1.7.9", "autoscaling": { "min": 1, "max": 9 },
@@ -599,7 +599,7 @@ async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
-/// An admission policy that changes written values is not fought: one apply a process, and no Event.
+/// The operator does not fight an admission policy that changes written values: one apply for each process, and no Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
     let bed = Bed::own_with(Options::default(), "admission").await;
@@ -693,9 +693,9 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     assert_eq!(deployment(&bed, "web").await.labels()["team"], "theirs");
 }
 
-/// The kubelet takes the last of two variables of one name, so a repeated one changes the app.
+/// The kubelet uses the last of two variables with one name, so a duplicate changes the app.
 #[tokio::test]
-async fn variable_that_an_edit_repeats_is_corrected() {
+async fn duplicated_variable_is_corrected() {
     let bed = Bed::shared("repeated").await;
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     let env = json!([{ "name": "A", "value": "b" }, { "name": "B", "value": "c" }]);
@@ -728,9 +728,9 @@ async fn variable_that_an_edit_repeats_is_corrected() {
     ready(&bed, "web").await;
 }
 
-/// Another manager adds a container port; then somebody removes the app's own, which consists of its number alone.
+/// Another manager adds a container port; then a user removes the app's own, which consists of its number alone.
 #[tokio::test]
-async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
+async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
     let bed = Bed::shared("ports").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -779,7 +779,7 @@ async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
 
 /// Agents write annotations and labels of their own every minute.
 #[tokio::test]
-async fn stamp_of_an_agent_on_a_child_costs_no_request() {
+async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     let bed = Bed::shared("stamps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -809,7 +809,7 @@ async fn stamp_of_an_agent_on_a_child_costs_no_request() {
             "{resource}"
         );
     }
-    // A label of the app's own is noticed.
+    // The operator notices a change of the app's own label.
     edit::<Deployment>(
         &bed,
         "agent",
@@ -822,7 +822,7 @@ async fn stamp_of_an_agent_on_a_child_costs_no_request() {
     .await;
 }
 
-/// Restarts the count of the proxy's cuts at each dry run: the second request after it to change the child is the apply.
+/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the apply.
 fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
     let left = Arc::new(AtomicUsize::new(0));
     let armed = Arc::clone(&left);
@@ -852,7 +852,7 @@ fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
 
 /// Without its labels no watch shows the Service again, so only this reconcile can notice the second change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn port_that_is_changed_while_labels_are_restored_is_corrected() {
+async fn port_that_changes_while_labels_are_restored_is_corrected() {
     let bed = Bed::shared("race").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;

@@ -1,4 +1,4 @@
-//! What an app costs.
+//! Requests that an app costs.
 
 use k8s_openapi::api::core::v1::Service;
 use qm_api::AppService;
@@ -9,7 +9,7 @@ use super::{app, deployment, looked_at, not_ready, ready, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 #[tokio::test]
-async fn a_new_app_costs_three_writes_and_no_read() {
+async fn new_app_costs_three_writes_and_no_read() {
     let two = vec!["--service-node-port-range=30000-30001".into()];
     let bed = Bed::own_with(
         Options {
@@ -21,7 +21,7 @@ async fn a_new_app_costs_three_writes_and_no_read() {
     .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let ports = json!([{ "port": 80 }]);
-    // The watches begin with the first.
+    // The first app starts the watches.
     app(
         &bed,
         "first",
@@ -62,7 +62,7 @@ async fn a_new_app_costs_three_writes_and_no_read() {
         ]
     );
 
-    // No port on the nodes is left for a third one, which has to wait for one.
+    // No node port is left for a third app, which has to wait for one.
     app(
         &bed,
         "late",
@@ -85,7 +85,7 @@ async fn a_new_app_costs_three_writes_and_no_read() {
 }
 
 #[tokio::test]
-async fn at_rest_nothing_is_written() {
+async fn operator_writes_nothing_at_rest() {
     let bed = Bed::shared("rest").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "size": 1, "image": "i", "ports": [{ "port": 80 }], "ingress": {}, "env": [{ "name": "A", "value": "b" }],
@@ -121,7 +121,7 @@ async fn at_rest_nothing_is_written() {
     for name in ["web", "scaled", "off", "suspended"] {
         looked_at(&bed, name).await;
     }
-    // What a new process finds is as it was left.
+    // A new process finds unchanged objects.
     operator.kill();
     operator.restart();
     operator.ready().await;

@@ -1,4 +1,4 @@
-//! Whatever somebody else does to what an app has: what we say is put right, what others say stays.
+//! Drift of an app's children: the operator corrects its own fields and keeps those of others.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -33,7 +33,7 @@ fn spec() -> Value {
     })
 }
 
-/// What we say of an object: its spec, and its marks.
+/// Returns the fields that the operator sets on an object: spec and ownership metadata.
 pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
     let mut metadata = object.meta().clone();
     metadata.managed_fields = None;
@@ -47,7 +47,7 @@ pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Val
     json!({ "metadata": metadata, "spec": serde_json::to_value(object).unwrap()["spec"] })
 }
 
-/// Does each of `harm`, JSON patches, to the object, and waits until it is as it was.
+/// Applies each JSON patch of `harm` to the object, and waits until the operator has restored it.
 async fn put_right<K>(bed: &Bed, harm: &[Value])
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -98,13 +98,13 @@ pub(super) fn remove(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_field_that_we_set() {
+async fn every_field_of_the_operator_is_corrected() {
     let bed = Bed::shared("drift").await;
-    // A tiny window: no correction is delayed, however many there are.
+    // A tiny window, so that no correction is delayed.
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
-    // Once the number of Pods is let go of, after the first pass.
+    // By then the operator has released the field `replicas`, after the first reconcile.
     looked_at(&bed, "web").await;
 
     let marks = [
@@ -149,7 +149,7 @@ async fn every_field_that_we_set() {
         remove("/spec/selector"),
         replace("/spec/type", json!("LoadBalancer")),
     ]);
-    // A removed port gets another one on the nodes.
+    // A removed port gets another node port.
     let ports = async || {
         let service: Service = bed.api().get("web").await.unwrap();
         let ports = service.spec.unwrap().ports.unwrap();
@@ -188,7 +188,7 @@ async fn every_field_that_we_set() {
     ]);
     put_right::<Ingress>(&bed, &harm).await;
 
-    // Without an autoscaler the number of Pods is ours too.
+    // Without an autoscaler the operator owns the number of Pods too.
     let mut plain = spec();
     plain.as_object_mut().unwrap().remove("autoscaling");
     super::respec(&bed, "web", plain).await;
@@ -196,7 +196,7 @@ async fn every_field_that_we_set() {
     put_right::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
 }
 
-/// Deletes it, and waits until there is another one.
+/// Deletes the object, and waits until another one exists.
 async fn again<K>(bed: &Bed)
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -214,7 +214,7 @@ where
 }
 
 #[tokio::test]
-async fn a_child_that_is_deleted_comes_back() {
+async fn deleted_child_is_recreated() {
     let bed = Bed::shared("deleted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = spec();
@@ -228,13 +228,13 @@ async fn a_child_that_is_deleted_comes_back() {
     ready(&bed, "web").await;
 }
 
-/// What others add stays: an annotation, a label, a sidecar, a field that we do not set.
-/// Also of an object that nothing was applied to since it was made, and where the same request harms what is ours.
+/// Additions of others stay: an annotation, a label, a sidecar, a field that the operator does not set. The same holds for
+/// an object without any apply since its creation, and where the same request changes the operator's fields.
 #[rstest]
 #[case::applied(true)]
-#[case::made(false)]
+#[case::created(false)]
 #[tokio::test]
-async fn what_others_own_stays(#[case] applied: bool) {
+async fn fields_of_others_stay(#[case] applied: bool) {
     let bed = Bed::shared("others").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut newer = spec();
@@ -282,7 +282,7 @@ async fn what_others_own_stays(#[case] applied: bool) {
         .await
         .unwrap();
 
-    // Also when we write again.
+    // The same after another write of the operator.
     newer["image"] = json!("nginx:1.27");
     newer["ports"][0]["appProtocol"] = json!("http");
     super::respec(&bed, "web", newer).await;
@@ -309,9 +309,9 @@ async fn what_others_own_stays(#[case] applied: bool) {
     );
 }
 
-/// Whoever scales the Deployment itself is told, once, what to scale instead.
+/// A user who scales the Deployment itself learns once what to scale instead.
 #[tokio::test]
-async fn who_scales_the_deployment_is_named() {
+async fn external_scaler_is_named() {
     let bed = Bed::shared("scaled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let deployments = bed.api::<Deployment>();

@@ -26,12 +26,12 @@ mod standing;
 mod taking_over;
 mod walkthrough;
 
-/// An app with this spec.
+/// Creates an app with this spec.
 async fn app(bed: &Bed, name: &str, spec: Value) -> AppService {
     bed.create(name, json!({ "spec": spec })).await
 }
 
-/// Gives an app another spec, whole.
+/// Replaces an app's whole spec.
 async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
     let spec = serde_json::from_value(spec).unwrap();
     let written = until("the spec is written", SOON, async || {
@@ -45,13 +45,12 @@ async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
     written.await.unwrap()
 }
 
-/// The app's condition `Ready`, once it speaks of the present generation.
+/// Returns the app's condition `Ready` once its observed generation is the present one.
 fn standing(app: &AppService) -> Option<&AppCondition> {
     let status = app.status.as_ref()?;
     (status.observed_generation == app.metadata.generation).then(|| status.condition("Ready"))?
 }
 
-/// Waits until the app is ready.
 async fn ready(bed: &Bed, name: &str) -> AppService {
     bed.until(name, "is ready", |app| {
         standing(app).is_some_and(|ready| ready.status == "True")
@@ -59,7 +58,7 @@ async fn ready(bed: &Bed, name: &str) -> AppService {
     .await
 }
 
-/// Waits until the app is not ready for this reason; gives the words.
+/// Waits until the app is not ready for this reason; returns the message.
 async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
     let app = bed
         .until(name, reason, |app| {
@@ -79,7 +78,8 @@ async fn service(bed: &Bed, name: &str) -> Service {
     bed.api().get(name).await.unwrap()
 }
 
-/// The name of a `ReplicaSet` is a digest of the Pods' template: what Pods there are, and of which template.
+/// Returns the names of the app's `ReplicaSet`s. A name has a digest of the Pod template, so names tell which templates
+/// were used.
 async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
     let all: ObjectList<ReplicaSet> = bed
         .api()
@@ -89,7 +89,7 @@ async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
     all.iter().map(ResourceExt::name_any).collect()
 }
 
-/// What the document's program makes of an app, as it makes it: with a plain POST under another manager's name. `more` is
+/// Creates an app's children as the document's program does: with a plain POST under another manager's name. `more` is
 /// merged into the metadata of both.
 async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Service) {
     let name = app.name_any();
@@ -144,8 +144,8 @@ async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Serv
     (deployment, service)
 }
 
-/// The operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, but for the markers of
-/// [`looked_at`].
+/// Returns the operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, without those to the
+/// markers of [`looked_at`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed
@@ -168,10 +168,10 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<St
         .collect()
 }
 
-/// What the names of markers begin with.
+/// Prefix of the markers' names.
 const MARKER: &str = "marker-";
 
-/// Has the operator look at the app again, and waits until it has: a pass over another one, asked for later, is done.
+/// Triggers a reconcile of the app and waits for its end: a reconcile of a marker, requested later, has ended.
 async fn looked_at(bed: &Bed, name: &str) {
     let now = uuid::Uuid::new_v4().to_string();
     let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });

@@ -1,4 +1,4 @@
-//! What a new process makes of children that changed while no operator ran.
+//! A new process and children that changed while no operator ran.
 
 use kube::api::{Patch, PatchParams};
 
@@ -23,10 +23,10 @@ fn sized(size: i32) -> impl Fn(&Deployment) -> bool {
     move |deployment| deployment.spec.as_ref().unwrap().replicas == Some(size)
 }
 
-/// Only the second correction and those after it wait for their turn, an hour each: what somebody asks for meanwhile does
-/// not, and the statuses of all apps are written.
+/// Only the second correction and later ones are delayed, by an hour each. A user's change is not delayed, and the operator
+/// writes the statuses of all apps.
 #[tokio::test]
-async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
+async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
     let bed = Bed::shared("turns").await;
     let mut operator =
         Operator::start(&bed, Settings::default().flag("--confirmation-period=1h")).await;
@@ -111,7 +111,7 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
     })
     .await;
 
-    // The last one waits: waking it costs no request about its Deployment.
+    // The last app waits: waking it causes no request about its Deployment.
     let since = bed.plane.audit().mark().await.unwrap();
     bed.kubectl(&["label", "appsvc", labelled, "team=theirs"])
         .await;
@@ -141,7 +141,7 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
     );
 }
 
-/// A restart neither ends the contest in the status nor tells of it again.
+/// A restart neither ends the contest in the status nor emits its Event again.
 #[tokio::test]
 async fn app_stays_contested_over_a_restart_without_an_event() {
     let bed = Bed::shared("recontested").await;
@@ -193,7 +193,7 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     operator.ready().await;
     scale(&bed, "web", 5).await;
     bed.until("web", "has its size again", sized(0)).await;
-    // A reconcile of another app, asked for later, is over: so is this one's.
+    // A reconcile of another app, requested later, has ended: so has this one's.
     app(&bed, "marker-last", json!({ "size": 0, "image": "i" })).await;
     bed.until("marker-last", "is passed over", |app: &AppService| {
         app.status.is_some()

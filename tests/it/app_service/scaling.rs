@@ -1,4 +1,4 @@
-//! How many Pods run: by hand, by an autoscaler on the app, by one of its own.
+//! The number of Pods: set by a user, by an autoscaler on the app, or by the app's own autoscaler.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use super::{app, deployment, looked_at, ready, respec};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// Every number of Pods that a Deployment was ever to have.
+/// Every number of replicas that a Deployment had in its spec.
 struct Counts {
     seen: Arc<Mutex<Vec<i32>>>,
     task: JoinHandle<()>,
@@ -40,7 +40,7 @@ impl Counts {
         Self { seen, task }
     }
 
-    /// Waits until it ends so.
+    /// Waits until the recorded numbers are the expected ones.
     async fn are(&self, expected: &[i32]) {
         let seen = until(format!("the counts are {expected:?}"), SOON, async || {
             let seen = self.seen.lock().unwrap().clone();
@@ -61,7 +61,7 @@ fn sized(size: i32) -> Value {
     json!({ "size": size, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "100m" } } })
 }
 
-/// As an autoscaler writes it.
+/// Scales as an autoscaler does.
 async fn scale(bed: &Bed, name: &str, replicas: i32) {
     let by = PatchParams {
         field_manager: Some("kube-controller-manager".into()),
@@ -75,7 +75,7 @@ async fn scale(bed: &Bed, name: &str, replicas: i32) {
 }
 
 #[tokio::test]
-async fn by_hand_down_to_nothing_and_back() {
+async fn app_scales_to_zero_and_back() {
     let bed = Bed::shared("scale").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(1)).await;
@@ -91,7 +91,7 @@ async fn by_hand_down_to_nothing_and_back() {
         assert_eq!(app.spec.size.to_string(), size);
     }
     counts.are(&[1, 3, 0, 2]).await;
-    // Of the Deployment alone it is put right.
+    // The operator corrects a change of the Deployment alone.
     scale(&bed, "web", 5).await;
     counts.are(&[1, 3, 0, 2, 5, 2]).await;
     let told = bed.kubectl(&[
@@ -105,7 +105,7 @@ async fn by_hand_down_to_nothing_and_back() {
 }
 
 #[tokio::test]
-async fn by_an_autoscaler_on_the_app() {
+async fn autoscaler_on_the_app_scales() {
     let bed = Bed::shared("hpa").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(1)).await;
@@ -125,7 +125,7 @@ async fn by_an_autoscaler_on_the_app() {
         deployment(&bed, "web").await.spec.unwrap().replicas,
         Some(2)
     );
-    // It found the Pods: it asks for their metrics, which this cluster does not have.
+    // The autoscaler found the Pods: it requests their metrics, which this cluster does not have.
     let asks = |scaler: &HorizontalPodAutoscaler| {
         let conditions = scaler
             .status
@@ -140,7 +140,7 @@ async fn by_an_autoscaler_on_the_app() {
 }
 
 #[tokio::test]
-async fn by_an_autoscaler_of_its_own() {
+async fn own_autoscaler_keeps_the_running_count() {
     let bed = Bed::shared("autoscaling").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(2)).await;
@@ -148,7 +148,7 @@ async fn by_an_autoscaler_of_its_own() {
     let counts = Counts::of(&bed, "web");
     counts.are(&[2]).await;
 
-    // On: the running count stays, whatever the size says, until somebody else says otherwise.
+    // On: the running count stays, whatever the size is, until another client changes the count.
     let mut on = sized(4);
     on["autoscaling"] = json!({ "min": 1, "max": 5 });
     respec(&bed, "web", on.clone()).await;
@@ -198,9 +198,9 @@ async fn by_an_autoscaler_of_its_own() {
     assert!(scalers.get_opt("web").await.unwrap().is_none());
 }
 
-/// A new one begins with its size, within the bounds: never with one Pod because nothing was said.
+/// A new app starts with its size, within the bounds, and never with the default of one Pod.
 #[tokio::test]
-async fn an_autoscaled_app_begins_within_its_bounds() {
+async fn autoscaled_app_starts_within_its_bounds() {
     let bed = Bed::shared("begins").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     for (name, size, begins) in [("low", 0, 2), ("mid", 3, 3), ("high", 9, 4)] {
@@ -218,7 +218,7 @@ async fn an_autoscaled_app_begins_within_its_bounds() {
 
 /// The test cluster has no metrics server, so an app's own autoscaler never scales.
 #[tokio::test]
-async fn an_app_is_not_ready_once_its_autoscaler_has_been_inactive_for_the_grace_period() {
+async fn app_is_not_ready_after_its_autoscaler_was_inactive_for_the_grace_period() {
     let bed = Bed::shared("inactive").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = sized(1);

@@ -1,4 +1,4 @@
-//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+//! Stale objects: an app's watch may have fallen silent.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use testbed::proxy::{Match, Proxy, Verb};
@@ -8,12 +8,12 @@ use crate::support::{Operator, Settings};
 
 const UID: &str = "quartermaster.dev/owner-uid";
 
-/// An app that has a Service.
+/// Returns the spec of an app that has a Service.
 fn served() -> Value {
     json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })
 }
 
-/// An app that is known, and whose watch says nothing any more, where no garbage collector runs.
+/// Creates an app that the operator knows, freezes its watch, on a control plane without garbage collector.
 async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
     let bed = Bed::bare(name).await;
     let (proxy, file) = bed.through_proxy().await;
@@ -23,7 +23,7 @@ async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
     (bed, proxy, operator)
 }
 
-/// Waits until the operator has asked whether the app that it knows is there.
+/// Waits until the operator has read whether the app in its cache still exists.
 async fn asked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("appservices").name("web");
     until("it asks whether the app is there", SOON, async || {
@@ -37,9 +37,9 @@ async fn owners(bed: &Bed) -> Vec<OwnerReference> {
     deployment(bed, "web").await.owner_references().to_vec()
 }
 
-/// Nobody has the UID that the Deployment bears, as far as the cache shows.
+/// In the cache, no app has the UID of the Deployment's owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_takes_nothing_back() {
+async fn stale_app_restores_no_ownership() {
     let (bed, proxy, _operator) = known("app-restored", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
@@ -54,7 +54,7 @@ async fn an_app_of_the_past_takes_nothing_back() {
     asked(&proxy).await;
     assert_eq!(owners(&bed).await, theirs);
     silent.take_back();
-    // Those of the one before are taken back from it: it is gone.
+    // The children of the deleted app get the new owner.
     until("it has its Service", SOON, async || {
         Ok((service(&bed, "web").await.labels().get(UID) == new.uid().as_ref()).then_some(()))
     })
@@ -63,9 +63,9 @@ async fn an_app_of_the_past_takes_nothing_back() {
     assert_eq!(owners(&bed).await, theirs);
 }
 
-/// Nor is deleted what the one before did not have.
+/// The operator does not delete objects that the deleted app did not have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_deletes_nothing() {
+async fn stale_app_deletes_nothing() {
     let (bed, proxy, _operator) = known("app-unserved", json!({ "size": 1, "image": "i" })).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
@@ -90,9 +90,9 @@ async fn an_app_of_the_past_deletes_nothing() {
     assert_eq!(service(&bed, "web").await.uid(), made.uid());
 }
 
-/// Nor is made again what went with it: that would go again, and so on.
+/// The operator does not recreate children of a deleted app: they would be deleted again, and so on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn for_an_app_that_is_gone_nothing_is_made() {
+async fn deleted_app_creates_nothing() {
     let (bed, proxy, _operator) = known("app-gone", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;

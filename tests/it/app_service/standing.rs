@@ -1,4 +1,4 @@
-//! What the status says: the Deployment's, mirrored, and why an app is not ready.
+//! The status mirrors the Deployment's, and names why an app is not ready.
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,9 +18,9 @@ fn one() -> Value {
     json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80 }] })
 }
 
-/// The Deployment's status through a rollout, and the Service's ports; once it says so, it is so.
+/// The status follows the Deployment through a rollout, has the Service's ports, and never runs ahead of them.
 #[tokio::test]
-async fn it_mirrors_and_is_honest() {
+async fn status_mirrors_the_deployment_through_a_rollout() {
     let bed = Bed::shared("mirror").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = one();
@@ -53,7 +53,7 @@ async fn it_mirrors_and_is_honest() {
             app.metadata.generation
         );
     }
-    // Once the last old Pod has ended nothing changes any more.
+    // Once the last old Pod has ended, nothing changes any more.
     let mirrored = until("the status is the Deployment's", SOON, async || {
         let app: AppService = bed.api().get("web").await?;
         let mut ours = serde_json::to_value(app.status)?;
@@ -79,11 +79,11 @@ async fn it_mirrors_and_is_honest() {
     let node_port = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port;
     let ports = json!([{ "name": "http", "port": 80, "nodePort": node_port, "protocol": "TCP" }]);
     assert_eq!(mirrored.await.unwrap(), ports);
-    // One Event, for all three.
+    // One Event for all three.
     assert_eq!(bed.event("web", "Ready").await, "all 2 Pods are available");
 }
 
-/// What the kubelet would say of a container.
+/// Writes a container's status as the kubelet does.
 async fn kubelet(bed: &Bed, container: Value) {
     let pods: Api<Pod> = bed.api();
     let pod = pods
@@ -119,7 +119,7 @@ async fn kubelet(bed: &Bed, container: Value) {
 #[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")]
 #[case::config(json!({ "waiting": { "reason": "CreateContainerConfigError", "message": "secret \"x\" not found" } }), json!({}), "CreateContainerConfigError", "secret \"x\" not found")]
 #[tokio::test]
-async fn a_pods_own_reason(
+async fn status_shows_the_reason_of_a_pod(
     #[case] state: Value,
     #[case] last: Value,
     #[case] reason: &str,
@@ -143,7 +143,7 @@ async fn a_pods_own_reason(
     assert_eq!(bed.event("web", reason).await, said);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
-    // It is asked for again and again, and said once.
+    // The operator retries again and again, and emits one Event.
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
     let written = writes(&bed, since).await;
@@ -160,7 +160,7 @@ async fn a_pods_own_reason(
 }
 
 #[tokio::test]
-async fn no_node_takes_it() {
+async fn status_reports_an_unschedulable_pod() {
     let bed = Bed::shared("unscheduled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = one();
@@ -173,24 +173,25 @@ async fn no_node_takes_it() {
 }
 
 #[tokio::test]
-async fn the_quota_has_no_room() {
+async fn status_reports_an_exceeded_quota() {
     let bed = Bed::shared("quota").await;
     let hard = json!({ "spec": { "hard": { "pods": "1", "services": "0" } } });
     bed.create::<ResourceQuota>("small", hard).await;
-    // Without it no creation is counted, nor refused.
+    // Before the controller has counted, the quota rejects nothing.
     bed.until("small", "is counted", |quota: &ResourceQuota| {
         quota.status.as_ref().is_some_and(|s| s.hard.is_some())
     })
     .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    // Of the Service.
+    // The quota rejects the Service.
     app(&bed, "web", one()).await;
     let words = not_ready(&bed, "web", "QuotaExceeded").await;
     assert!(
         words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"),
         "{words}"
     );
-    // Whoever counts anew for the new bounds has seen the Pod by then: one that it has not seen is not counted for minutes.
+    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted for
+    // minutes.
     let runs = |deployment: &Deployment| {
         deployment
             .status
@@ -201,7 +202,7 @@ async fn the_quota_has_no_room() {
     bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } }))
         .await;
     ready(&bed, "web").await;
-    // Meanwhile a Pod may slip through.
+    // Meanwhile the quota may let a Pod in.
     bed.until("small", "counts the Pod", |quota: &ResourceQuota| {
         let status = quota.status.clone().unwrap_or_default();
         let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
@@ -211,7 +212,7 @@ async fn the_quota_has_no_room() {
                 .is_some_and(|used| used.get("pods").is_some_and(|pods| pods.0 == "1"))
     })
     .await;
-    // Of the Pods.
+    // The quota rejects the Pods.
     let mut two = one();
     two["size"] = json!(2);
     respec(&bed, "web", two).await;
@@ -224,7 +225,7 @@ async fn the_quota_has_no_room() {
 
 /// An administrator who reads the log learns which permission the operator lacks, once.
 #[tokio::test]
-async fn a_child_that_may_not_be_written_is_logged_once() {
+async fn forbidden_child_is_logged_once() {
     let bed = Bed::shared("denied").await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(
@@ -267,9 +268,9 @@ async fn a_child_that_may_not_be_written_is_logged_once() {
     ready(&bed, "web").await;
 }
 
-/// What the apiserver does not take of what was built is said in its words, and tried again when the spec changes.
+/// If the apiserver rejects a child, the status quotes the apiserver, and the operator retries when the spec changes.
 #[tokio::test]
-async fn what_the_apiserver_refuses() {
+async fn rejected_child_is_retried_after_a_change_of_the_spec() {
     let bed = Bed::shared("refused").await;
     let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
     for (name, field, value, words) in [
@@ -338,7 +339,7 @@ async fn what_the_apiserver_refuses() {
     );
     respec(&bed, "quantity", one()).await;
     ready(&bed, "quantity").await;
-    // Of one that runs: it goes on as it was.
+    // A running app keeps its children.
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     respec(&bed, "quantity", spec).await;
@@ -348,9 +349,9 @@ async fn what_the_apiserver_refuses() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// What is refused keeps nobody from trying the rest again.
+/// A rejected child does not block retries of the others.
 #[tokio::test]
-async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
+async fn failed_child_is_retried_beside_a_rejected_one() {
     let bed = Bed::shared("beside").await;
     let (proxy, file) = bed.through_proxy().await;
     let away = Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
@@ -369,7 +370,7 @@ async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
 }
 
 #[tokio::test]
-async fn suspended_it_is_let_alone_until_it_is_deleted() {
+async fn suspended_app_is_unchanged_until_deletion() {
     let bed = Bed::shared("suspended").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -420,9 +421,9 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
     .unwrap();
 }
 
-/// One that is being deleted is waited for, and made again.
+/// The operator waits for a Terminating child and then recreates it.
 #[tokio::test]
-async fn a_child_that_lingers() {
+async fn terminating_child_is_awaited_and_recreated() {
     let bed = Bed::shared("lingers").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", one()).await;

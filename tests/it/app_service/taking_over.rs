@@ -1,4 +1,4 @@
-//! What the document's own program made is taken over without a gap, and is then really ours.
+//! The operator adopts objects of the document's program without a gap, and owns them from then on.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{app, deployment, looked_at, original, ready, replica_sets, respec, service, writes};
 use crate::support::{Bed, Operator, Settings};
 
-/// What a gap would show in.
+/// Counters that a gap would change.
 #[derive(Debug, PartialEq)]
 struct Gapless {
     deployment: (String, Value),
@@ -39,7 +39,7 @@ async fn look(bed: &Bed, name: &str) -> Gapless {
     }
 }
 
-/// An app of the document's program, and what it made of it, all running.
+/// Creates an app of the document's program and its children, all running.
 async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
     let old =
         json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
@@ -55,14 +55,14 @@ async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
 }
 
 #[tokio::test]
-async fn nothing_restarts_and_what_is_dropped_goes() {
+async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
     let bed = Bed::shared("taken").await;
     let mut spec = json!({ "size": 2, "image": "nginx:1.7.9", "ports": [
         { "name": "http", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30011 },
         { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
     ] });
     made_by_the_original(&bed, "web", spec.clone()).await;
-    // An update of the program's names the address.
+    // Updates of the document's program set the address.
     let mut updated = service(&bed, "web").await;
     updated.metadata.managed_fields = None;
     let by = PostParams {
@@ -71,7 +71,8 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     };
     bed.api().replace("web", &by, &updated).await.unwrap();
 
-    // Somebody has edited it: the image, which the spec names as well by now, and what it does not speak of.
+    // A user has edited the Deployment: the image, which the spec has by now as well, and fields that the spec does not
+    // set.
     let edit = json!({ "spec": { "template": { "spec": {
         "tolerations": [{ "key": "spot", "operator": "Exists" }],
         "containers": [{ "name": "web", "image": "nginx:1.8" }],
@@ -131,7 +132,7 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
         "{again:?}"
     );
 
-    // A port that is dropped goes from both, and nobody's port on the nodes moves.
+    // A dropped port goes from both objects, and no node port changes.
     let mut less = spec.clone();
     less["ports"].as_array_mut().unwrap().remove(1);
     respec(&bed, "web", less).await;
@@ -181,9 +182,10 @@ fn ports(deployment: &Deployment) -> Vec<i32> {
         .collect()
 }
 
-/// Server-side apply cannot say the same port twice: one that the program left so goes with the next change of the Pods.
+/// Server-side apply cannot send the same port twice: a duplicate port of the document's program goes with the next change
+/// of the Pods.
 #[tokio::test]
-async fn a_port_that_stands_there_twice_restarts_nothing() {
+async fn duplicate_port_restarts_nothing() {
     let bed = Bed::shared("twins").await;
     let spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 80 },
@@ -197,7 +199,7 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     looked_at(&bed, "web").await;
     assert_eq!(look(&bed, "web").await, before);
 
-    // Another field does not move it either.
+    // A change of another field keeps the port, too.
     let mut more = spec.clone();
     more["size"] = json!(2);
     respec(&bed, "web", more).await;
@@ -219,9 +221,9 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     );
 }
 
-/// Such ports are left as they are until the Pods change for another reason; those that are dropped then really go.
+/// Duplicate ports stay until the Pods change for another reason; dropped ports are really removed.
 #[tokio::test]
-async fn a_port_beside_one_that_stands_there_twice_goes() {
+async fn port_beside_a_duplicate_port_is_removed() {
     let bed = Bed::shared("beside").await;
     let mut spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 8080 },
@@ -243,9 +245,9 @@ async fn a_port_beside_one_that_stands_there_twice_goes() {
     ready(&bed, "web").await;
 }
 
-/// Its Service without our label is found once there are to be no ports.
+/// The operator finds the Service without its label once the app has no ports.
 #[tokio::test]
-async fn a_service_that_is_not_wanted_any_more_goes() {
+async fn unneeded_service_is_deleted() {
     let bed = Bed::shared("unserved").await;
     made_by_the_original(
         &bed,
@@ -254,7 +256,7 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
     )
     .await;
     respec(&bed, "web", json!({ "size": 0, "image": "i" })).await;
-    // Nor is one taken that is another's.
+    // A foreign Service is not adopted.
     let foreign: Service = bed.service("other", json!([{ "port": 80 }])).await;
     app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -270,9 +272,10 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
     assert!(!left.contains_key("left"));
 }
 
-/// Made anew from its own YAML, as `kubectl replace --force` does: it has our marks, and all of it is somebody else's.
+/// An object recreated from its own YAML, as `kubectl replace --force` does: it has the ownership marks, and other managers
+/// own all of its fields.
 #[tokio::test]
-async fn what_was_made_anew_from_its_yaml_is_ours_again() {
+async fn object_recreated_from_its_yaml_is_owned_again() {
     let bed = Bed::shared("anew").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i", "ingress": {}, "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": "1m" } },
@@ -293,7 +296,7 @@ async fn what_was_made_anew_from_its_yaml_is_ours_again() {
         ..PostParams::default()
     };
     bed.api().create(&by, &made).await.unwrap();
-    // Meanwhile two others have lost their label, and are not wanted any more.
+    // Meanwhile two other objects have lost their label, and the app no longer needs them.
     let stripped = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": null } } });
     bed.patch::<Ingress>("web", stripped.clone()).await;
     bed.patch::<HorizontalPodAutoscaler>("web", stripped).await;

@@ -10,7 +10,7 @@ const SAMPLE: &str = concat!(
 );
 
 #[tokio::test]
-async fn document_002() {
+async fn document_002_works_as_printed() {
     let bed = Bed::own("walkthrough").await;
     let _operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
@@ -64,7 +64,7 @@ async fn document_002() {
         said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
         "{said}"
     );
-    // The garbage collector looks for new kinds every 30 s only.
+    // The garbage collector discovers new kinds only every 30 s.
     until("what it had is gone", SOON * 3, async || {
         let left = kubectl(&[
             "get",

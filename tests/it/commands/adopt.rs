@@ -17,7 +17,7 @@ fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
 }
 
-/// The documents' programs leave copies and a Pod without a mark, and a load balancer with their tag.
+/// The documents' programs leave copies and a Pod without ownership label, and a load balancer with their tag.
 #[tokio::test]
 async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let bed = Bed::shared("adopt").await;
@@ -48,7 +48,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
     far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } }))
         .await;
-    // Two resources need this one.
+    // Two resources need this object.
     for (name, source) in [("one", "settings"), ("other", "theirs")] {
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": source,
             "destinationName": "both" });
@@ -92,7 +92,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     }
     aws.clear();
 
-    // Before the operator first starts, the plan is shown and nothing is changed.
+    // Before the operator first starts, the command prints the plan and changes nothing.
     let shown = run.ends(0, &["adopt", "-n", here]).await;
     let line = |what: &str| {
         shown
@@ -162,7 +162,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
             .resource_version(),
         copy.resource_version()
     );
-    // The printed command works as it stands; a name decides between two resources.
+    // The printed command works unchanged; a name decides between two resources.
     let (_, command) = named.trim_end().split_once(": ").unwrap();
     let done = Run::on(&bed)
         .aws(&aws)

@@ -1,4 +1,4 @@
-//! `kubectl delete -f deploy/` while objects of every kind exist, and the one command that frees what is left.
+//! `kubectl delete -f deploy/` while objects of every kind exist, and the one command that frees the remaining objects.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     };
     let ended = async {
         let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM);
-        // As a kubelet does.
+        // The equivalent of a kubelet's work.
         until("its Pods go", SOON, async || {
             let all = pods.list(&Default::default()).await?;
             Ok(all

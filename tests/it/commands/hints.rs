@@ -1,4 +1,4 @@
-//! Printed commands, run as they stand: they select the cluster of the command that printed them.
+//! Printed commands, run unchanged: they select the cluster of the command that printed them.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;

@@ -27,7 +27,7 @@ mod uninstall;
 mod unread;
 mod without_operator;
 
-/// How long a command may take to end.
+/// Maximum duration of a command.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The result of a command.

@@ -14,7 +14,7 @@ async fn completions_complete() {
             "{shell}: {script}"
         );
     }
-    // As bash does for the Tab key.
+    // bash runs this for the Tab key.
     let ask = "eval \"$(quartermaster completions bash)\"\n\
                complete -p quartermaster\n\
                COMP_WORDS=($1) COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))\n\

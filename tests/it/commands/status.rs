@@ -124,7 +124,7 @@ async fn status_shows_every_object_and_its_problem() {
         "{said}"
     );
 
-    // As a plugin of kubectl, by either name.
+    // The program as a plugin of kubectl, by either name.
     let (folder, link) = plugin();
     let help = run.program(&link).ends(0, &["status", "--help"]).await;
     assert!(

@@ -67,7 +67,6 @@ impl Scene {
         ))
     }
 
-    /// Waits until each object is ready.
     pub(super) async fn well(&self) {
         let Self { bed, far, .. } = self;
         let ready = |status: Value| {

@@ -236,7 +236,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("web", "stays Terminating", stuck).await;
 
-    // The note stands before the question.
+    // The note precedes the question.
     until(
         "that nobody renews the Lease is in the list",
         SOON,
@@ -264,7 +264,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         "{said}"
     );
 
-    // That command lists what it leaves behind, and removes the operator's finalizers only.
+    // That command lists the objects that it keeps, and removes the operator's finalizers only.
     let uid = scene
         .bed
         .api::<ConfigMapSync>()
@@ -443,8 +443,8 @@ async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
 
 /// Between the restarts of a Pod that crashes, the operator counts as gone.
 #[rstest]
-#[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
-#[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
+#[case::before_the_first_release(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
+#[case::after_the_first_release(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
 #[tokio::test]
 async fn without_operator_stops_when_the_operator_is_back(
     #[case] then: Match,
@@ -536,7 +536,7 @@ async fn without_operator_stops_when_the_operator_is_back(
 
 /// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in progress.
 #[tokio::test]
-async fn keep_children_waits_for_an_operator_that_is_not_known_to_be_gone() {
+async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
     let bed = Bed::shared("kept").await;
     let (run, here) = (Run::on(&bed), bed.namespace.as_str());
     bed.create::<MyApp>("web", json!({ "spec": { "image": "nginx:1" } }))

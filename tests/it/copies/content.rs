@@ -1,4 +1,4 @@
-//! What is copied, and what is put right.
+//! Content of copies, and corrections of their drift.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rstest::rstest;
 use super::*;
 
 #[tokio::test]
-async fn a_source_that_is_made_edited_and_deleted() {
+async fn copy_follows_creation_edit_and_deletion_of_the_source() {
     let shop = Shop::shared("copy").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -53,7 +53,7 @@ async fn a_source_that_is_made_edited_and_deleted() {
         "it moves with a write only"
     );
 
-    // It is told in whole seconds.
+    // The creation time has whole seconds.
     until("the next second", SOON, async || {
         Ok((jiff::Timestamp::now() > first.0 + Duration::from_secs(1)).then_some(()))
     })
@@ -133,7 +133,7 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
 }
 
 #[tokio::test]
-async fn correction_of_a_copy_is_told_once_an_episode() {
+async fn correction_of_a_copy_is_reported_once_an_episode() {
     let shop = Shop::shared("told").await;
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
@@ -168,7 +168,7 @@ async fn correction_of_a_copy_is_told_once_an_episode() {
 }
 
 #[tokio::test]
-async fn an_edited_copy_is_put_right() {
+async fn edited_copy_is_corrected() {
     let shop = Shop::shared("drift").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -229,7 +229,7 @@ async fn an_edited_copy_is_put_right() {
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
 
-    // What is not copied is nobody's business here.
+    // The operator ignores metadata that it does not copy.
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } }))
         .await;
@@ -249,7 +249,7 @@ async fn an_edited_copy_is_put_right() {
 }
 
 #[tokio::test]
-async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
+async fn annotations_are_copied_on_request_without_those_of_kubectl() {
     let shop = Shop::shared("notes").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -271,7 +271,7 @@ async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
 }
 
 #[tokio::test]
-async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
+async fn replaced_immutable_source_replaces_its_copy() {
     let shop = Shop::shared("immutable").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -312,7 +312,7 @@ async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
 #[case::text("data", "x".repeat(1024 * 1024 - 64))]
 #[case::bytes("binaryData", "AAAA".repeat((1024 * 1024 - 64) / 3))]
 #[tokio::test]
-async fn a_value_of_nearly_a_mebibyte(#[case] field: &str, #[case] value: String) {
+async fn value_of_nearly_a_mebibyte_is_copied(#[case] field: &str, #[case] value: String) {
     let shop = Shop::shared("large").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;

@@ -1,4 +1,4 @@
-//! Namespaces that come, change and go, on a control plane of the test's own: a selector means all of it.
+//! Namespaces that appear, change and disappear, on a control plane of the test's own, because a selector covers all of it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use testbed::proxy::{Match, Point, Verb};
 use super::*;
 use crate::support::Trap;
 
-/// Names of the namespaces that have a copy of this name.
+/// Returns the names of the namespaces that have a copy of this name.
 async fn where_copied(shop: &Shop, name: &str) -> BTreeSet<String> {
     let all: Api<ConfigMap> = Api::all(shop.bed.client.clone());
     let list = all
@@ -57,7 +57,7 @@ async fn close(shop: &Shop, namespace: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_source_to_many_namespaces() {
+async fn selector_covers_every_matching_namespace() {
     let shop = Shop {
         bed: Bed::own("many").await,
     };
@@ -78,11 +78,11 @@ async fn one_source_to_many_namespaces() {
     let selector = json!({ "matchLabels": labels });
     shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
         .await;
-    // Its own namespace and those of Kubernetes are left out.
+    // The sync's own namespace and those of Kubernetes are left out.
     until_copied(&shop, "settings", &wanted).await;
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
-    // An apiserver that lags behind the others would show some without the label.
+    // An apiserver that lags behind the others would show some namespaces without the label.
     let asked = proxy.requests();
     let mut lists = asked
         .iter()
@@ -91,7 +91,7 @@ async fn one_source_to_many_namespaces() {
     assert!(lists.clone().any(|request| request.verb == Verb::List));
     assert!(lists.all(|request| !request.query.contains("sendInitialEvents")));
 
-    // Some appear, lose the label, go.
+    // Some namespaces appear, lose the label, disappear.
     wanted.insert(shop.open("new", labels.clone()).await);
     let lost = shop.far("n0");
     relabel(&shop, &lost, json!({ "team": null })).await;
@@ -112,7 +112,8 @@ async fn one_source_to_many_namespaces() {
     }
     shop.reads("s", "Synced").await;
 
-    // One of that name which is not a copy, and copies of another sync, outlive it. The operator is killed in the middle.
+    // A `ConfigMap` of that name which is not a copy, and copies of another sync, outlive the sync. The operator is killed
+    // in the middle.
     let theirs = shop
         .map(&lost, "settings", json!({ "data": { "their": "own" } }))
         .await;
@@ -156,7 +157,7 @@ async fn one_source_to_many_namespaces() {
         version(&theirs)
     );
 
-    // A namespace that is not there, is made, is being deleted, and is made again.
+    // A namespace does not exist, is created, is Terminating, and is recreated.
     let place = shop.far("place");
     shop.sync("p", json!({ "destinationNamespace": place }))
         .await;
@@ -188,7 +189,7 @@ async fn one_source_to_many_namespaces() {
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
     shop.reads("p", "Synced").await;
 
-    // Where Kubernetes lives nothing is written unless the operator is told so.
+    // The operator writes nothing to the namespaces of Kubernetes unless a flag allows it.
     for (name, spec) in [
         ("system", json!({ "destinationNamespace": "kube-system" })),
         (
@@ -210,6 +211,6 @@ async fn one_source_to_many_namespaces() {
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.copied("kube-system", "settings", json!({ "a": "2" }))
         .await;
-    // That name is taken there, by the cluster.
+    // The cluster itself has a ConfigMap of that name there.
     shop.reads("ca", "Conflict").await;
 }

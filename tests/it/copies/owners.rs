@@ -1,4 +1,4 @@
-//! Whose a copy is: what is not ours is never touched.
+//! Ownership of copies: the operator never changes an unowned ConfigMap.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use qm_api::config_map_sync::FINALIZER;
 use super::*;
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+async fn foreign_config_map_is_unchanged_until_adoption() {
     let shop = Shop::shared("foreign").await;
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
@@ -23,7 +23,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         "kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s"
     );
     assert!(words.ends_with(&command), "{words}");
-    // Whatever comes to pass: its source and itself are edited, the sync is changed, the operator starts anew.
+    // Triggers of every kind: the source and the ConfigMap are edited, the sync is changed, the operator restarts.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
     shop.rests("s").await;
@@ -40,7 +40,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         version(&edited)
     );
 
-    // The words are a command that works.
+    // The message ends with a command that works.
     let arguments: Vec<_> = command.split(' ').skip(1).collect();
     shop.bed.plane.run_kubectl(&arguments, "").await.unwrap();
     let copy = shop.copied(&far, "settings", json!({ "a": "2" })).await;
@@ -53,7 +53,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
 
-    // Without the label nothing proves that it is ours: the annotation does not.
+    // Without the label nothing proves ownership: the annotation does not.
     let stripped = shop
         .edit(
             &far,
@@ -69,7 +69,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&stripped)
     );
-    // Nor is it deleted with the sync.
+    // The deletion of the sync keeps the ConfigMap.
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
     assert_eq!(
@@ -79,7 +79,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
 }
 
 #[tokio::test]
-async fn a_foreign_one_that_appears_after_its_sync_is_left_alone_too() {
+async fn foreign_config_map_newer_than_the_sync_is_unchanged() {
     let shop = Shop::shared("later").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -97,13 +97,13 @@ async fn a_foreign_one_that_appears_after_its_sync_is_left_alone_too() {
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&theirs)
     );
-    // Once it is gone its place is taken, at once: its going is seen.
+    // Once the ConfigMap is deleted, the operator creates the copy at once: the watch shows the deletion.
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }
 
 #[tokio::test]
-async fn of_two_syncs_the_first_keeps_the_copy() {
+async fn first_of_two_syncs_keeps_the_copy() {
     let shop = Shop::shared("two").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -130,7 +130,7 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&copy)
     );
-    // The words hand it from one to the other, and back.
+    // The command in the message moves the copy from one sync to the other, and back.
     let words = hand_over(&shop, &words, "second").await;
     shop.reads("first", "Conflict").await;
     assert_eq!(
@@ -148,14 +148,14 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
     shop.reads("second", "Conflict").await;
     shop.rests("second").await;
     shop.rests("first").await;
-    // The second takes over once the first is gone.
+    // The second sync adopts the copy once the first is deleted.
     shop.bed.delete::<ConfigMapSync>("first").await;
     shop.copied(&far, "settings", json!({ "a": "second" }))
         .await;
     shop.reads("second", "Synced").await;
 }
 
-/// Runs the command at the end of a conflict's words, for `sync`; gives the words of the other of the two.
+/// Runs the command at the end of a conflict's message, for `sync`; returns the other sync's message.
 async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
     let (_, command) = words.split_once("kubectl ").unwrap();
     shop.bed
@@ -169,7 +169,7 @@ async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_chain_works_and_a_loop_does_not_spin() {
+async fn chain_works_and_loop_does_not_spin() {
     let shop = Shop::shared("chain").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -191,10 +191,10 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
         .await;
     shop.copied(&c, "settings", json!({ "a": "2" })).await;
 
-    // Handed over, so that nothing but the rule against loops keeps it from being written.
+    // The ConfigMap is adoptable, so that only the rule against loops prevents writes to it.
     let adopt = json!({ "metadata": { "annotations": { "quartermaster.dev/adopt-by": format!("{here}/ca") } } });
     shop.edit(&here, "settings", adopt).await;
-    // The order of creation is told in whole seconds.
+    // The creation times have whole seconds.
     let second: ConfigMapSync = shop.bed.api().get("bc").await.unwrap();
     let then = second.metadata.creation_timestamp.unwrap().0 + Duration::from_secs(1);
     until("the next second", SOON, async || {
@@ -223,14 +223,14 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
         version(&shop.maps(&here).get("settings").await.unwrap()),
         version(&source)
     );
-    // Opened elsewhere, it is let go on.
+    // Once the chain no longer loops, the sync continues.
     shop.bed.delete::<ConfigMapSync>("ab").await;
     shop.reads("ca", "Synced").await;
 }
 
-/// A tenant's status must not tell which objects other tenants have.
+/// A tenant's status must not reveal the objects of other tenants.
 #[tokio::test]
-async fn a_loop_names_no_object_of_another_namespace() {
+async fn loop_message_names_no_object_of_another_namespace() {
     let shop = Shop::shared("links").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -258,7 +258,7 @@ async fn a_loop_names_no_object_of_another_namespace() {
         .await;
     let last = of_another(&b, "confidential", &b, &c).await;
     shop.copied(&c, "settings", json!({ "a": "1" })).await;
-    // The order of creation is told in whole seconds.
+    // The creation times have whole seconds.
     let then = last + Duration::from_secs(1);
     until("the next second", SOON, async || {
         Ok((jiff::Timestamp::now() >= then).then_some(()))
@@ -284,7 +284,7 @@ async fn a_loop_names_no_object_of_another_namespace() {
 }
 
 #[tokio::test]
-async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces_is_not() {
+async fn deletion_of_a_copy_is_reported_unless_the_operator_replaces() {
     let shop = Shop::shared("lost").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -330,7 +330,7 @@ async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces
 }
 
 #[tokio::test]
-async fn one_that_comes_back_from_a_backup_is_taken_back() {
+async fn copy_restored_from_a_backup_is_owned_again() {
     let shop = Shop::shared("restored").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -351,7 +351,8 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
         (copy.uid(), &copy.labels()[MARK]),
         (restored.uid(), &sync.uid().unwrap())
     );
-    // What it had elsewhere goes with it, and what its former self had too; that of one that is there does not.
+    // The deletion of the sync deletes its copies elsewhere, and those of its predecessor; a copy of an existing sync
+    // stays.
     let other = shop
         .sync(
             "other",
@@ -375,7 +376,7 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
         )
         .await;
     }
-    // What the watch showed before is known once this is put right.
+    // Once this drift is corrected, the operator has handled the earlier events.
     shop.edit(&far, "others", json!({ "data": { "a": "x" } }))
         .await;
     shop.copied(&far, "others", json!({ "a": "1" })).await;
@@ -387,7 +388,7 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
 }
 
 #[tokio::test]
-async fn in_its_own_namespace_either_mark_proves() {
+async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
     let shop = Shop::shared("near").await;
     let _operator = shop.operator(&[]).await;
     let here = shop.bed.namespace.clone();
@@ -407,7 +408,8 @@ async fn in_its_own_namespace_either_mark_proves() {
         shop.edit(&here, "copy", json!({ "metadata": patch })).await;
         let whole =
             |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
-        shop.until(&here, "copy", "has both marks", whole).await;
+        shop.until(&here, "copy", "has label and owner reference", whole)
+            .await;
     }
     let stripped = shop
         .edit(
@@ -425,7 +427,7 @@ async fn in_its_own_namespace_either_mark_proves() {
 }
 
 #[tokio::test]
-async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
+async fn unneeded_copy_is_deleted_or_released() {
     let shop = Shop::shared("policy").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -455,7 +457,7 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
         )
         .await;
     shop.reads("s", "Synced").await;
-    // There the owner reference says whose it is.
+    // In that namespace the owner reference proves ownership.
     shop.bed
         .patch::<ConfigMapSync>(
             "s",
@@ -492,9 +494,9 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     }
 }
 
-/// Nobody is left without a copy by a name that cannot be served, with and without a source.
+/// A wrong name never leaves users without a copy, with a source and without.
 #[tokio::test]
-async fn an_old_copy_goes_when_the_new_one_is_there() {
+async fn old_copy_is_deleted_after_the_new_one_exists() {
     let shop = Shop::shared("moves").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -539,7 +541,7 @@ async fn an_old_copy_goes_when_the_new_one_is_there() {
     shop.copied(&c, "settings", data.clone()).await;
     shop.gone(&b, "settings").await;
     shop.reads("s", "Synced").await;
-    // Of several the last one that is there is enough.
+    // One existing namespace of several is enough.
     let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": spec }))
@@ -548,9 +550,9 @@ async fn an_old_copy_goes_when_the_new_one_is_there() {
     shop.gone(&c, "settings").await;
 }
 
-/// A controller's object is its own, whatever label somebody puts on it.
+/// An object belongs to its controller, whatever label a user adds.
 #[tokio::test]
-async fn what_another_controls_is_neither_deleted_nor_waited_for() {
+async fn object_of_another_controller_is_neither_deleted_nor_awaited() {
     let shop = Shop::shared("controlled").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -583,7 +585,7 @@ async fn what_another_controls_is_neither_deleted_nor_waited_for() {
 
 /// The cache keeps no list of this size.
 #[tokio::test]
-async fn others_finalizers_stay_however_many_they_are() {
+async fn finalizers_of_others_stay_in_any_number() {
     let shop = Shop::shared("finalizers").await;
     let far = shop.open("far", json!({})).await;
     let here = shop.bed.namespace.clone();

@@ -1,11 +1,11 @@
-//! What an operator knows, above all one that stood by, may be of the past: its watch may have fallen silent.
+//! Stale caches, above all of a standby: a watch may have fallen silent.
 
 use testbed::proxy::{Match, Order, Proxy, Verb};
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
+async fn new_leader_undoes_no_later_change() {
     let shop = Shop::bare("stale-copies").await;
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
     let (one, two) = (
@@ -50,7 +50,7 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
     }
 }
 
-/// A sync that has copied, and another one that has its name now, and of which the watch says nothing.
+/// A sync that has copied, and another sync that has its name by now and that the watch does not show.
 struct Past {
     shop: Shop,
     far: String,
@@ -95,13 +95,13 @@ impl Past {
         }
     }
 
-    /// The marks of the one that has the name now.
+    /// Returns the ownership metadata of the sync that has the name now.
     fn marks(&self) -> Value {
         let path = format!("{}/s", self.shop.bed.namespace);
         json!({ "labels": { MARK: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
     }
 
-    /// Waits until the operator has asked whether the one that it knows is there.
+    /// Waits until the operator has read whether the sync in its cache still exists.
     async fn asked(&self) {
         let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
         let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
@@ -112,7 +112,7 @@ impl Past {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sync_of_the_past_takes_nothing_back() {
+async fn stale_sync_restores_no_ownership() {
     let past = Past::new("taken-back", json!({})).await;
     let Past { shop, far, .. } = &past;
     let copy = shop
@@ -132,7 +132,7 @@ async fn a_sync_of_the_past_takes_nothing_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sync_of_the_past_deletes_nothing() {
+async fn stale_sync_deletes_nothing() {
     let past = Past::new("let-go", json!({ "destinationName": "moved" })).await;
     let Past { shop, far, .. } = &past;
     let copy = shop
@@ -148,7 +148,7 @@ async fn a_sync_of_the_past_deletes_nothing() {
         version(&copy)
     );
     past.silent.take_back();
-    // What the one before had goes with it.
+    // The copies of the predecessor are deleted with it.
     shop.gone(far, "settings").await;
     assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());
 }

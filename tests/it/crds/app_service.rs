@@ -316,7 +316,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_an_app_service_at_its_boundary() {
+async fn app_service_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = AppService::api_resource();
     check(&client, &kind, &cases()).await;
@@ -354,8 +354,7 @@ async fn every_field_of_an_app_service_at_its_boundary() {
 
 /// The app was stored before the CRD had the rule.
 #[tokio::test]
-async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed()
-{
+async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
@@ -427,9 +426,9 @@ async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can
     );
 }
 
-/// The largest of each list, under the CRD of before that bounded none of them: 1.3 MB. And what breaks one rule each.
+/// Lists of the largest size, under the former CRD that bounded none of them: 1.3 MB. Then apps that break one rule each.
 #[tokio::test]
-async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_deleted() {
+async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
@@ -556,7 +555,7 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
     }
 }
 
-/// Takes every bound and rule out of a schema.
+/// Removes every bound and rule from a schema.
 fn without_bounds(schema: &mut Value) {
     if let Some(schema) = schema.as_object_mut() {
         for bound in [
@@ -565,7 +564,7 @@ fn without_bounds(schema: &mut Value) {
             "maxProperties",
             "x-kubernetes-validations",
         ] {
-            // A field may have such a name.
+            // A field may have the name of a bound.
             if !schema.get(bound).is_some_and(Value::is_object) {
                 schema.remove(bound);
             }
@@ -576,9 +575,9 @@ fn without_bounds(schema: &mut Value) {
     }
 }
 
-/// By its own bounds a spec stays within 256 KiB, where its texts need no escapes.
+/// By the bounds of its own fields a spec stays within 256 KiB, if its texts need no escapes.
 #[tokio::test]
-async fn the_largest_app_service_that_is_accepted_has_less_than_256_kib() {
+async fn largest_accepted_app_service_has_less_than_256_kib() {
     let client = served().await;
     let (name, kind) = ("a".repeat(253), AppService::api_resource());
     let filled = |items: usize, bytes: usize| {

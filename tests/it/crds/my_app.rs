@@ -63,13 +63,13 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_my_app_at_its_boundary() {
+async fn my_app_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = MyApp::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyApp", &[], &cases());
 
-    // The name is that of the Pod's container.
+    // The Pod's container has the same name.
     let spec = json!({ "image": "nginx" });
     for (name, taken) in [
         ("a", true),

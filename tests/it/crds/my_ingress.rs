@@ -19,7 +19,7 @@ fn tag(key: &str, value: &str) -> String {
     and(&format!("tags: {{\"{key}\": \"{value}\"}}"))
 }
 
-/// A listener with these fields beside its port and its Service.
+/// Returns a listener with these fields beside its port and its Service.
 fn listener(more: &str) -> String {
     listeners(&format!(
         "{{port: 80, service: {{name: shop, port: 80}}, {more}}}"
@@ -164,13 +164,13 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_my_ingress_at_its_boundary() {
+async fn my_ingress_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = MyIngress::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyIngress", &[], &cases());
 
-    // The name is that of the balancer, less what is put behind it.
+    // The load balancer has the same name, with a suffix.
     let spec = json!({ "subnets": ["subnet-1", "subnet-2"] });
     let (longest, longer) = ("a".repeat(28), "a".repeat(29));
     for (name, taken) in [
@@ -192,7 +192,7 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
         }
     }
 
-    // The scheme stays, said or not.
+    // The scheme is immutable, with the field or without.
     let api = Api::<DynamicObject>::default_namespaced_with(client.clone(), &kind);
     create(&client, &kind, "facing", Some(&spec), false)
         .await
@@ -225,7 +225,7 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
             patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
         }
     }
-    // Nor by way of no spec at all.
+    // The scheme cannot be changed by removing the spec either.
     let bare = Patch::Merge(json!({ "spec": null }));
     let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else {
         panic!()

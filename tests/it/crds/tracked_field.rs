@@ -184,7 +184,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_tracked_field_at_its_boundary() {
+async fn tracked_field_fields_are_validated_at_their_boundaries() {
     check(&served().await, &TrackedField::api_resource(), &cases()).await;
     every_field_has_a_case("TrackedField", &[], &cases());
 }

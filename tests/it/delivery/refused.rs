@@ -1,4 +1,4 @@
-//! Refused messages are kept, unless the receiver accepts others.
+//! Rejected messages are kept, unless the receiver accepts others.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use testbed::wait::until;
 use super::{is, status, tests, track_long};
 use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, condition, taken};
 
-/// Somebody archived a channel, or a proxy is misconfigured.
+/// A user archived a channel, or a proxy is misconfigured.
 #[rstest]
 #[case::gone(410, "Gone")]
 #[case::bad_request(400, "Rejected")]
 #[case::method_not_allowed(405, "UnexpectedStatus")]
 #[tokio::test]
-async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
+async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
     #[case] code: u16,
     #[case] reason: &str,
 ) {
@@ -52,7 +52,7 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
         words.contains(&format!("({code} channel_is_archived)")),
         "{words}"
     );
-    // Each entry was refused more than once.
+    // Each entry was rejected more than once.
     let refused = receiver.requests().len();
     receiver
         .wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS)
@@ -102,7 +102,7 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
 #[case::not_found(404)]
 #[case::redirect(302)]
 #[tokio::test]
-async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] code: u16) {
+async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u16) {
     let bed = Bed::shared("poison").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=2s")).await;
@@ -211,7 +211,7 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]
 #[tokio::test]
-async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message(
+async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message(
     #[case] code: u16,
     #[case] reason: &str,
 ) {
@@ -253,7 +253,7 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
         2,
         "the first one, and the one that cost an entry"
     );
-    // The refusal is reported once, not with each attempt.
+    // The rejection is reported once, not with each attempt.
     assert!(
         bed.events("hook", reason).await.len() <= 2,
         "{:#?}",
@@ -348,10 +348,10 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
 #[case::forbidden(403)]
 #[case::bad_request(400)]
 #[tokio::test]
-async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
+async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     let bed = Bed::shared("digest").await;
     let receiver = Receiver::start().unwrap();
-    // No test waits that long.
+    // Longer than the test.
     let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
     let before = bed.ready("hook").await;
@@ -415,7 +415,7 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
 
 /// A rejected message does not change the contact point while others are accepted.
 #[tokio::test]
-async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
+async fn contact_point_stays_ready_while_single_messages_are_rejected() {
     let bed = Bed::shared("steady").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -449,10 +449,10 @@ async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
 }
 
 #[tokio::test]
-async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
+async fn message_behind_a_poisonous_one_arrives_on_request() {
     let bed = Bed::shared("asked").await;
     let receiver = Receiver::start().unwrap();
-    // No test waits that long.
+    // Longer than the test.
     let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -480,7 +480,7 @@ async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
 }
 
 #[tokio::test]
-async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
+async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     const FORUM: i64 = -1_000_000_000_070;
     let bed = Bed::shared("topic").await;
     let telegram = bot_api();
@@ -526,7 +526,7 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
 
 /// A rejected template text is not the only text: the default text remains.
 #[tokio::test]
-async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
+async fn rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
     let bed = Bed::shared("default-text").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;

@@ -1,4 +1,4 @@
-//! The book: every page is in it, and it is whole by itself.
+//! The book: every page is in it, and every link stays inside it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use testbed::process::Folder;
 use super::{pages_of_the_book, root};
 use crate::support::tool;
 
-/// The values of an attribute.
+/// Returns the values of an attribute.
 fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {
     html.split(&format!(" {attribute}=\""))
         .skip(1)
@@ -18,7 +18,7 @@ fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// The pages that were built.
+/// Returns the built pages.
 fn built(folder: &Path) -> Vec<PathBuf> {
     let entries: Vec<_> = fs::read_dir(folder)
         .unwrap()
@@ -37,7 +37,7 @@ fn built(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
+async fn book_builds_without_warning_and_links_resolve() {
     let folder = Folder::new().unwrap();
     let output = Command::new(tool("mdbook").await)
         .arg("build")
@@ -64,7 +64,7 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
             if link.starts_with("https://") || link.starts_with("http://") {
                 continue;
             }
-            // 404.html stands for any address, and is written for the root.
+            // 404.html is served for any address, and its links start at the root.
             if own == "404.html" || own == "toc.html" {
                 continue;
             }
@@ -100,7 +100,7 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
 }
 
 #[test]
-fn every_page_is_in_it_once() {
+fn every_page_is_in_the_book_once() {
     let docs = root().join("docs");
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
     let listed: Vec<_> = summary

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{pages, root};
 
-/// Every `yaml` block of our kinds in a page, whatever its indent.
+/// Returns every `yaml` block of the operator's kinds in a page, whatever its indent.
 fn shown() -> Vec<Value> {
     let mut shown = Vec::new();
     for (path, page) in pages() {
@@ -34,7 +34,7 @@ fn shown() -> Vec<Value> {
     shown
 }
 
-/// Whether all of `written` is in `read`: a field that our types do not know is dropped on the way.
+/// Returns whether all of `written` is in `read`: deserialisation drops a field that the types do not have.
 fn is_within(written: &Value, read: &Value) -> bool {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => written
@@ -55,7 +55,7 @@ fn parse<K: DeserializeOwned + Serialize>(object: &Value) -> K {
     parsed
 }
 
-/// One that has everything that has to be escaped somewhere.
+/// Returns a view in which every text needs escapes somewhere.
 fn view() -> View {
     let text = "a \"quoted\" <b> & 'c' \\ \n\u{1}ä";
     View {
@@ -119,9 +119,9 @@ fn every_manifest_parses_and_its_templates_render() {
     }
 }
 
-/// A newcomer's nodes pull what the samples name: containerd 2 knows no image that is as old as document 002's.
+/// A newcomer's nodes pull the images of the samples: containerd 2 rejects images as old as document 002's.
 #[test]
-fn no_sample_names_an_image_that_is_refused() {
+fn no_sample_has_an_image_that_nodes_reject() {
     let mut images = Vec::new();
     for folder in ["config/samples", "example"] {
         for file in fs::read_dir(root().join(folder))
@@ -144,9 +144,9 @@ fn no_sample_names_an_image_that_is_refused() {
     );
 }
 
-/// The pages show the samples of webhooks as they are.
+/// The pages contain the samples of webhooks unchanged.
 #[test]
-fn the_samples_are_those_of_the_pages() {
+fn samples_match_the_pages() {
     let shown = shown();
     let mut compared = 0;
     for file in fs::read_dir(root().join("config/samples"))

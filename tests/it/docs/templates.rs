@@ -1,4 +1,4 @@
-//! What the pages say of templates and of events.
+//! Descriptions of templates and of events on the pages.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::page;
 
-/// What a refusal lists: `there is no variable `x`; there are a, b`.
+/// Returns the names that an error lists: `there is no variable `x`; there are a, b`.
 fn listed(refusal: Result<(), String>) -> Vec<String> {
     let words = refusal.unwrap_err();
     let list = words
@@ -22,7 +22,7 @@ fn listed(refusal: Result<(), String>) -> Vec<String> {
 }
 
 #[test]
-fn every_name_in_a_template_is_told_of() {
+fn every_template_variable_is_documented() {
     let (field, point) = (page("tracked-field.md"), page("contact-point.md"));
     let variables = listed(check_template("{{ nothing }}"));
     let names = variables
@@ -69,7 +69,7 @@ fn item(id: &str) -> OutgoingEntry {
 }
 
 #[test]
-fn every_name_in_an_event_is_told_of() {
+fn every_event_field_is_documented() {
     let page = page("contact-point.md");
     let hook = WebhookEndpoint::new(Parts {
         url: "http://hooks.test/".into(),
@@ -110,9 +110,9 @@ fn every_name_in_an_event_is_told_of() {
     }
 }
 
-/// The message that the page of a `TrackedField` shows is the default one.
+/// The page of `TrackedField` shows the default message.
 #[test]
-fn the_default_message_is_as_shown() {
+fn default_message_matches_the_page() {
     let previous: Entry =
         serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
     let item = OutgoingEntry {

@@ -1,4 +1,4 @@
-//! Answers of the apiserver that are lost, refusals, and conflicts: nothing is lost, sent twice or recorded twice.
+//! Lost answers of the apiserver, rejections, and conflicts: nothing is lost, sent twice or recorded twice.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::told::told;
 use super::{Scene, scene};
 use crate::support::SOON;
 
-/// Everything that can become of a request but what should.
+/// Returns every way in which a request can fail.
 fn faults() -> Vec<Fault> {
     let mut faults = vec![
         Fault::Cut,
@@ -40,7 +40,7 @@ fn status_writes(resource: &str) -> Match {
 }
 
 impl Scene {
-    /// All that ever stood in a status was told once, in order; nothing else was.
+    /// Asserts that every entry that a status ever held was sent once, in order, and nothing else.
     async fn assert_told_once(&self) {
         until("all is told", SOON, async || {
             Ok(self
@@ -56,11 +56,11 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
+async fn entries_are_sent_once_after_any_fault_of_a_status_write() {
     let scene = scene("answers", &["web"], &["--api-timeout=1s"]).await;
     let mut replicas = 1;
     let mut expected = vec![("Created", "1".to_owned())];
-    // The first write after a change says that it is Pending, the second that it is Delivered.
+    // The first write after a change records Pending, the second Delivered.
     for times in [Times::Nth(1), Times::Nth(2), Times::First(4)] {
         for fault in faults() {
             replicas += 1;
@@ -81,9 +81,9 @@ async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
     scene.assert_told_once().await;
 }
 
-/// Each entry is of another object than the one before, so their versions do not tell what is recorded already.
+/// Each entry has another object than the one before, so versions do not tell what is recorded already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_while_the_target_is_made_anew() {
+async fn entries_survive_lost_answers_while_the_target_is_recreated() {
     let scene = scene("anew", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
@@ -91,7 +91,7 @@ async fn lost_answers_while_the_target_is_made_anew() {
         Fault::LoseAnswer(Lost::Cut),
         Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
     ] {
-        // All at once, so that one write has to tell of a delete and of what came before and after it.
+        // All changes come at once, so that one write records a deletion and the changes around it.
         let frozen = scene.proxy.freeze(Match::watch("deployments"));
         bed.scale("web", 2).await;
         bed.delete::<Deployment>("web").await;
@@ -116,7 +116,7 @@ async fn lost_answers_while_the_target_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
+async fn unrecorded_change_outlives_a_change_of_the_spec() {
     let scene = scene("respec", &["web", "marker"], &[]).await;
     let bed = &scene.bed;
     let refusal = Fault::status(StatusCode::SERVICE_UNAVAILABLE);
@@ -147,9 +147,9 @@ async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
     scene.assert_told_once().await;
 }
 
-/// The cache shows nothing of what was written, nor did its answers.
+/// Neither the cache nor the answers show what was written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_while_the_cache_lags_behind() {
+async fn entries_survive_lost_answers_while_the_cache_lags() {
     let scene = scene("lags", &["web"], &[]).await;
     let mut expected = vec![("Created", "1".to_owned())];
     let frozen = scene.proxy.freeze(Match::watch("trackedfields"));
@@ -181,7 +181,7 @@ async fn lost_answers_while_the_cache_lags_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
+async fn test_message_is_sent_once_after_any_fault_of_the_status() {
     let scene = scene("tested", &["web"], &["--api-timeout=1s"]).await;
     for (number, fault) in faults().into_iter().enumerate() {
         let name = format!("hook-{number}");
@@ -197,7 +197,7 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
         scene.bed.ready(&name).await;
         assert!(order.hits() > 0, "it was never done");
         order.take_back();
-        // What is tracked there is told after the test message, of which there was one.
+        // Entries of fields there follow the test message, which was sent once.
         let field = scene
             .bed
             .track(&name, "Deployment", "web", "replicas", &name)
@@ -218,7 +218,7 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
+async fn unwritable_status_is_retried_with_backoff() {
     const WINDOW: Duration = Duration::from_secs(5);
     let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
     let mut replicas = 1;
@@ -238,7 +238,7 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
         expected.push(replicas.to_string());
         refused.wait_for_hits(3, SOON).await.unwrap();
         tokio::time::sleep(WINDOW).await;
-        // The waits begin at 50 ms and double; each try after a conflict is up to four.
+        // The backoff begins at 50 ms and doubles; each reconcile after a conflict has up to four tries.
         assert!(refused.hits() <= 40, "{code}: {} tries", refused.hits());
         assert_eq!(scene.operator.probe("livez").await.unwrap().0, 200);
         refused.take_back();

@@ -1,4 +1,4 @@
-//! Two replicas, stale standbys, receivers that refuse, an apiserver that refuses an outcome, and kills, all at random.
+//! Two replicas, stale standbys, receivers that reject, an apiserver that rejects an outcome, and kills, all at random.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
@@ -23,11 +23,11 @@ use crate::support::{Bed, Operator};
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
 const KILLS: usize = 4;
-/// `TrackedField` whose status writes are refused for a while.
+/// `TrackedField` whose status writes are rejected for a while.
 const REFUSED: &str = "field-0";
-/// `TrackedField` whose messages are refused until the end, whatever else the receiver accepts.
+/// `TrackedField` whose messages are rejected until the end, whatever else the receiver accepts.
 const POISONOUS: &str = "field-11";
-/// Number of refusals, above the limit after which the others go on without the object.
+/// Number of rejections, above the limit after which the operator continues without the object.
 const REFUSALS: u64 = 8;
 
 struct Replica {
@@ -46,7 +46,7 @@ impl Replica {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas() {
+async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     let mut random = seeded("campaign");
     let mut split = || StdRng::seed_from_u64(random.random());
     let bed = bare("campaign").await;
@@ -163,7 +163,7 @@ async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.behave();
 }
 
-/// Refuses the leader's status writes of one object for a while.
+/// Rejects the leader's status writes of one object for a while.
 fn refuse_outcomes(proxy: &Proxy) {
     let writes = Match::verb(Verb::Patch)
         .resource("trackedfields")
@@ -282,7 +282,7 @@ fn attempts(receiver: &Receiver) -> Vec<Attempt> {
     attempts.collect()
 }
 
-/// Asserts that each `Failed` entry names its last answer and was refused twice by one sender, with another message
+/// Asserts that each `Failed` entry names its last answer and was rejected twice by one sender, with another message
 /// accepted in between; and that every other entry was accepted.
 fn assert_failed_truly(ledger: &Ledger, receiver: &Receiver) {
     let attempts = attempts(receiver);
@@ -309,7 +309,7 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     let Some(last) = attempts.iter().rposition(of_it) else {
         panic!("failed, but never refused: {entry:?}")
     };
-    // A new leader knows of no earlier refusal.
+    // A new leader knows of no earlier rejection.
     let first = attempts
         .iter()
         .position(|attempt| of_it(attempt) && attempt.sender == attempts[last].sender)
@@ -333,8 +333,8 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     );
 }
 
-/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to
-/// that contact point, or if the apiserver refused the entry's outcome, once for each sender. Returns the number of
+/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to that
+/// contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
 /// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
     let told: Vec<_> = told(receiver)

@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes: before it, when it is done, and when its answer has come.
+//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has arrived.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
@@ -12,18 +12,18 @@ use super::told::{Told, told};
 use crate::support::{Bed, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
+async fn kill_at_any_write_only_repeats_a_message() {
     let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, run).await;
-    // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
+    // At least: the contact point is ready; for each of three changes, Pending and Delivered; finally the annotation.
     assert!(
         writes.iter().all(|writes| *writes >= 9),
         "{writes:?} writes"
     );
 }
 
-/// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
-/// came to that, and how all of it ends.
+/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at that write. Returns
+/// whether that write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = bare("each").await;
     let receiver = Receiver::start().unwrap();
@@ -62,7 +62,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     (killed, end_state(&bed).await)
 }
 
-/// All three changes were told, and at most what was under way was told again.
+/// Asserts that all three changes were sent, and that at most the request in flight was repeated.
 fn assert_told(receiver: &Receiver) {
     let told = told(receiver);
     let tests = receiver.requests().len() - told.len();
@@ -108,7 +108,7 @@ async fn recorded(bed: &Bed, entries: usize) {
         .await;
 }
 
-/// Without ids, times and versions.
+/// Returns the end state without ids, times and versions.
 async fn end_state(bed: &Bed) -> Value {
     let field = bed.api::<TrackedField>().get("web").await.unwrap();
     let mut history = serde_json::to_value(field.status.as_ref().unwrap()).unwrap();

@@ -33,7 +33,7 @@ fn hang(proxy: &Proxy, matching: Match) -> Order {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_go_on_when_reads_of_one_kind_hang() {
+async fn messages_continue_when_reads_of_one_kind_hang() {
     let bed = bare("hanging").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -76,7 +76,7 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_go_on_when_discovery_of_one_group_hangs() {
+async fn messages_continue_when_discovery_of_one_group_hangs() {
     let bed = bare("undiscovered").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -112,7 +112,7 @@ async fn messages_go_on_when_discovery_of_one_group_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn target_that_stays_unreadable_costs_no_write() {
+async fn permanently_unreadable_target_costs_no_write() {
     let bed = bare("unreadable").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;

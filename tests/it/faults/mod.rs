@@ -1,4 +1,4 @@
-//! What must hold when processes are killed, connections cut, answers lost and receivers down.
+//! Guarantees that hold when processes are killed, connections cut, answers lost and receivers down.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -30,13 +30,13 @@ mod standby;
 mod told;
 mod watches;
 
-/// How long the operator may take to catch up with all that a test did to it.
+/// Maximum time in which the operator catches up with all changes of a test.
 const CAUGHT_UP: Duration = Duration::from_secs(90);
 
-/// Group of a kind that may be as large as any object, and that the operator watches whole.
+/// Group of a kind whose objects may have any size, and that the operator watches whole.
 const MAPS: &str = "maps.example.com";
 
-/// A namespace where nobody makes the Pods of the many Deployments.
+/// Returns a namespace where no controller creates the Pods of the many Deployments.
 async fn bare(name: &str) -> Bed {
     static SERVED: OnceCell<()> = OnceCell::const_new();
     let bed = Bed::bare(name).await;
@@ -68,7 +68,7 @@ async fn serve_maps(bed: &Bed) {
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
 }
 
-/// An operator behind a proxy that tells one receiver of Deployments.
+/// An operator behind a proxy, which sends changes of Deployments to one receiver.
 struct Scene {
     receiver: Receiver,
     ledger: Ledger,
@@ -78,7 +78,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// In order, and nothing twice.
+    /// Asserts that entries arrived in order, and none twice.
     fn assert_well_told(&self) {
         let told = told(&self.receiver);
         assert_order(&self.ledger, &told);
@@ -86,7 +86,7 @@ impl Scene {
     }
 }
 
-/// Each of the Deployments has one replica, and that was told.
+/// Prepares a scene in which each of the Deployments has one replica, and the receiver has these entries.
 async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
@@ -116,7 +116,7 @@ async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
     }
 }
 
-/// Waits until the receiver took every entry that ever stood in a status, and every status says so.
+/// Waits until the receiver accepted every entry that a status ever held, and every status says so.
 async fn caught_up(
     bed: &Bed,
     ledger: &Ledger,
@@ -154,7 +154,7 @@ async fn caught_up(
     caught_up.await.unwrap();
 }
 
-/// Each field's entries came in the order in which they stood in its status.
+/// Asserts that each field's entries arrived in the order of its status.
 fn assert_order(ledger: &Ledger, told: &[Told]) {
     for (field, entries) in ledger.fields() {
         let stood: Vec<&str> = entries
@@ -175,7 +175,7 @@ fn assert_order(ledger: &Ledger, told: &[Told]) {
     }
 }
 
-/// No entry was told twice.
+/// Asserts that no entry was sent twice.
 fn assert_no_repeats(told: &[Told]) {
     let mut times: HashMap<&str, usize> = HashMap::new();
     for entry in told.iter().flat_map(|request| &request.entries) {
@@ -185,8 +185,8 @@ fn assert_no_repeats(told: &[Told]) {
     assert!(times.is_empty(), "told more than once: {times:?}");
 }
 
-/// An entry is told again only when its sender died, or froze, with the request that carried it: the last one that it
-/// sent to that contact point. Senders are called `life-1`, `life-2` and so on. Gives how many entries were told again.
+/// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
+/// that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
 fn assert_repeats_bounded(told: &[Told]) -> usize {
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (at, request) in told.iter().enumerate() {
@@ -205,7 +205,7 @@ fn assert_repeats_bounded(told: &[Told]) -> usize {
                 life(at),
                 "told twice by one sender: {entry:?}"
             );
-            // What a frozen sender had under way comes after its successor's.
+            // A request that a frozen sender had in flight comes after those of its successor.
             let older = if life(before) < life(at) { before } else { at };
             let sender = told[older].sender.as_str();
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Two replicas, one of which acts: the leader is frozen past its lease, or told to stop.
+//! Two replicas, one of which acts: the leader is frozen past its lease, or terminated.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
 const ROUNDS: usize = 3;
-/// Another account with the same rights: the audit log then tells the replicas apart.
+/// Another account with the same permissions: the audit log then tells the replicas apart.
 const OTHER: &str = "quartermaster-other";
 
 struct Scene {
@@ -32,7 +32,7 @@ struct Scene {
     bed: Bed,
 }
 
-/// The audit log of its control plane tells of no other operator.
+/// The control plane has no other operator in its audit log.
 async fn scene(name: &str) -> Scene {
     let bed = own(name).await;
     let receiver = Receiver::start().unwrap();
@@ -96,7 +96,7 @@ fn field_name(field: usize) -> String {
 }
 
 impl Scene {
-    /// Starts replica number `life`: they take turns with the two accounts.
+    /// Starts replica number `life`: replicas use the two accounts in turn.
     async fn replica(&self, life: usize) -> Operator {
         let file = self
             .bed
@@ -104,7 +104,7 @@ impl Scene {
             .kubeconfig_for_service_account(SYSTEM, account(life))
             .await
             .unwrap();
-        // What is under way at a shutdown has time also on a slow machine.
+        // In-flight work at a shutdown has time also on a slow machine.
         Operator::start(
             &self.bed,
             candidate(life).kubeconfig(file).flag("--drain=10s"),
@@ -112,7 +112,7 @@ impl Scene {
         .await
     }
 
-    /// Changes fields one after the other until `enough`. Gives the newest values.
+    /// Changes fields one after the other until `enough`. Returns the newest values.
     async fn write(&self, enough: &AtomicBool) -> HashMap<String, String> {
         let mut newest = HashMap::new();
         for replicas in 2.. {
@@ -127,7 +127,7 @@ impl Scene {
         newest
     }
 
-    /// Waits until the receiver was told something by replica `life`, and then something more.
+    /// Waits until replica `life` has sent a message, and then another one.
     async fn telling(&self, life: usize) {
         let sender = format!("life-{life}");
         let by = || {
@@ -153,7 +153,8 @@ fn account(life: usize) -> &'static str {
     }
 }
 
-/// How replica number `life` is started. The lease is the product's own: of a shorter one a slow machine ends a leader.
+/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow machine
+/// ends a leader.
 pub(super) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
@@ -173,7 +174,7 @@ pub(super) async fn leads(operator: &Operator) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
+async fn leader_frozen_past_its_lease_writes_nothing_more() {
     let scene = scene("frozen").await;
     let enough = AtomicBool::new(false);
     let freezes = async {
@@ -210,7 +211,7 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
     assert_repeats_bounded(&told);
 }
 
-/// Since `mark` no write of this replica took effect, but for one Event.
+/// Asserts that since `mark` no write of this replica took effect, but for one Event.
 async fn assert_wrote_nothing(
     scene: &Scene,
     life: usize,
@@ -234,7 +235,7 @@ async fn assert_wrote_nothing(
     );
 }
 
-/// Since `thawed` this replica told each contact point at most the one request that it was about to.
+/// Asserts that since `thawed` this replica sent each contact point at most one request, the one in preparation.
 fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     let mut sent = HashSet::new();
     for request in scene
@@ -253,12 +254,13 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     }
 }
 
-/// What waits for its next attempt when the process is stopped is due when it goes on, before it knows of its loss.
+/// An attempt that was pending when the process was stopped is due when the process continues, before it knows that it lost
+/// the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
+async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
     let bed = bare("thawed").await;
-    // One for each message: to each there is a connection that lasts, so that sending takes but a moment.
+    // One receiver for each message: each has an open connection, so that sending takes only a moment.
     let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
     leads(&leader).await;
@@ -311,7 +313,7 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
         "it ends by itself: {}",
         leader.child().log_tail()
     );
-    // By then all has arrived that the other one sent.
+    // By then all messages of the other replica have arrived.
     bed.scale("web", 2).await;
     for at in 0..receivers.len() {
         bed.delivered(
@@ -328,9 +330,9 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
     assert_eq!(late, 0, "sent without the lease");
 }
 
-/// A cache shows as waiting what another replica has delivered since.
+/// A cache shows entries as Pending that another replica has delivered since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
+async fn new_leader_with_a_stale_cache_repeats_nothing() {
     let bed = bare("lags").await;
     let receiver = Receiver::start().unwrap();
     let ledger = Ledger::open(&bed);
@@ -343,7 +345,7 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
     bed.waiting("it", "DeliveryFailing").await;
-    // That is what this one's cache shows, and goes on to show.
+    // The cache of this replica shows that state, and continues to do so.
     let (proxy, file) = bed.through_proxy().await;
     let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
     let frozen = proxy.freeze(Match::watch("trackedfields"));
@@ -366,9 +368,9 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     assert_no_repeats(&told);
 }
 
-/// Of a kind that has to be asked for, unlike the three that every cluster has.
+/// The operator discovers this kind, unlike the three that every cluster has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standby_sees_what_happens_while_nobody_leads() {
+async fn standby_observes_changes_while_nobody_leads() {
     let bed = bare("warm").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -470,8 +472,8 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     assert!(leader.metrics().await.contains(&leading));
 }
 
-/// An operator that leads through a proxy, with a lease of its own and these times; requests that renew the lease; and
-/// the lease.
+/// Starts an operator that leads through a proxy, with a lease of its own and these times. Returns it, the match of
+/// requests that renew the lease, and the lease.
 async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
     let bed = Bed::shared(lease).await;
     let (proxy, file) = bed.through_proxy().await;
@@ -495,7 +497,7 @@ async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, A
     (bed, proxy, operator, renewals, api)
 }
 
-/// Waits until the lease is renewed anew; it is still the first acquisition.
+/// Waits until the lease is renewed again; it is still the first acquisition.
 async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     let spec = async || api.get(lease).await.map(|lease| lease.spec.unwrap());
     let before = spec().await.unwrap();
@@ -509,7 +511,7 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     assert_eq!(after.lease_transitions, before.lease_transitions);
 }
 
-/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that it knew.
+/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
     let times = ["--lease-duration=100s", "--lease-renew-deadline=90s"];
@@ -527,7 +529,7 @@ async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
 
 /// A proxy sends each renewal twice, or loses each answer: the lease shows that the leader has renewed it.
 #[rstest]
-#[case::sent_twice("twice", Fault::Repeat)]
+#[case::duplicated("twice", Fault::Repeat)]
 #[case::unanswered("unanswered", Fault::LoseAnswer(Lost::Cut))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
@@ -554,7 +556,7 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_told_to_stop_hands_over() {
+async fn terminated_leader_releases_its_lease() {
     let scene = scene("handover").await;
     let enough = AtomicBool::new(false);
     let handovers = async {

@@ -1,4 +1,4 @@
-//! At rest nothing is written, however often everything is looked at.
+//! At rest nothing is written, however often the operator reconciles.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::support::{ACCOUNT, Operator, SYSTEM, Settings, TOKEN};
 
 const FIELDS: usize = 1000;
 const TARGETS: usize = 20;
-/// How long it may take until all is told: two writes for each, on a slow machine.
+/// Maximum time until everything is sent: two writes for each field, on a slow machine.
 const SETTLED: Duration = Duration::from_mins(3);
-/// How long nothing may be written.
+/// Time in which nothing may be written.
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// How many entries the receiver took with it.
+/// Returns the number of entries that the receiver accepted with a request.
 fn entries(request: &Request) -> usize {
     if !request.answered.is_some_and(|status| status.is_success()) {
         return 0;
@@ -33,7 +33,7 @@ fn entries(request: &Request) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_fields_at_rest_cost_no_write() {
+async fn thousand_fields_at_rest_cost_no_write() {
     let bed = own("rest").await;
     let receiver = Receiver::start().unwrap();
     receiver.at_path("/stopped", Reply::status(StatusCode::FORBIDDEN));
@@ -65,7 +65,7 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
             .await;
         })
         .await;
-    // Those that wait are at rest too.
+    // Waiting fields are at rest too.
     bed.track("no-target", "Deployment", "nothing", "replicas", "hook")
         .await;
     bed.track("no-point", "Deployment", "target-0", "replicas", "nothing")
@@ -83,7 +83,7 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
         settings = settings.flag(flag);
     }
     let _operator = Operator::start(bed, settings).await;
-    // Told first: to look at all statuses again and again would cost more than to write them.
+    // This assertion is first: reconciling all objects again and again would cost more than writing all statuses.
     let all = |requests: &[Arc<Request>]| {
         requests
             .iter()
@@ -128,7 +128,8 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     let (lease, others): (Vec<_>, Vec<_>) =
         writes.into_iter().partition(|it| it.resource == "leases");
     assert!(others.is_empty(), "{others:?}");
-    // What was counted was alive: it renewed its lease, looked at every target, read its Secret, asked who had refused.
+    // The operator was alive: it renewed its lease, read every target and the Secret, and retried the stopped
+    // contact point.
     assert!(lease.len() > 10, "{}", lease.len());
     let of = |resource: &str| {
         reads

@@ -1,4 +1,4 @@
-//! An apiserver that does not answer, and watches that say nothing.
+//! An apiserver that does not answer, and silent watches.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
+async fn hanging_reconcile_is_cancelled_and_blocks_no_other() {
     let scene = scene(
         "hangs",
         &["web", "other"],
@@ -36,7 +36,7 @@ async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
         .bed
         .delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    // Longer than a loop may be stuck: each pass is dropped before.
+    // Longer than a hang that the operator tolerates: each hanging reconcile is cancelled before.
     for hits in 2..=4 {
         hanging.wait_for_hits(hits, SOON).await.unwrap();
         scene.assert_alive().await;
@@ -50,7 +50,7 @@ async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_apiserver_that_answers_nothing_is_asked_again() {
+async fn requests_without_answer_are_retried() {
     let scene = scene("mute", &["web", "other"], &["--api-timeout=1s"]).await;
     let hanging = scene.proxy.inject(Match::any(), Times::Always, Fault::Hang);
     scene.bed.scale("web", 2).await;
@@ -75,7 +75,7 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
+async fn leader_without_renewals_exits_and_another_takes_the_lease() {
     let elect = "--leader-elect";
     let mut scene = scene("lease", &["web", "other"], &[elect]).await;
     let blocked = scene.proxy.inject(
@@ -92,7 +92,7 @@ async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
     );
     assert!(blocked.hits() > 0, "it ended for another reason");
     scene.bed.scale("web", 2).await;
-    // This one reaches the apiserver itself.
+    // This operator reaches the apiserver itself.
     let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
     scene
         .bed
@@ -102,9 +102,9 @@ async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_that_fall_silent_are_given_up() {
+async fn silent_watches_are_restarted() {
     let scene = scene("silent", &["web", "other"], &["--watch-timeout=2s"]).await;
-    // The apiserver ends each of them after two seconds, and nobody hears of it.
+    // The apiserver ends each watch after two seconds, and the operator does not notice.
     let frozen = scene.proxy.freeze_running(Match::verb(Verb::Watch));
     scene.bed.scale("web", 2).await;
     scene.bed.deployment("new", 1).await;
@@ -127,7 +127,7 @@ async fn watches_that_fall_silent_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_watch_never_shows_is_found_in_time() {
+async fn change_missing_from_a_watch_is_found_in_time() {
     let scene = scene("hidden", &["web", "other"], &["--resync=3s"]).await;
     let watches = Match::watch("deployments");
     let begun = scene.proxy.count(&watches);
@@ -161,7 +161,7 @@ async fn what_a_watch_never_shows_is_found_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
+async fn expired_list_is_restarted() {
     let scene = scene("gone", &["web", "other"], &[]).await;
     let watches = Match::verb(Verb::Watch);
     let gone = scene

@@ -83,7 +83,7 @@ impl Pair {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_records_a_return_to_the_value_that_it_saw_last() {
+async fn new_leader_records_a_return_to_its_last_seen_value() {
     let mut pair = Pair::start("back").await;
     let watch = Match::watch("deployments");
     let cut = pair.proxy.freeze(watch.clone());
@@ -131,7 +131,7 @@ async fn new_leader_lists_once_whatever_is_tracked() {
 
 /// A connection died silently while this replica was a standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_sees_what_a_silent_watch_did_not_show() {
+async fn new_leader_finds_changes_missing_from_a_silent_watch() {
     let mut pair = Pair::start("silent").await;
     let silent = pair.proxy.freeze_running(Match::watch("deployments"));
     pair.leader.kill();
@@ -148,9 +148,9 @@ async fn new_leader_sees_what_a_silent_watch_did_not_show() {
     pair.assert_well_told();
 }
 
-/// Somebody restored the `TrackedField` from a backup.
+/// A user restored the `TrackedField` from a backup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newest_value_is_recorded_again_when_the_history_lost_it() {
+async fn newest_value_is_recorded_again_after_its_loss_from_the_history() {
     let bed = bare("restored").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -193,7 +193,7 @@ async fn newest_value_is_recorded_again_when_the_history_lost_it() {
 
 /// A streamed list comes from the apiserver's cache, which may be staler than the last leader's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_never_records_a_past_that_it_is_shown() {
+async fn new_leader_never_records_a_stale_value() {
     let mut pair = Pair::start("lagging").await;
     let past = pair.bed.api::<Deployment>().get("web").await.unwrap();
     pair.bed.scale("web", 2).await;

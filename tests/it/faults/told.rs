@@ -1,4 +1,4 @@
-//! What a webhook receiver was told.
+//! Requests that a webhook receiver got.
 
 use serde_json::Value;
 use testbed::receiver::Receiver;
@@ -6,34 +6,30 @@ use testbed::receiver::Receiver;
 /// One request that carried entries.
 #[derive(Debug)]
 pub struct Told {
-    /// The path it went to: each contact point of a test has its own.
+    /// The path of the request: each contact point of a test has its own.
     pub path: String,
     /// The sender's `--cluster-name`.
     pub sender: String,
-    /// The receiver said 2xx.
+    /// Whether the receiver answered 2xx.
     pub taken: bool,
-    /// What it carried, in order.
+    /// The request's entries, in order.
     pub entries: Vec<Entry>,
 }
 
-/// One entry of a request.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its id.
     pub id: String,
-    /// The `TrackedField`.
     pub field: String,
     /// `Created`, `Updated` or `Deleted`.
     pub action: String,
-    /// Its value.
     pub value: Option<String>,
-    /// Length of the whole value, where it was cut.
+    /// Length of the whole value, if it was truncated.
     pub length: Option<u64>,
-    /// How many changes it stands for.
+    /// Number of changes that were merged into the entry.
     pub changes: u64,
 }
 
-/// All that the receiver was told, without test messages.
+/// Returns all requests to the receiver, without test messages.
 pub fn told(receiver: &Receiver) -> Vec<Told> {
     let requests = receiver.requests();
     let told = requests.iter().filter_map(|request| {

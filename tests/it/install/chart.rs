@@ -1,4 +1,4 @@
-//! What the Helm chart makes of its values.
+//! Output of the Helm chart for its values.
 
 use std::path::Path;
 
@@ -9,10 +9,9 @@ use super::*;
 use crate::support::SYSTEM;
 use crate::support::tool;
 
-/// Where the chart is.
 pub const CHART: &str = "charts/quartermaster";
 
-/// Labels that Helm's users expect, and that nobody else sets.
+/// Labels that only Helm's users expect.
 const HELMS_OWN: [&str; 4] = [
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
@@ -20,12 +19,12 @@ const HELMS_OWN: [&str; 4] = [
     "helm.sh/chart",
 ];
 
-/// helm, built if it is not there.
+/// Returns helm, and builds it if it is missing.
 pub async fn helm() -> &'static str {
     tool("helm").await
 }
 
-/// Whether helm does it, and what it says.
+/// Runs helm template; returns whether helm succeeded, and its output.
 pub async fn template(values: &[&str]) -> (bool, String) {
     let fixed = ["template", "quartermaster", CHART, "--namespace", SYSTEM];
     told(
@@ -38,14 +37,14 @@ pub async fn template(values: &[&str]) -> (bool, String) {
     )
 }
 
-/// The objects with these values.
+/// Returns the objects that the chart renders with these values.
 pub async fn made(values: &[&str]) -> BTreeMap<String, Value> {
     let (done, said) = template(values).await;
     assert!(done, "{values:?}: {said}");
     objects(&said)
 }
 
-/// Takes away what only Helm's users expect.
+/// Removes the metadata that only Helm's users expect.
 fn plain(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(plain),
@@ -68,7 +67,7 @@ fn plain(value: &mut Value) {
 }
 
 #[tokio::test]
-async fn with_default_values_it_is_config_default() {
+async fn default_values_render_config_default() {
     let plained = |objects: BTreeMap<String, Value>| {
         objects.into_iter().map(|(name, mut object)| {
             plain(&mut object);
@@ -77,7 +76,7 @@ async fn with_default_values_it_is_config_default() {
     };
     let ours: BTreeMap<_, _> = plained(made(&[]).await).collect();
     let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
-    // helm makes it by itself: --create-namespace.
+    // helm creates it by itself: --create-namespace.
     assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
     assert_eq!(
         ours.keys().collect::<Vec<_>>(),
@@ -89,7 +88,7 @@ async fn with_default_values_it_is_config_default() {
 }
 
 #[tokio::test]
-async fn it_is_without_a_fault() {
+async fn chart_passes_lint() {
     let (done, said) = told(
         &tree_command(helm().await)
             .args(["lint", "--strict", CHART])
@@ -100,9 +99,9 @@ async fn it_is_without_a_fault() {
     assert!(done, "{said}");
 }
 
-/// What an apiserver makes of it: nothing is refused, and no field is unknown.
+/// The apiserver accepts the output of the chart: no rejection, and no unknown field.
 #[tokio::test]
-async fn an_apiserver_takes_it_with_any_values() {
+async fn apiserver_accepts_the_chart_with_any_values() {
     let Bed {
         plane, namespace, ..
     } = Bed::shared("chart").await;
@@ -156,7 +155,7 @@ async fn an_apiserver_takes_it_with_any_values() {
             "-f",
             "-",
         ];
-        // What is there already, of the test's own install, is applied over.
+        // The apply changes existing objects of the test's own installation.
         let crds = manifests
             .split("---\n")
             .filter(|it| !it.contains("kind: CustomResourceDefinition"));
@@ -169,7 +168,7 @@ async fn an_apiserver_takes_it_with_any_values() {
 }
 
 #[tokio::test]
-async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
+async fn network_policy_of_metrics_is_replaced_by_a_value() {
     let from = async |value: &str| {
         let made = made(&["--set", value]).await;
         let (_, policy) = made
@@ -189,9 +188,9 @@ async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
     );
 }
 
-/// Where no Lease says that the operator runs, its silence is no reason to give up.
+/// Without a Lease that shows a running operator, its silence is no reason to end.
 #[tokio::test]
-async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
+async fn uninstall_job_waits_for_an_operator_without_a_lease() {
     let waits = async |values: &str| {
         let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
         let (_, job) = made
@@ -212,9 +211,9 @@ async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
     assert!(waits(",replicas=1,leaderElection.enabled=false").await);
 }
 
-/// The Job that uninstalls reads the Lease that the operator holds, and can do no more with it.
+/// The Job that uninstalls may read the Lease of the operator, and nothing else.
 #[tokio::test]
-async fn its_uninstall_reads_the_lease() {
+async fn uninstall_job_reads_the_lease() {
     for (values, name) in [
         ("", "quartermaster"),
         (",leaderElection.id=mine,rbac.create=false", "mine"),
@@ -233,9 +232,9 @@ async fn its_uninstall_reads_the_lease() {
     }
 }
 
-/// What helm says at its end.
+/// helm prints this at its end.
 #[tokio::test]
-async fn its_last_words_fit_what_was_installed() {
+async fn notes_match_the_values() {
     let notes_in = async |namespace: &str, values: &str| {
         let fixed = [
             "install",
@@ -273,7 +272,7 @@ async fn its_last_words_fit_what_was_installed() {
     ] {
         assert!(plain.contains(words), "{words}: {plain}");
     }
-    // The examples are elsewhere, and others' objects are not its own.
+    // The examples are elsewhere, and objects of others are not the user's own.
     let some = notes("watchNamespaces={a,b}").await;
     for words in [
         "kubectl get quartermaster -n b\n",
@@ -281,7 +280,7 @@ async fn its_last_words_fit_what_was_installed() {
     ] {
         assert!(some.contains(words), "{words}: {some}");
     }
-    // Its Lease is where it is, by its name, or `uninstall` would not find that it runs.
+    // The Lease may have another place and name, which `uninstall` needs to see that the operator runs.
     let lease = "--operator-namespace=ops --leader-election-id=mine";
     for (values, words) in [
         (
@@ -292,7 +291,7 @@ async fn its_last_words_fit_what_was_installed() {
             "replicas=2",
             format!("quartermaster uninstall --purge {lease}\n"),
         ),
-        // Whoever has the CRDs may have them for more than this one.
+        // Other releases may use the CRDs of this one.
         (
             "crds.install=false",
             format!("quartermaster uninstall {lease}\n"),
@@ -325,7 +324,7 @@ async fn its_last_words_fit_what_was_installed() {
 }
 
 #[tokio::test]
-async fn its_monitor_finds_its_service() {
+async fn monitor_selects_the_service() {
     for (values, scheme, tls) in [
         ("", "https", json!({ "insecureSkipVerify": true })),
         (
@@ -366,7 +365,7 @@ async fn its_monitor_finds_its_service() {
 }
 
 #[tokio::test]
-async fn its_certificate_is_mounted_where_it_is_looked_for() {
+async fn certificate_is_mounted_at_the_path_of_the_flag() {
     let deployment = &made(&[
         "--set",
         "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v",
@@ -393,7 +392,7 @@ async fn its_certificate_is_mounted_where_it_is_looked_for() {
 }
 
 #[tokio::test]
-async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
+async fn alerts_select_the_service_and_link_their_pages() {
     let made = async |values: &str| {
         let fixed = [
             "template",
@@ -445,7 +444,7 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
         page(&rules),
         "https://docs.example.com/runbooks/QuartermasterDown.md"
     );
-    // What Prometheus fills in is left to it.
+    // The chart leaves Prometheus' own templates alone.
     let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
         .as_str()
         .unwrap();
@@ -453,7 +452,7 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
 }
 
 #[tokio::test]
-async fn its_dashboard_is_the_one_of_the_tree() {
+async fn dashboard_is_that_of_the_repository() {
     let made = made(&["--set", "metrics.dashboard.enabled=true"]).await;
     let dashboard = &made[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");

@@ -1,4 +1,4 @@
-//! The chart on a cluster: over what the documents' programs left, up, back, and away.
+//! The chart on a cluster: after the documents' programs, upgrade, rollback, and uninstall.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::chart::{CHART, helm};
 use super::*;
 use crate::support::{Operator, Plane, SOON, SYSTEM, bot_api};
 
-/// A cluster with nothing of ours, and helm for it.
+/// A cluster without Quartermaster, and helm for it.
 pub struct Site {
     pub bed: Bed,
     pub telegram: testbed::bot_api::BotApi,
@@ -43,7 +43,7 @@ impl Site {
         self.bed.plane.run_kubectl(arguments, "").await.unwrap()
     }
 
-    /// Whether helm does it, and what it says.
+    /// Runs helm; returns whether helm succeeded, and its output.
     async fn helm(&self, arguments: &[&str]) -> (bool, String) {
         helm_on(&self.bed.plane, &self.home, arguments).await
     }
@@ -54,7 +54,7 @@ impl Site {
         said
     }
 
-    /// The values that lead to the world outside of the cluster.
+    /// Returns the values that point to the fakes outside of the cluster.
     pub fn outside(&self) -> String {
         let telegram = (
             "QUARTERMASTER_TELEGRAM_API_URL".to_owned(),
@@ -68,7 +68,7 @@ impl Site {
     }
 }
 
-/// Whether helm does it on this cluster, and what it says.
+/// Runs helm on this cluster; returns whether helm succeeded, and its output.
 async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bool, String) {
     let mut command = tree_command(helm().await);
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
@@ -81,7 +81,7 @@ async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bo
 }
 
 #[tokio::test]
-async fn installed_upgraded_rolled_back_and_uninstalled() {
+async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);
     let kubectl = async |arguments: &[&str]| site.kubectl(arguments).await;
@@ -92,7 +92,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     };
     let crds = async || kubectl(&["get", "crd", "-o", "name"]).await.lines().count();
 
-    // Document 000's program was here.
+    // Document 000's program was installed here.
     bed.apply(include_str!("../crds/original.yaml")).await;
     let theirs = r#"{"apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": {"name": "theirs"}, "spec":
         {"type": "Telegram", "apiToken": {"secretName": "no", "key": "no"}, "telegramSpec": {"chatId": 1}}}"#;
@@ -140,7 +140,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     examples_are_well(bed).await;
     drop(operators);
 
-    // Up, and back.
+    // Upgrade and rollback.
     let installed = args().await;
     let said = done(&[
         "upgrade",
@@ -155,7 +155,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     .await;
     assert!(said.contains("STATUS: deployed"), "{said}");
     assert!(args().await.contains("--cluster-name=prod"));
-    // By another name it is the same release still.
+    // An override of the full name does not make another release.
     let renamed = [
         "upgrade",
         "quartermaster",
@@ -177,9 +177,9 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     drop(operators);
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
 
-    what_another_release_may_have(&site).await;
+    second_release_installs_beside_the_first(&site).await;
 
-    // Away: what people made stays, and so do the CRDs.
+    // Uninstall: users' objects stay, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
     assert_eq!(
@@ -187,7 +187,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         registry::KINDS.len() + 1,
         "{before}"
     );
-    // Its rights go while the operator runs.
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
     drop(operators);
@@ -207,7 +207,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     );
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
 
-    // CRDs that a release left behind may be another's, though something else that it installed is there.
+    // CRDs that a release left behind may belong to another one, although other objects of it exist.
     kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
     let marks = [
         "meta.helm.sh/release-name=quartermaster",
@@ -246,7 +246,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     assert!(said.contains(&format!("add {}", take.join(" "))), "{said}");
     done(&[&another[..], &take].concat()).await;
 
-    // And in again, to what is there, once what was installed without helm is out of the way.
+    // A new install adopts the remaining objects, once the objects that were installed without helm are deleted.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
     let elsewhere = [
@@ -285,8 +285,8 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     assert_eq!(aws.balancers().await.unwrap().len(), 1);
 }
 
-/// Beside a release that is there, whatever is said to helm.
-async fn what_another_release_may_have(site: &Site) {
+/// A second release beside an existing one, with various values.
+async fn second_release_installs_beside_the_first(site: &Site) {
     let theirs = "release quartermaster in quartermaster-system, which is there";
     let take = [
         "--take-ownership",
@@ -310,7 +310,7 @@ async fn what_another_release_may_have(site: &Site) {
         let all = site
             .kubectl(&["get", what, "-n", SYSTEM, "-o", columns])
             .await;
-        // The status of a Deployment is the cluster's.
+        // The cluster writes the status of a Deployment.
         let ours = |line: &&str| {
             line.starts_with("CustomResourceDefinition ")
                 || line.contains("quartermaster") && !line.starts_with("Deployment ")
@@ -384,7 +384,7 @@ async fn what_another_release_may_have(site: &Site) {
     );
     assert_eq!(ours().await, before);
 
-    // One that acts everywhere: whoever comes beside it is told.
+    // The first release acts in the whole cluster: a second release reports that.
     for (values, uninstall) in [
         (
             "crds.install=false",
@@ -425,9 +425,9 @@ async fn what_another_release_may_have(site: &Site) {
     site.done(&["uninstall", "another", "-n", "another"]).await;
 }
 
-/// With rights in its namespace alone, all that it is for works, and nothing is asked for in vain.
+/// With permissions in its namespace alone, everything works there, and the operator sends no forbidden request.
 #[tokio::test]
-async fn an_install_for_some_namespaces() {
+async fn namespaced_install_works_without_forbidden_requests() {
     let site = Site::new().await;
     site.kubectl(&["create", "namespace", "team"]).await;
     site.kubectl(&["create", "namespace", "others"]).await;
@@ -478,7 +478,7 @@ async fn an_install_for_some_namespaces() {
     let since = site.bed.plane.audit().mark().await.unwrap();
     let operators = Operator::installed(&site.bed.plane, "ops", name).await;
     assert_eq!(operators.len(), 1);
-    // In one namespace, each has a Lease.
+    // In one namespace, each release has a Lease.
     let values = "crds.install=false,watchNamespaces={others}";
     let beside = [
         "install",
@@ -497,7 +497,7 @@ async fn an_install_for_some_namespaces() {
         "leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one"
     );
     assert!(!came && said.contains(&words), "{said}");
-    // One that acts without has none that would be in the way.
+    // An operator that acts without leader election has no Lease.
     let alone =
         "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
     site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone])
@@ -516,7 +516,7 @@ async fn an_install_for_some_namespaces() {
         "--from-literal=colour=blue",
     ])
     .await;
-    // One that all namespaces share.
+    // An object that all namespaces share.
     let (plane, client) = (bed.plane.clone(), bed.client.clone());
     Bed {
         plane,
@@ -574,7 +574,7 @@ async fn an_install_for_some_namespaces() {
         .collect();
     let refused: Vec<_> = ours.iter().filter(|request| request.lacked_right).collect();
     assert!(ours.len() > 20 && refused.is_empty(), "{refused:?}");
-    // kubectl fails where the answer is no.
+    // kubectl fails if the answer is no.
     for (namespace, may) in [("team", true), ("others", false)] {
         let asked = [
             "auth", "can-i", "list", "pods", "-n", namespace, "--as", &account,
@@ -584,9 +584,9 @@ async fn an_install_for_some_namespaces() {
     }
 }
 
-/// Whoever may do all in one namespace, and nothing beside it, installs what acts there.
+/// A user with all permissions in one namespace, and none outside, installs an operator for this namespace.
 #[tokio::test]
-async fn who_has_one_namespace_may_install_there() {
+async fn admin_of_one_namespace_may_install_there() {
     let Bed {
         plane, namespace, ..
     } = Bed::shared("tenant").await;
@@ -640,9 +640,10 @@ async fn who_has_one_namespace_may_install_there() {
     }
 }
 
-/// Where CRDs are to go with the release, what they are for goes first, while the operator runs; what may not go keeps all of it.
+/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion keeps
+/// all of it.
 #[tokio::test]
-async fn crds_that_go_with_the_release_take_their_objects_along() {
+async fn crds_of_the_release_are_deleted_after_their_objects() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);
     let values = site.outside();
@@ -661,7 +662,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     examples_are_well(bed).await;
     let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
-    leaving_crds_out_takes_nothing(&site).await;
+    leaving_crds_out_deletes_nothing(&site).await;
 
     let balancer = aws.balancers().await.unwrap().remove(0);
     aws.protect(&balancer.arn, true).await.unwrap();
@@ -703,7 +704,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
         "{kept}"
     );
 
-    // Its rights go while the operator runs.
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     aws.protect(&balancer.arn, false).await.unwrap();
     let ((gone, helms), said) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
@@ -738,9 +739,9 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// CRDs that are left out of a later release stay, and so do their objects, though they were to go with it; where helm would delete
-/// them, it is refused.
-async fn leaving_crds_out_takes_nothing(site: &Site) {
+/// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release; where
+/// helm would delete them, the chart fails.
+async fn leaving_crds_out_deletes_nothing(site: &Site) {
     let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),

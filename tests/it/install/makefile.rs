@@ -32,9 +32,9 @@ async fn nothing_left(bed: &Bed) {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// Takes away all that is there, while its operator runs.
+/// Removes the installation while its operator runs.
 pub async fn undeploy(bed: &Bed) {
-    // Its rights go while the operator runs.
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(bed, &["undeploy"]).await;
     nothing_left(bed).await;
@@ -42,7 +42,7 @@ pub async fn undeploy(bed: &Bed) {
     done(bed, &["uninstall"]).await;
 }
 
-/// `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
+/// Runs `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
 pub async fn all_targets(bed: &Bed) {
     let config = || {
         [
@@ -70,7 +70,7 @@ pub async fn all_targets(bed: &Bed) {
         .await
         .unwrap();
     assert_eq!(runs, image);
-    // As another program has it.
+    // The CRD of another program.
     let foreign = ["crd", "myapps.demo.rtfm.co.ua"];
     bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat())
         .await;
@@ -88,13 +88,13 @@ pub async fn all_targets(bed: &Bed) {
 }
 
 #[tokio::test]
-async fn a_placeholder_is_no_image() {
+async fn placeholder_is_no_image() {
     let targets = ["deploy", "build-installer", "docker-push", "docker-buildx"];
     for (target, image) in targets
         .into_iter()
         .flat_map(|target| [(target, None), (target, Some("IMG="))])
     {
-        // None of these programs is there: whoever asks for one before refusing says so.
+        // None of these programs exists: a target that runs one before its own check prints the program's name.
         let unused = [
             "KUBECTL=/no/kubectl",
             "CONTAINER_TOOL=/no/docker",
@@ -126,8 +126,8 @@ async fn a_placeholder_is_no_image() {
 }
 
 #[tokio::test]
-async fn nothing_is_undeployed_without_the_program_that_does_it() {
-    // kubectl is not there: whoever asks for it says so.
+async fn undeploy_deletes_nothing_without_its_programs() {
+    // kubectl does not exist: a target that runs it prints its name.
     let absent = ["QUARTERMASTER=/no/quartermaster", "KUBECTL=/no/kubectl"];
     let (done, said) = told(
         &tree_command("make")
@@ -144,9 +144,9 @@ async fn nothing_is_undeployed_without_the_program_that_does_it() {
     assert!(!said.contains("/no/kubectl"), "{said}");
 }
 
-/// There is no container engine where this runs, so what they are asked for is all that can be shown.
+/// No container engine exists on this machine, so the test can only show the commands.
 #[tokio::test]
-async fn what_the_container_tools_are_asked_for() {
+async fn container_tools_get_the_right_arguments() {
     let folder = Folder::new().unwrap();
     let (tool, log) = (folder.path().join("tool"), folder.path().join("log"));
     std::fs::write(

@@ -23,13 +23,12 @@ mod values;
 mod walkthrough;
 mod workflows;
 
-/// The tree's root.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What runs the operator, as it is installed.
+/// Name of the Deployment that runs the operator, as installed.
 const DEPLOYMENT: &str = "quartermaster-controller-manager";
 
-/// Runs `make` in the tree, for this cluster, and gives its exit status and all that it wrote.
+/// Runs `make` in the repository, for this cluster, and returns whether it succeeded and its output.
 async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     let kubectl = format!("KUBECTL={}", plane.binaries().join("kubectl").display());
     let ours = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
@@ -42,7 +41,7 @@ async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     told(&command.output().await.unwrap())
 }
 
-/// A program in the tree's root that knows nothing of a `make` that runs this test.
+/// Returns a command in the repository's root that inherits nothing of a `make` that runs this test.
 fn tree_command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(ROOT).kill_on_drop(true);
@@ -59,7 +58,7 @@ fn told(output: &Output) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// The objects in this YAML, each by what it is and its name.
+/// Returns the objects in this YAML, by kind and name.
 fn objects(yaml: &str) -> BTreeMap<String, Value> {
     let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
     let count = all.len();
@@ -68,7 +67,7 @@ fn objects(yaml: &str) -> BTreeMap<String, Value> {
     by_name
 }
 
-/// An object, by what it is and its name.
+/// Returns an object with its key: kind and name.
 fn named(object: Value) -> (String, Value) {
     let [namespace, name] =
         ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or("-"));
@@ -76,7 +75,7 @@ fn named(object: Value) -> (String, Value) {
     (format!("{version} {kind} {namespace}/{name}"), object)
 }
 
-/// All files of a folder of the tree, in the order in which kubectl takes them.
+/// Returns all files of a folder of the repository, in kubectl's order.
 fn folder(name: &str) -> String {
     let mut files: Vec<_> = std::fs::read_dir(Path::new(ROOT).join(name))
         .unwrap()
@@ -89,7 +88,7 @@ fn folder(name: &str) -> String {
         .collect()
 }
 
-/// Has the examples be there, of every kind.
+/// Creates the examples of every kind.
 async fn examples_are_there(bed: &Bed) {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["create", "namespace", "shop"]).await;
@@ -109,7 +108,7 @@ async fn examples_are_there(bed: &Bed) {
     );
 }
 
-/// Waits until the examples that have a condition are well: all but the `TrackedField`.
+/// Waits until the examples that have a condition are ready: all but the `TrackedField`.
 async fn conditions_are_well(bed: &Bed) {
     let all_but_one = [
         "contactpoint/telegram-cp",
@@ -126,7 +125,7 @@ async fn conditions_are_well(bed: &Bed) {
         .unwrap();
 }
 
-/// Has the examples be there, of every kind, and waits until all of them are well.
+/// Creates the examples of every kind, and waits until all of them are ready.
 async fn examples_are_well(bed: &Bed) {
     examples_are_there(bed).await;
     conditions_are_well(bed).await;

@@ -1,4 +1,4 @@
-//! The rights that the Helm chart gives, by its values.
+//! Permissions that the Helm chart grants, by its values.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use super::chart::made;
 use super::*;
 use crate::support::SYSTEM;
 
-/// Rights: verbs, and on what (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`, or a path).
+/// Permissions: verbs, and a resource (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`, or a path).
 type Rights = [(&'static str, &'static str)];
 
-/// What `ConfigMapSync`s need where they act.
+/// Permissions that `ConfigMapSync`s need where they act.
 const COPIES: &Rights = &[
     ("get list patch watch", "configmapsyncs.apps.bixbite.io"),
     ("patch", "configmapsyncs/status.apps.bixbite.io"),
@@ -20,7 +20,7 @@ const COPIES: &Rights = &[
     ("create", "events.events.k8s.io"),
 ];
 
-/// What all other kinds need there.
+/// Permissions that all other kinds need there.
 const OTHERS: &Rights = &[
     ("list watch", "contactpoints.tg.azamaton.ru"),
     ("patch", "contactpoints/status.tg.azamaton.ru"),
@@ -48,27 +48,27 @@ const OTHERS: &Rights = &[
     ("patch", "myingresses/status.demo.rtfm.co.ua"),
 ];
 
-/// What may be tracked; it is bound where the operator acts.
+/// Kinds that may be tracked; the role is bound where the operator acts.
 const TRACKED: &Rights = &[
     ("get list watch", "deployments.apps"),
     ("get list watch", "services."),
     ("get list watch", "statefulsets.apps"),
 ];
 
-/// To know what may be tracked.
+/// Permission to read the kinds that may be tracked.
 const ROLE: &Rights = &[(
     "list watch",
     "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role",
 )];
 
-/// To ask about those who read metrics, and to read them.
+/// Permissions to review clients that read metrics, and to read them.
 const METRICS: &Rights = &[
     ("create", "tokenreviews.authentication.k8s.io"),
     ("create", "subjectaccessreviews.authorization.k8s.io"),
     ("get", "/metrics"),
 ];
 
-/// Every right that a set of values gives: `NAMESPACE VERB WHAT`, with `-` for all of them.
+/// Returns every permission that a set of values grants: `NAMESPACE VERB WHAT`, with `-` for all of them.
 async fn rights(values: &str) -> BTreeSet<String> {
     let made = made(&["--set", values]).await;
     let of_people = |name: &str| {
@@ -117,7 +117,7 @@ async fn rights(values: &str) -> BTreeSet<String> {
     rights
 }
 
-/// The same form for what is expected in a namespace.
+/// Returns the expected permissions of a namespace in the same form.
 fn listed(namespace: &str, rights: &[&Rights]) -> BTreeSet<String> {
     let each = |(verbs, what): &(&str, &str)| {
         verbs
@@ -132,13 +132,13 @@ fn listed(namespace: &str, rights: &[&Rights]) -> BTreeSet<String> {
         .collect()
 }
 
-/// The right to a Lease, and to no other of the namespace: releases that share one have a Lease each.
+/// Permission for a Lease, and for no other of the namespace: releases that share one have a Lease each.
 const LEASE: &Rights = &[
     ("create", "leases.coordination.k8s.io"),
     ("get update", "leases.coordination.k8s.io quartermaster"),
 ];
 
-/// What every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
+/// Returns what every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
 fn always() -> BTreeSet<String> {
     let crd = |kind: &KindInfo| {
         let name = kind.crd_name();
@@ -156,7 +156,7 @@ fn always() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn they_are_what_the_operator_needs_and_no_more() {
+async fn chart_grants_the_needed_permissions_and_no_others() {
     let everywhere: &Rights = &[
         ("get list watch", "namespaces."),
         ("get list watch", "nodes."),
@@ -164,7 +164,7 @@ async fn they_are_what_the_operator_needs_and_no_more() {
     let whole = &listed("-", &[COPIES, OTHERS, TRACKED, ROLE, METRICS, everywhere]) | &always();
     assert_eq!(rights("replicas=2").await, whole);
 
-    // In one namespace: Roles there, and what they share in the operator's.
+    // In one namespace: Roles there, and the shared ones in the operator's.
     let beside: &Rights = &[("get", "nodes."), ("get", "namespaces. kube-system")];
     let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, ROLE, METRICS, beside]))
         | &always();
@@ -191,7 +191,7 @@ async fn they_are_what_the_operator_needs_and_no_more() {
 }
 
 #[tokio::test]
-async fn they_follow_the_controllers() {
+async fn permissions_follow_the_controllers() {
     let namespaces: &Rights = &[("list watch", "namespaces.")];
     let plain = &listed("-", &[COPIES, namespaces]) | &always();
     for value in ["metrics.secure=false", "metrics.enabled=false"] {
@@ -213,7 +213,7 @@ async fn they_follow_the_controllers() {
 }
 
 #[tokio::test]
-async fn that_to_the_lease_follows_its_name() {
+async fn lease_permission_follows_the_name_of_the_lease() {
     let other: &Rights = &[
         ("create", "leases.coordination.k8s.io"),
         ("get update", "leases.coordination.k8s.io mine"),
@@ -232,7 +232,7 @@ async fn that_to_the_lease_follows_its_name() {
     );
 }
 
-/// Without the policies, who may edit one namespace would reach into others.
+/// Without the policies, an editor of one namespace would reach into others.
 #[tokio::test]
 async fn no_role_joins_edit_without_the_policies() {
     let joining = async |values: &[&str]| {

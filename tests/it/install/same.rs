@@ -1,10 +1,10 @@
-//! All ways lead to the same objects.
+//! Every way of installing creates the same objects.
 
 use testbed::control_plane::binaries;
 
 use super::*;
 
-/// What kubectl makes of a folder of `config/`.
+/// Returns what kubectl builds from a folder of `config/`.
 pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
     let output = kubectl.args(["kustomize", folder]).output().await.unwrap();
@@ -13,7 +13,7 @@ pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
     as_stored(objects(&said))
 }
 
-/// kubectl 1.36 takes policies for something that has a namespace. The apiserver drops that.
+/// kubectl 1.36 treats policies as namespaced. The apiserver drops the namespace.
 fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let stored = made.into_values().map(|mut object| {
         if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
@@ -28,7 +28,7 @@ fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn deploy_is_config_default() {
+async fn deploy_matches_config_default() {
     let (ours, theirs) = (
         objects(&folder("deploy")),
         kustomized("config/default").await,
@@ -51,7 +51,7 @@ async fn deploy_is_config_default() {
     );
 }
 
-/// Nothing may be stored before somebody checks it.
+/// The policies must check objects before any can be stored.
 #[tokio::test]
 async fn policies_are_installed_before_the_crds() {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
@@ -83,7 +83,7 @@ async fn policies_are_installed_before_the_crds() {
 }
 
 #[tokio::test]
-async fn the_installer_is_config_default_with_another_image() {
+async fn installer_matches_config_default_with_another_image() {
     let dist = Folder::new().unwrap();
     let image = "registry.example.com:5000/team/quartermaster:1.2.3";
     let kubectl = format!(
@@ -109,7 +109,7 @@ async fn the_installer_is_config_default_with_another_image() {
 }
 
 #[tokio::test]
-async fn the_monitor_finds_the_service() {
+async fn monitor_selects_the_service() {
     let installed = kustomized("config/default").await;
     let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
     let made = kustomized("config/prometheus").await;
@@ -132,7 +132,7 @@ async fn the_monitor_finds_the_service() {
         monitor["spec"]["endpoints"][0]["port"],
         service["spec"]["ports"][0]["name"]
     );
-    // The Prometheus operator calls the job as the Service.
+    // The Prometheus operator gives the job the Service's name.
     let rules = made
         .values()
         .find(|object| object["kind"] == "PrometheusRule")
@@ -140,7 +140,7 @@ async fn the_monitor_finds_the_service() {
     assert_alerts_are_of_the_job_of(rules, service);
 }
 
-/// That each alert asks for the job that the Prometheus operator makes of this Service.
+/// Asserts that each alert selects the job that the Prometheus operator derives from this Service.
 pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     let job = format!("job=\"{}\"", service["metadata"]["name"].as_str().unwrap());
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
@@ -156,9 +156,9 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     }
 }
 
-/// The overlay that the page shows for a certificate of one's own.
+/// The overlay that the page shows for the user's own certificate.
 #[tokio::test]
-async fn a_certificate_is_mounted_as_the_page_has_it() {
+async fn certificate_is_mounted_as_the_page_shows() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/operating.md")).unwrap();
     let overlay = page
         .split("```yaml\n")

@@ -1,9 +1,9 @@
-//! The chart over an earlier one of its own shape, with objects of every kind there.
+//! An upgrade from an earlier version of this chart, with objects of every kind.
 //!
 //! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
 //! commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git archive ccf4fbf:charts/quartermaster`,
 //! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, `AppService`'s two rules on `targetPort` left
-//! out (Kubernetes 1.33 never took them), and packed with tar and gzip.
+//! out (Kubernetes 1.33 never accepted them), and packed with tar and gzip.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ use super::helm::Site;
 use super::*;
 use crate::support::{Operator, SOON, SYSTEM};
 
-/// Where the images of this test would be.
+/// Image repository of this test.
 const REPOSITORY: &str = "registry.example.com/quartermaster";
-/// It wins over a tag.
+/// The digest has precedence over a tag.
 const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 
 const EARLIER: &str = "tests/it/install/earlier/quartermaster.tgz";
 
 #[tokio::test]
-async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
+async fn objects_of_an_earlier_chart_stay_and_become_ready() {
     let site = Site::new().await;
     let bed = &site.bed;
     let values = site.outside();
@@ -76,7 +76,7 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     )
     .await;
     bed.waiting("nginx-deployment-replicas", "").await;
-    // What waited is told once, what was told is not told again, and neither is the contact point tested.
+    // A waiting entry is sent once, sent entries are not repeated, and the contact point is not tested again.
     let texts: Vec<_> = site
         .telegram
         .messages()
@@ -149,7 +149,7 @@ async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
     assert_eq!(images, ["YOUR.REGISTRY/quartermaster:TAG"]);
 }
 
-/// The CRDs that are not as this version has them.
+/// Returns the CRDs that differ from this version's.
 async fn older_crds(bed: &Bed) -> Vec<String> {
     let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let mut older = Vec::new();
@@ -168,10 +168,10 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
     older
 }
 
-/// What is written in an object, and what the operator said of it, by its kind and name.
+/// Specs of objects and what the operator reported of them, by kind and name.
 type Said = BTreeMap<String, Value>;
 
-/// Of all objects of our kinds.
+/// Returns those of all objects of the operator's kinds.
 async fn said_of_all(site: &Site) -> Said {
     let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
@@ -187,8 +187,8 @@ async fn said_of_all(site: &Site) -> Said {
     all["items"].as_array().unwrap().iter().map(said).collect()
 }
 
-/// What an earlier operator said of the examples before it was stopped: the contact point is tested, a message waits, and the rest is
-/// under way.
+/// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a message
+/// waits, and the rest is in progress.
 fn stopped_halfway() -> Vec<(&'static str, Value)> {
     let now = Timestamp::now().to_string();
     let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);

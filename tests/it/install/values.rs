@@ -1,4 +1,4 @@
-//! Which values the chart takes, and that the operator then takes them, too.
+//! Values that the chart accepts, and that the operator then accepts, too.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use super::chart::{CHART, helm, made, template};
 use super::*;
 use crate::support::SYSTEM;
 
-/// Every flag of `run`, but the one that the Pod's own namespace gives, with the value that sets it.
+/// Every flag of `run`, but the one that the Pod's own namespace sets, with the value that sets it.
 #[tokio::test]
-async fn every_flag_is_reached() {
+async fn every_flag_has_a_value() {
     let flags = [
         (
             "leader-elect",
@@ -158,9 +158,9 @@ async fn every_flag_is_reached() {
     }
 }
 
-/// No webhook may go to the operator itself, so it is told its addresses.
+/// No webhook may reach the operator itself, so the chart passes its addresses.
 #[tokio::test]
-async fn the_operator_knows_its_own_addresses() {
+async fn operator_gets_its_own_addresses() {
     let deployment = &made(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let env = &deployment["spec"]["template"]["spec"]["containers"][0]["env"];
     let variable = Cli::command();
@@ -181,7 +181,7 @@ async fn the_operator_knows_its_own_addresses() {
     assert!(env.as_array().unwrap().contains(&expected), "{env:#}");
 }
 
-/// What the operator is started with.
+/// Returns the operator's arguments.
 async fn args(value: &str) -> Vec<String> {
     let deployment =
         &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
@@ -195,7 +195,7 @@ async fn args(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether the operator starts with them.
+/// Returns whether the operator starts with them.
 fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
     let words = ["quartermaster"]
         .into_iter()
@@ -212,9 +212,10 @@ fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// What the operator would exit at does not get that far. Each value with helm's words, and as it would reach the operator.
+/// The chart rejects values with which the operator would exit. Each value has helm's message, and the flag as it would
+/// reach the operator.
 #[tokio::test]
-async fn what_the_operator_exits_at_is_refused() {
+async fn values_that_stop_the_operator_are_rejected() {
     let long = format!("clusterName={}", "e".repeat(101));
     let long_flag = format!("--cluster-name={}", "e".repeat(101));
     for (value, words, flags) in [
@@ -391,9 +392,9 @@ async fn what_the_operator_exits_at_is_refused() {
     }
 }
 
-/// Whoever may read Pods must not read the proxy's password.
+/// A user who may read Pods must not read the proxy's password.
 #[tokio::test]
-async fn a_proxy_password_comes_from_a_secret_alone() {
+async fn proxy_password_comes_only_from_a_secret() {
     let values = "webhook.proxySecret.name=proxy,webhook.proxySecret.key=url";
     let deployment =
         &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
@@ -462,9 +463,9 @@ async fn a_proxy_password_comes_from_a_secret_alone() {
     }
 }
 
-/// Neither help nor an error shows what the variable holds.
+/// Neither help nor an error shows the content of the variable.
 #[tokio::test]
-async fn the_proxy_variable_is_shown_nowhere() {
+async fn proxy_variable_is_never_printed() {
     for (value, arguments) in [
         ("http://me:sesame@proxy", &["run", "--help"][..]),
         ("http://me:sesame@proxy", &["run", "--no-such-flag"]),
@@ -482,9 +483,9 @@ async fn the_proxy_variable_is_shown_nowhere() {
     }
 }
 
-/// Nothing is refused that it would start with, up to the bounds.
+/// The chart accepts every value with which the operator would start, up to the bounds.
 #[tokio::test]
-async fn what_the_operator_takes_is_let_through() {
+async fn values_that_the_operator_accepts_are_accepted() {
     let long = format!("clusterName={}", "é".repeat(100));
     for value in [
         "leaderElection.id=a.b-c",
@@ -509,9 +510,10 @@ async fn what_the_operator_takes_is_let_through() {
     }
 }
 
-/// What the rights follow is set by its value alone: said by another way, the operator would start, and be refused what it asks for.
+/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its requests
+/// would be forbidden.
 #[tokio::test]
-async fn what_rights_follow_has_one_way() {
+async fn settings_with_permissions_have_one_value() {
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
     for (flag, value) in [
@@ -545,7 +547,7 @@ async fn what_rights_follow_has_one_way() {
 }
 
 #[tokio::test]
-async fn what_is_no_value_is_refused() {
+async fn unknown_values_are_rejected() {
     for (value, words) in [
         ("replica=3", "replica"),
         ("replicas=two", "replicas"),
@@ -596,7 +598,7 @@ async fn what_is_no_value_is_refused() {
         .await
         .0
     );
-    // What is not served takes no port.
+    // A disabled server needs no port.
     assert!(
         template(&["--set", "metrics.port=8081,metrics.enabled=false"])
             .await
@@ -610,9 +612,9 @@ async fn what_is_no_value_is_refused() {
     );
 }
 
-/// Whoever has this chart beneath one of their own switches it by a condition on such a value.
+/// A chart that depends on this one switches it by a condition on such a value.
 #[tokio::test]
-async fn another_chart_may_switch_it() {
+async fn parent_chart_may_disable_the_chart() {
     assert!(template(&["--set", "enabled=true"]).await.0);
     let (done, said) = template(&["--set", "enabled=false"]).await;
     assert!(
@@ -621,9 +623,9 @@ async fn another_chart_may_switch_it() {
     );
 }
 
-/// No two releases come to share a name because theirs were cut.
+/// Truncated names never collide.
 #[tokio::test]
-async fn a_name_that_is_too_long_is_refused() {
+async fn names_that_are_too_long_are_rejected() {
     let template = async |release: &str, values: &str| {
         let fixed = ["template", release, CHART, "--set", values];
         told(

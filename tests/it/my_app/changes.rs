@@ -1,4 +1,4 @@
-//! Whatever becomes of the spec or of the Pod, there is a Pod as it is wanted; and then nothing is written.
+//! The desired Pod exists after every change of the spec or of the Pod; then nothing is written.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -9,7 +9,7 @@ use testbed::wait::until;
 use super::{running, waiting};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// The values of the container's variable, and its image.
+/// Returns the values of the container's variable, and its image.
 fn made_of(pod: &Pod) -> (Value, String) {
     let container = &pod.spec.as_ref().unwrap().containers[0];
     let values = container
@@ -22,7 +22,7 @@ fn made_of(pod: &Pod) -> (Value, String) {
 }
 
 #[tokio::test]
-async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
+async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1", "banner": "one" }))
@@ -44,7 +44,7 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
         "that is no loss"
     );
 
-    // As long as it may be, and with all that the kubelet or a shell could make something of.
+    // A banner of maximum length, with everything that the kubelet or a shell could interpret.
     let banner = format!(
         "'a' \"b\" $(HOME) $$ `c` \\n\n\u{1F680}{}",
         "$(date) 0123456789\n".repeat(5600)
@@ -72,7 +72,7 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
             .is_none()
     );
 
-    // Somebody gives the Pod itself another image.
+    // A user changes the image of the Pod itself.
     bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"])
         .await;
     let sixth = bed.app_runs_anew("web", &fifth).await;
@@ -94,12 +94,12 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
     bed.marker("marker").await;
     let mut asked = bed.asked(since).await;
     asked.remove("patch myapps/status marker");
-    // The new generation is noted.
+    // The status records the new generation.
     assert_eq!(asked, [("patch myapps/status web".to_owned(), 1)].into());
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_is_made_again() {
+async fn deleted_pod_is_recreated() {
     let bed = Bed::shared("apps").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx" })).await;
@@ -111,14 +111,14 @@ async fn a_pod_that_is_deleted_is_made_again() {
     bed.pod_ends("web").await;
     pod = bed.app_runs_anew("web", &pod).await;
 
-    // While nobody looks.
+    // The change happens while no operator runs.
     operator.kill();
     bed.delete::<Pod>("web-pod").await;
     operator.restart();
     operator.ready().await;
     pod = bed.app_runs_anew("web", &pod).await;
 
-    // What is said of the Pod before is not taken for what is said of this one.
+    // The operator does not apply events of the old Pod to the new one.
     let ready = |pod: Pod| {
         pod.status?
             .conditions?
@@ -139,7 +139,7 @@ async fn a_pod_that_is_deleted_is_made_again() {
     bed.pod_is("web", running(true)).await;
     bed.app_says("web", "Ready").await;
 
-    // At rest, and after a restart, nothing is written and nothing asked for.
+    // At rest, and after a restart, nothing is written and nothing requested.
     bed.marker("marker").await;
     let since = bed.plane.audit().mark().await.unwrap();
     operator.kill();
@@ -155,7 +155,7 @@ async fn a_pod_that_is_deleted_is_made_again() {
 }
 
 #[tokio::test]
-async fn suspended_it_is_left_alone() {
+async fn suspended_app_is_unchanged() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1" })).await;

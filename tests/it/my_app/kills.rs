@@ -1,5 +1,5 @@
-//! The operator is killed at each of its writes, loses answers, and is told nothing: there is one Pod, as it is wanted, and it
-//! says so.
+//! The operator is killed at each of its writes, loses answers, and its watches are silent: the one desired Pod exists, and
+//! the status says so.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -11,20 +11,20 @@ use super::{by_hand, running, says};
 use crate::support::{Bed, Operator, SOON, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing() {
-    // Before a write is as good as after the one before.
+async fn kill_at_any_write_keeps_the_end_state() {
+    // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, run).await;
-    // At least: a Pod, that it is there, that it goes, another one, that it is there.
+    // At least: the Pod's creation and its status, its deletion, the other Pod's creation and its status.
     assert!(
         writes.iter().all(|writes| *writes >= 5),
         "{writes:?} writes"
     );
-    tokio::join!(answers_that_are_lost(), a_watch_that_is_silent());
+    tokio::join!(run_with_lost_answers(), run_with_a_silent_watch());
 }
 
-/// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
-/// how all of it ends.
+/// A `MyApp` is created, and gets another image, while the operator is killed at that write. Returns whether that write
+/// happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = by_hand("kills").await;
     let changes = async {
@@ -40,7 +40,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     (killed, end_state(&bed).await)
 }
 
-/// Without names, times and versions.
+/// Returns the end state without names, times and versions.
 async fn end_state(bed: &Bed) -> Value {
     let pods = bed
         .api::<Pod>()
@@ -54,8 +54,8 @@ async fn end_state(bed: &Bed) -> Value {
     json!({ "pods": specs, "says": says(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
 }
 
-/// The Pod is made, and nobody learns of it: it is found, and not made again.
-async fn answers_that_are_lost() {
+/// The Pod is created and the answer is lost: the operator finds the Pod, and does not create it again.
+async fn run_with_lost_answers() {
     let bed = by_hand("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
@@ -76,8 +76,8 @@ async fn answers_that_are_lost() {
     assert_eq!(pods.len(), 1);
 }
 
-/// Nothing is believed for ever, and nothing is done twice because nobody says that it is done.
-async fn a_watch_that_is_silent() {
+/// The operator does not trust its cache for ever, and repeats no write because a watch is silent.
+async fn run_with_a_silent_watch() {
     let bed = by_hand("silent").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(

@@ -1,4 +1,4 @@
-//! What a scheduler and a kubelet say of the Pod, said by the test.
+//! Scheduler and kubelet states of the Pod, written by the test.
 
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,20 @@ use super::{by_hand, running, waiting};
 use crate::support::{ACCOUNT, Bed, Operator, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_becomes_of_the_pod() {
+async fn app_follows_every_state_of_the_pod() {
     tokio::join!(
-        async { a_new_one_costs_two_writes_and_no_question(by_hand("new").await).await },
-        async { the_status_follows_the_pod(by_hand("status").await).await },
-        async { one_that_fails_is_made_again_more_and_more_slowly(by_hand("fails").await).await },
-        async { a_node_that_is_gone_takes_its_pod_along(by_hand("gone").await).await },
-        async { a_node_that_does_not_answer_is_waited_for(by_hand("quiet").await).await },
-        async { one_that_is_being_deleted_is_waited_for(by_hand("going").await).await },
-        async { where_the_namespace_is_being_deleted_none_is_made(by_hand("ending").await).await },
+        async { new_app_costs_two_writes_and_no_read(by_hand("new").await).await },
+        async { status_follows_the_pod(by_hand("status").await).await },
+        async { failed_pod_is_recreated_with_backoff(by_hand("fails").await).await },
+        async { pod_of_a_deleted_node_is_replaced(by_hand("gone").await).await },
+        async { unreachable_node_is_awaited(by_hand("quiet").await).await },
+        async { terminating_pod_is_awaited(by_hand("going").await).await },
+        async { terminating_namespace_gets_no_pod(by_hand("ending").await).await },
     );
 }
 
-/// Nobody clears the namespace here.
-async fn where_the_namespace_is_being_deleted_none_is_made(bed: Bed) {
+/// No controller clears the namespace here.
+async fn terminating_namespace_gets_no_pod(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
@@ -40,7 +40,7 @@ async fn where_the_namespace_is_being_deleted_none_is_made(bed: Bed) {
     assert_eq!((status.phase, status.pod_name), (None, None));
 }
 
-async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
+async fn new_app_costs_two_writes_and_no_read(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.marker("before").await;
     let since = bed.plane.audit().mark().await.unwrap();
@@ -57,8 +57,8 @@ async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
     );
 }
 
-async fn the_status_follows_the_pod(bed: Bed) {
-    // Nothing is looked at without a reason.
+async fn status_follows_the_pod(bed: Bed) {
+    // The operator reconciles only when triggered.
     let settings = Settings::default()
         .flag("--waiting-min=10m")
         .flag("--waiting-max=10m");
@@ -93,7 +93,7 @@ async fn the_status_follows_the_pod(bed: Bed) {
     }
     bed.pod_is("web", running(true)).await;
     assert_eq!(bed.app_says("web", "Ready").await, "web-pod runs");
-    // A container that crashes has its reasons in turn: each is told once until all is well.
+    // A crashing container changes its reasons: each is reported once until the app is ready.
     for times in 1..=3 {
         bed.pod_is(
             "web",
@@ -123,7 +123,8 @@ async fn the_status_follows_the_pod(bed: Bed) {
         assert_eq!(bed.events("web", reason).await.len(), 1, "{reason}");
     }
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
-    // As long as somebody says something of the Pod its node is not asked for; but for a pass that our own status woke.
+    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status write
+    // triggered.
     let requests = bed.plane.audit().requests(since).await.unwrap();
     let asked = requests
         .iter()
@@ -134,7 +135,7 @@ async fn the_status_follows_the_pod(bed: Bed) {
     assert!(ours < 4, "asked for {ours} times");
 }
 
-async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
+async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
     let least = Duration::from_millis(100);
     let settings = Settings::default()
         .flag("--retry-min=100ms")
@@ -172,7 +173,7 @@ async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
         "until it is well"
     );
     bed.event("web", "PodSucceeded").await;
-    // What is wanted meanwhile is not waited for.
+    // A change of the spec meanwhile takes effect at once.
     bed.pod_is("web", json!({ "phase": "Failed" })).await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
@@ -183,7 +184,7 @@ async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
     );
 }
 
-/// A `MyApp` whose Pod ran on this node, and is not ready any more.
+/// Creates a `MyApp` whose Pod ran on this node, and is no longer ready.
 async fn stalled(bed: &Bed, node: &str) -> Pod {
     bed.node(node, "True", "fine").await;
     bed.app("web", json!({ "image": "nginx" })).await;
@@ -196,7 +197,7 @@ async fn stalled(bed: &Bed, node: &str) -> Pod {
     pod
 }
 
-async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
+async fn pod_of_a_deleted_node_is_replaced(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "gone-node").await;
     let since = bed.plane.audit().mark().await.unwrap();
@@ -229,7 +230,7 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
     assert_eq!(bed.events("web", "NodeNotFound").await.len(), 1);
 }
 
-async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
+async fn unreachable_node_is_awaited(bed: Bed) {
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "quiet-node").await;
     bed.node(
@@ -246,7 +247,7 @@ async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
     assert!(words.contains("kubectl delete node quiet-node"), "{words}");
     bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // Also when the operator begins anew.
+    // The same after a restart of the operator.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -265,7 +266,7 @@ async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
     assert_eq!(bed.events("web", "NodeNotReady").await.len(), 1);
 }
 
-async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
+async fn terminating_pod_is_awaited(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.node("going-node", "True", "fine").await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
@@ -281,7 +282,7 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
         words,
         "web-pod is being deleted; it is created again once it is gone"
     );
-    // More changes of mind delete nothing again, not even the one back.
+    // Further changes of the spec cause no further deletion, not even the change back.
     for image in ["nginx:3", "nginx:1"] {
         bed.patch::<MyApp>("web", json!({ "spec": { "image": image } }))
             .await;
@@ -297,7 +298,7 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
     bed.app_says("web", "PodPending").await;
     assert!(bed.events("web", "ChildTerminating").await.is_empty());
 
-    // The one that goes with its MyApp is not made again.
+    // A Pod that is deleted with its MyApp is not recreated.
     bed.bind("web", "going-node").await;
     bed.pod_is("web", running(true)).await;
     bed.app_runs("web").await;

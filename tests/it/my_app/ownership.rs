@@ -1,4 +1,4 @@
-//! A Pod that is not ours is never touched; one that is handed over is taken as it is.
+//! The operator never changes an unowned Pod, and adopts a Pod without changes.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, PropagationPolicy};
@@ -13,7 +13,7 @@ use crate::support::{Bed, Operator, SOON, Settings};
 const BANNER: &str = "This pod was created for $5 \u{1F680}";
 
 #[tokio::test]
-async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
+async fn pod_of_the_document_is_adopted_without_restart() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
     let theirs: Pod = bed
@@ -32,7 +32,7 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
         format!("annotate pods web-pod -n {here} quartermaster.dev/adopt-by={here}/web")
     );
     assert_eq!(bed.event("web", "Conflict").await, words);
-    // It is asked for again and again, and nothing is written.
+    // The operator checks again and again, and writes nothing.
     let asked = until("it is asked for", SOON, async || {
         let asked = bed.asked(since).await;
         Ok(asked
@@ -82,7 +82,7 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
     );
     assert_eq!(taken.labels()["app"], "web");
 
-    // Its profile is its own, until there is a reason to make it anew.
+    // The adopted Pod keeps its security profile until there is another reason to recreate it.
     bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
         .await;
     assert_eq!(bed.app_runs("web").await.uid(), theirs.uid());
@@ -97,7 +97,7 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
 }
 
 #[tokio::test]
-async fn one_that_differs_is_taken_over_and_made_anew() {
+async fn differing_pod_is_adopted_and_recreated() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
     let mut pod = documents_pod("web", "nginx:1", BANNER);
@@ -115,7 +115,7 @@ async fn one_that_differs_is_taken_over_and_made_anew() {
 }
 
 #[tokio::test]
-async fn what_another_controls_is_left_alone_whatever_it_says() {
+async fn pod_of_another_controller_is_unchanged() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
     let map: ConfigMap = bed.create("boss", json!({})).await;
@@ -137,13 +137,13 @@ async fn what_another_controls_is_left_alone_whatever_it_says() {
         (theirs.uid(), theirs.annotations())
     );
 
-    // Once it is gone there is room for ours.
+    // Once that Pod is deleted, the operator creates its own.
     bed.delete::<Pod>("web-pod").await;
     bed.app_runs_anew("web", &theirs).await;
 }
 
 #[tokio::test]
-async fn a_mark_that_is_stripped_is_put_back_and_without_both_it_is_not_ours() {
+async fn one_removed_ownership_mark_is_restored_and_two_release_the_pod() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = bed.app("web", json!({ "image": "nginx" })).await;
@@ -174,7 +174,7 @@ async fn a_mark_that_is_stripped_is_put_back_and_without_both_it_is_not_ours() {
 }
 
 #[tokio::test]
-async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
+async fn pod_ownership_is_restored_after_a_backup() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "image": "nginx", "banner": "$" });
@@ -186,7 +186,7 @@ async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
         ..DeleteParams::default()
     };
     apps.delete("web", &orphan).await.unwrap();
-    // The garbage collector, who sees to that, looks for new kinds every 30 s.
+    // The garbage collector, which deletes it, discovers new kinds only every 30 s.
     until("it is gone", SOON * 2, async || {
         Ok(apps.get_opt("web").await?.is_none().then_some(()))
     })
@@ -197,7 +197,7 @@ async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
     assert_eq!(taken.uid(), pod.uid());
     assert!(is_owned_by(&taken, &again));
 
-    // Deleted as usual, it takes its Pod along.
+    // The default deletion deletes the Pod, too.
     bed.delete::<MyApp>("web").await;
     until("its Pod goes", SOON * 2, async || {
         Ok(bed.pod("web").await.is_none().then_some(()))

@@ -1,4 +1,5 @@
-//! The apiserver does not take the Pod: its own words, no hot loop, and all is well once it does.
+//! Pods that the apiserver rejects: the status quotes the apiserver, no hot loop, and the app is ready once the apiserver
+//! accepts the Pod.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ async fn label(bed: &Bed, profile: &str) {
 }
 
 #[tokio::test]
-async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
+async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
     let bed = Bed::shared("apps").await;
     label(&bed, "restricted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -61,7 +62,7 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
 }
 
 #[tokio::test]
-async fn a_quota_is_waited_for_without_haste() {
+async fn exceeded_quota_is_retried_with_backoff() {
     let bed = Bed::shared("apps").await;
     bed.takes_pods().await;
     let quota: ResourceQuota = bed
@@ -73,7 +74,7 @@ async fn a_quota_is_waited_for_without_haste() {
     })
     .await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // As users have them: tried again after 1 s, 2 s, 4 s ...
+    // The users' defaults: retries after 1 s, 2 s, 4 s ...
     let settings = Settings::default()
         .flag("--retry-min=1s")
         .flag("--retry-max=5m");
@@ -90,7 +91,7 @@ async fn a_quota_is_waited_for_without_haste() {
         "{asked:?}"
     );
 
-    // Whoever mends it need not wait for the next try.
+    // A user who fixes the problem need not wait for the next retry.
     bed.patch::<ResourceQuota>("none", json!({ "spec": { "hard": { "pods": "5" } } }))
         .await;
     let raised =

@@ -1,11 +1,11 @@
-//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+//! Stale objects: an app's watch may have fallen silent.
 
 use testbed::proxy::{Match, Proxy, Verb};
 
 use super::*;
 use crate::support::{Operator, Settings};
 
-/// An app with a Pod, whose watch says nothing any more.
+/// Creates an app with a Pod, and freezes its watch.
 async fn known(name: &str) -> (Bed, Proxy, Operator) {
     let bed = by_hand(name).await;
     let (proxy, file) = bed.through_proxy().await;
@@ -15,7 +15,7 @@ async fn known(name: &str) -> (Bed, Proxy, Operator) {
     (bed, proxy, operator)
 }
 
-/// Waits until the operator has asked whether the app that it knows is there.
+/// Waits until the operator has read whether the app in its cache still exists.
 async fn asked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("myapps").name("web");
     until("it asks whether the app is there", SOON, async || {
@@ -25,9 +25,9 @@ async fn asked(proxy: &Proxy) {
     .unwrap();
 }
 
-/// Nobody has the UID that the Pod bears, as far as the cache shows.
+/// In the cache, no app has the UID of the Pod's owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_takes_no_pod_back() {
+async fn stale_app_restores_no_ownership() {
     let (bed, proxy, _operator) = known("pod-restored").await;
     let silent = proxy.freeze(Match::watch("myapps"));
     bed.delete::<MyApp>("web").await;
@@ -51,9 +51,9 @@ async fn an_app_of_the_past_takes_no_pod_back() {
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
-/// Nor is the Pod made again that went with it: it would go again, and so on.
+/// The operator does not recreate the Pod of a deleted app: the Pod would be deleted again, and so on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn for_an_app_that_is_gone_no_pod_is_made() {
+async fn deleted_app_creates_no_pod() {
     let (bed, proxy, _operator) = known("pod-gone").await;
     let silent = proxy.freeze(Match::watch("myapps"));
     bed.delete::<MyApp>("web").await;

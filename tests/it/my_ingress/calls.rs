@@ -1,4 +1,4 @@
-//! What is called in AWS, and what AWS may answer, against AWS's own model of its API.
+//! Calls of AWS and its possible errors, against AWS's own model of its API.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use testbed::aws;
 use super::nodes::http;
 use super::*;
 
-/// botocore has the model that AWS makes its SDKs from.
+/// botocore has the model from which AWS generates its SDKs.
 #[tokio::test]
-async fn every_error_of_the_api_stands_in_the_table() {
+async fn every_error_of_the_api_is_in_the_table() {
     let model = aws::api_model().await.unwrap();
     let shapes = model["shapes"].as_object().unwrap();
     let errors: BTreeSet<_> = shapes
@@ -24,9 +24,10 @@ async fn every_error_of_the_api_stands_in_the_table() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The policy of the documentation lets these through: each is called, and no other. What needs no right is not counted.
+/// The policy of the documentation allows these actions: the operator uses each, and no other. Actions without a permission
+/// do not count.
 #[tokio::test]
-async fn what_is_called_is_what_the_policy_grants() {
+async fn called_actions_match_the_policy() {
     let site = Site::with_nodes("calls", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let group = site.aws.security_groups().remove(0);

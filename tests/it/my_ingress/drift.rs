@@ -1,9 +1,9 @@
-//! What the spec says is put right, in AWS and after a change of the spec; what it does not say is left alone.
+//! The operator corrects the fields of the spec, in AWS and after a change of the spec, and does not touch others.
 
 use super::*;
 
 #[tokio::test]
-async fn all_that_we_set_is_put_right_and_nothing_else() {
+async fn operator_settings_are_corrected_and_no_others() {
     let site = Site::new("drift").await;
     let _operator = site.operator().await;
     let groups = site.aws.security_groups();
@@ -27,7 +27,7 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
         .unwrap();
     site.aws.set_ip_address_type(arn, "ipv4").await.unwrap();
     site.aws.tag(arn, "team", "them").await.unwrap();
-    // Not ours to set.
+    // A tag that the operator does not own.
     site.aws.tag(arn, "cost-centre", "7").await.unwrap();
     site.aws.protect(arn, true).await.unwrap();
     site.look_again("web").await;
@@ -49,9 +49,9 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
     );
 }
 
-/// What was never in the spec is whatever somebody made it.
+/// Settings that the spec never had stay as they are.
 #[tokio::test]
-async fn what_the_spec_does_not_say_is_left_alone() {
+async fn settings_outside_the_spec_are_unchanged() {
     let site = Site::new("unsaid").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -86,9 +86,9 @@ async fn what_the_spec_does_not_say_is_left_alone() {
     assert_eq!(changing(&site.aws.calls()), ["SetSubnets"]);
 }
 
-/// One refusal does not keep the rest from being put right.
+/// A rejected correction does not block the others.
 #[tokio::test]
-async fn what_aws_lets_be_is_put_right() {
+async fn rejected_correction_blocks_no_other() {
     let site = Site::new("partly").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -107,7 +107,7 @@ async fn what_aws_lets_be_is_put_right() {
 }
 
 #[tokio::test]
-async fn every_change_of_the_spec_and_back() {
+async fn every_change_of_the_spec_applies_and_reverts() {
     let site = Site::new("changes").await;
     let _operator = site.operator().await;
     let groups = site.aws.security_groups();
@@ -148,7 +148,7 @@ async fn every_change_of_the_spec_and_back() {
         balancer.security_groups == groups[1..]
     })
     .await;
-    // Which ones it would have without is not known any more.
+    // The default security groups are no longer known.
     site.respec("web", json!({ "securityGroups": null })).await;
     site.ready("web").await;
     site.respec("web", json!({ "tags": { "a": "1", "b": "2" } }))
@@ -181,7 +181,7 @@ async fn every_change_of_the_spec_and_back() {
     assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
-    // AWS refuses what is not in the balancer's VPC; the one that stands goes on.
+    // AWS rejects subnets outside the load balancer's VPC; the load balancer stays as it is.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
     let words = site.says("web", "SpecRefused").await;

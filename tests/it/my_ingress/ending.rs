@@ -1,4 +1,4 @@
-//! The end: the finalizer goes only after the balancer is gone.
+//! Deletion: the finalizer stays until the load balancer is deleted.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use testbed::aws::{Fault, On, Times};
 use super::*;
 
 #[tokio::test]
-async fn what_was_never_created_does_not_hold_it_up() {
+async fn deletion_without_load_balancer_completes() {
     let site = Site::new("never").await;
     let _operator = site.operator().await;
-    // AWS refused it.
+    // AWS rejected the creation.
     site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] }))
         .await;
     let words = site.says("web", "SpecRefused").await;
@@ -20,9 +20,9 @@ async fn what_was_never_created_does_not_hold_it_up() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// A status may be lost in part.
+/// A status may lose some of its fields.
 #[tokio::test]
-async fn without_a_word_of_it_in_the_status_aws_is_asked() {
+async fn deletion_without_status_reads_aws() {
     let site = Site::new("lost").await;
     let operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -40,9 +40,9 @@ async fn without_a_word_of_it_in_the_status_aws_is_asked() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// Nobody was ever asked, so nobody has to be.
+/// The operator never called AWS, so nothing has to be deleted.
 #[tokio::test]
-async fn without_aws_it_goes_at_once() {
+async fn deletion_without_aws_completes_at_once() {
     let bed = Bed::shared("noaws").await;
     let settings = Settings::default()
         .env("AWS_EC2_METADATA_DISABLED", "true")
@@ -62,7 +62,7 @@ async fn without_aws_it_goes_at_once() {
 }
 
 #[tokio::test]
-async fn a_protected_balancer_is_not_deleted() {
+async fn protected_load_balancer_is_not_deleted() {
     let site = Site::new("protected").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -93,7 +93,7 @@ async fn a_protected_balancer_is_not_deleted() {
 }
 
 #[tokio::test]
-async fn one_that_is_gone_already_and_one_that_is_suspended() {
+async fn deletion_completes_for_missing_and_suspended_load_balancers() {
     let site = Site::new("gone").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -115,7 +115,7 @@ async fn one_that_is_gone_already_and_one_that_is_suspended() {
 }
 
 #[tokio::test]
-async fn while_aws_is_down_it_waits() {
+async fn deletion_waits_while_aws_is_down() {
     let site = Site::new("down").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -131,7 +131,7 @@ async fn while_aws_is_down_it_waits() {
         .unwrap();
     let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
     assert_eq!(ingress.finalizers(), ["quartermaster.dev/load-balancer"]);
-    // It lets the balancer be deleted, and does not say so.
+    // AWS accepts the deletion, and its answer is lost.
     site.aws.fault(
         On::action("DeleteLoadBalancer"),
         Times::First(1),
@@ -142,9 +142,9 @@ async fn while_aws_is_down_it_waits() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// AWS shows a new balancer late: that it shows none does not mean that there is none.
+/// AWS shows a new load balancer late: an empty list does not mean that there is none.
 #[tokio::test]
-async fn deleted_before_aws_shows_it() {
+async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     let site = Site::new("hidden").await;
     let for_now = Duration::from_hours(1);
     site.aws.hide_new(for_now);
@@ -157,7 +157,7 @@ async fn deleted_before_aws_shows_it() {
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 
-    // Also when who asked for it never learned that it was made.
+    // The same if the operator never learned of the creation.
     site.aws.hide_new(for_now);
     site.aws.fault(
         On::action("CreateLoadBalancer"),

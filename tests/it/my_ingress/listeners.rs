@@ -1,4 +1,4 @@
-//! Listeners: traffic arrives at each node, where the Service is now.
+//! Listeners: traffic reaches each node, at the Service's present port.
 
 use k8s_openapi::api::core::v1::Service;
 use testbed::aws::{Listener, TargetGroup};
@@ -30,7 +30,7 @@ async fn traffic_follows_the_nodes() {
     site.exclude("i-2", false).await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
 
-    // The last ones go: what is there stays.
+    // The last nodes are excluded: their targets stay.
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-3", 30_080)]).await;
     site.node_goes("i-3").await;
@@ -42,7 +42,7 @@ async fn traffic_follows_the_nodes() {
     site.arrives(80, &[("i-2", 30_080)]).await;
     site.ready("web").await;
 
-    // An instance that ended before its node does holds up no other.
+    // An instance that ended before its node does not block the others.
     site.aws.end_instance("i-2");
     site.node("i-4").await;
     site.arrives(80, &[("i-4", 30_080)]).await;
@@ -51,9 +51,9 @@ async fn traffic_follows_the_nodes() {
     never_led_nowhere(&site.aws.calls());
 }
 
-/// Kubernetes may give a node port that a Service released to somebody else's.
+/// Kubernetes may give a node port that a Service released to another Service.
 #[tokio::test]
-async fn targets_are_removed_when_the_service_has_released_their_node_port() {
+async fn targets_are_removed_after_the_service_released_their_node_port() {
     let site = Site::with_nodes("released", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let at = |port: u16| [("i-1", port), ("i-2", port)];
@@ -79,7 +79,7 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     site.arrives(80, &[]).await;
     site.tells(&[(80, 0, 0, "NoNodePort")]).await;
 
-    // Also while no node can take traffic.
+    // The same while no node can get traffic.
     let outside =
         json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
     site.bed.patch::<Service>("shop", outside).await;
@@ -113,14 +113,14 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(80, &at(30_080)).await;
     site.ready("web").await;
 
-    // Another port on the nodes.
+    // Another node port.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &at(30_081)).await;
     site.ready("web").await;
     site.tells(&[(80, 2, 2, "")]).await;
 
-    // None: the node port is still the Service's, so what is there stays.
+    // No matching port: the node port still belongs to the Service, so its targets stay.
     let ports = json!({ "spec": { "ports": [{ "port": 81, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     let words = site.says("web", "ServicePortNotFound").await;
@@ -134,7 +134,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(80, &at(30_082)).await;
     site.ready("web").await;
 
-    // A second one, and a change of the first one's port.
+    // A second listener, and a change of the first one's port.
     site.service("api", 30_090).await;
     site.respec(
         "web",
@@ -163,7 +163,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     assert_eq!(site.groups().await.len(), 2);
     site.tells(&[(81, 2, 2, ""), (8080, 2, 2, "")]).await;
 
-    // Both lead elsewhere.
+    // Both lead to other Services.
     site.respec(
         "web",
         json!({ "listeners": [http(81, "api"), http(8080, "shop")] }),
@@ -173,7 +173,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(8080, &at(30_082)).await;
     site.ready("web").await;
 
-    // While it is suspended nothing is done; then all go.
+    // While the MyIngress is suspended nothing changes; then all listeners are deleted.
     site.respec("web", json!({ "suspend": true, "listeners": null }))
         .await;
     site.says("web", "Suspended").await;
@@ -190,7 +190,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     assert_eq!(site.status().await, []);
     never_led_nowhere(&site.aws.calls());
 
-    // A plain balancer costs what it did.
+    // A load balancer without listeners costs no more than before.
     drop(operator);
     site.aws.clear();
     let _operator = site.reaching().await;
@@ -208,7 +208,7 @@ async fn traffic_follows_the_service_and_the_spec() {
 }
 
 #[tokio::test]
-async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
+async fn listener_settings_are_corrected_and_no_others() {
     let site = Site::with_nodes("listeners", &["i-1"]).await;
     let operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -276,14 +276,14 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         group.health_check_path == "/healthz"
     })
     .await;
-    // Not said, it stays.
+    // Without the field the policy stays.
     site.respec("web", secure(&second, Value::Null, json!("/healthz")))
         .await;
     site.ready("web").await;
     becomes("the policy still", &|it, _| it.ssl_policy == old).await;
     site.arrives(443, &[("i-1", 30_080)]).await;
 
-    // Somebody else changes what is ours, and makes what is theirs.
+    // Another client changes the operator's objects, and creates its own.
     let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
     site.respec("web", secure(&second, json!(new), json!("/healthz")))
         .await;
@@ -323,7 +323,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     let told = site.bed.event("web", "Updated").await;
     assert!(told.contains("port 443"), "{told}");
 
-    // Theirs is in the way: never touched, and said.
+    // A foreign listener blocks the port: the operator does not touch and reports it.
     site.respec(
         "web",
         json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
@@ -343,7 +343,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         (&left.arn, &left.target_group, left.tags.len()),
         (&foreign, &theirs, 0)
     );
-    // So is a group of the name that ours would have.
+    // The same for a group with the name that the operator would use.
     let name = site
         .groups()
         .await
@@ -370,7 +370,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
             .any(|it| it.arn == squatter && it.tags.is_empty())
     );
 
-    // Both are handed over by a tag.
+    // A tag lets the operator adopt both.
     site.respec(
         "web",
         json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] }),
@@ -408,7 +408,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
             .tags,
         made.tags
     );
-    // They are ours: their tags are put right, and they go when they are not wanted any more.
+    // The operator owns them: it corrects their tags, and deletes them with their ports.
     for arn in [&foreign, &squatter] {
         site.aws.untag(arn, "ManagedBy").await.unwrap();
     }
@@ -428,7 +428,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     assert!(!site.groups().await.iter().any(|it| it.arn == squatter));
     assert!(!site.listening().await.iter().any(|it| it.arn == foreign));
 
-    // AWS refuses one: the other is served.
+    // AWS rejects one listener: the other works.
     let mut bad = secure(
         "arn:aws:acm:us-east-1:123456789012:certificate/none",
         Value::Null,
@@ -499,7 +499,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
+async fn unhealthy_targets_are_reported_with_the_needed_rule() {
     let site = Site::with_nodes("health", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let groups = site.aws.security_groups();
@@ -530,12 +530,12 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
         "{words}"
     );
     site.tells(&[(80, 0, 2, "TargetsUnhealthy")]).await;
-    // Another port on the nodes: even then no listener leads nowhere.
+    // Another node port: at no moment a listener leads nowhere.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &[("i-1", 30_081), ("i-2", 30_081)]).await;
     never_led_nowhere(&site.aws.calls());
-    // One is enough.
+    // One healthy target is enough.
     site.aws.health(&group.arn, "i-2", "healthy", "").unwrap();
     site.ready("web").await;
     site.tells(&[(80, 1, 2, "")]).await;
@@ -551,7 +551,7 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
 }
 
 #[tokio::test]
-async fn an_operator_of_some_namespaces_says_that_it_cannot() {
+async fn namespaced_operator_reports_missing_access_to_nodes() {
     let site = Site::new("scoped").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))

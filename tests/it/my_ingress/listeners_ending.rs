@@ -1,4 +1,4 @@
-//! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
+//! Deletion of listeners: no object of theirs stays, whatever happens in between, and no unowned object is deleted.
 
 use kube::api::ListParams;
 use rstest::rstest;
@@ -10,9 +10,9 @@ use super::*;
 use crate::support::at_each_write;
 
 impl Site {
-    /// Waits until nothing is left, but for these target groups.
+    /// Waits until nothing is left, except these target groups.
     async fn all_gone(&self, but: &[&str]) {
-        // One group a page.
+        // One group on each page.
         self.aws.page_size(1);
         self.bed.delete::<MyIngress>("web").await;
         self.gone("web").await;
@@ -32,7 +32,8 @@ impl Site {
         self.ready("web").await;
     }
 
-    /// One comes, gives way to another, and goes with its balancer, which leaves nothing behind. How it was before the end.
+    /// A listener is created, replaced by another, and deleted with its load balancer, without remains. Returns the state
+    /// before the end.
     async fn life_of_a_listener(&self, node_port: u16) -> Value {
         self.service("shop", node_port).await;
         self.with_listener().await;
@@ -68,12 +69,12 @@ impl Site {
 }
 
 #[tokio::test]
-async fn the_groups_go_with_the_balancer() {
+async fn groups_are_deleted_with_the_load_balancer() {
     let site = Site::with_nodes("ends", &["i-1"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
     let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
-    // AWS is not done with the listener for a while.
+    // AWS keeps the listener for a while after its deletion.
     site.with_listener().await;
     let busy = Fault::code(
         "ResourceInUse",
@@ -94,7 +95,7 @@ async fn the_groups_go_with_the_balancer() {
         "once, however often a group is asked for"
     );
 
-    // Somebody deleted the balancer.
+    // A user deleted the load balancer.
     site.with_listener().await;
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
@@ -102,7 +103,7 @@ async fn the_groups_go_with_the_balancer() {
         .unwrap();
     site.all_gone(&["theirs"]).await;
 
-    // It was made anew, and another time in another network.
+    // The load balancer was recreated, and another time in another network.
     site.with_listener().await;
     let group = site
         .groups()
@@ -131,7 +132,7 @@ async fn the_groups_go_with_the_balancer() {
         .unwrap();
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
-    // The node is not in that network.
+    // The node is outside that network.
     site.says("web", "TargetsRefused").await;
     let moved = site
         .groups()
@@ -145,7 +146,7 @@ async fn the_groups_go_with_the_balancer() {
     );
     site.all_gone(&["theirs"]).await;
 
-    // A balancer that is not ours any more is left with what it leads to.
+    // A load balancer that is no longer owned stays, with its listeners and groups.
     site.with_listener().await;
     let arn = site.balancer("web").await.unwrap().arn;
     for tag in ["quartermaster.dev/cluster", "quartermaster.dev/owner-uid"] {
@@ -165,9 +166,9 @@ async fn the_groups_go_with_the_balancer() {
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
 }
 
-/// It was to go, may not, and serves on: the nodes go on to change meanwhile.
+/// A load balancer whose deletion is rejected keeps serving, and its targets follow the nodes.
 #[tokio::test]
-async fn a_protected_one_follows_the_nodes() {
+async fn protected_load_balancer_follows_the_nodes() {
     let site = Site::with_nodes("serves", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -197,13 +198,13 @@ async fn a_protected_one_follows_the_nodes() {
     );
 }
 
-/// Each call is refused, or its answer is lost, once: in the end all is as if nothing had been.
+/// Each call is rejected, or its answer is lost, once: the end state is the same as without faults.
 #[rstest]
 #[case::throttled(Fault::Throttled)]
 #[case::failing(Fault::internal_failure())]
 #[case::cut_after(Fault::CutAfter)]
 #[tokio::test]
-async fn each_call_fails_once(#[case] fault: Fault) {
+async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
     let site = Site::with_nodes("faults", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let calls = [
@@ -255,9 +256,9 @@ async fn each_call_fails_once(#[case] fault: Fault) {
     }
 }
 
-/// A port that is half made when its operator dies, and not wanted any more when the next one starts.
+/// A port is half created when its operator dies, and removed from the spec when the next one starts.
 #[tokio::test]
-async fn a_port_that_was_given_up_half_made_leaves_nothing() {
+async fn abandoned_port_leaves_nothing() {
     let site = Site::with_nodes("half", &["i-1"]).await;
     site.service("shop", 30_080).await;
     let gate = site
@@ -280,9 +281,10 @@ async fn a_port_that_was_given_up_half_made_leaves_nothing() {
     site.all_gone(&[]).await;
 }
 
-/// After a restore from a backup the object has another UID: what the former one left is known by its name.
+/// After a restore from a backup the object has another UID: the operator recognises objects of its predecessor by their
+/// name.
 #[tokio::test]
-async fn what_was_there_before_a_restore_is_ours() {
+async fn objects_older_than_a_restore_are_owned() {
     let site = Site::with_nodes("restored", &["i-1"]).await;
     let operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -303,7 +305,7 @@ async fn what_was_there_before_a_restore_is_ours() {
             .await
             .unwrap();
     }
-    // The status is lost as well, and a port is asked for in place of the other.
+    // The status is lost as well, and the spec replaces the port.
     site.bed
         .patch::<MyIngress>(
             "web",
@@ -329,9 +331,9 @@ async fn what_was_there_before_a_restore_is_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_call_leaves_nothing_behind() {
+async fn kill_at_any_call_leaves_nothing_behind() {
     let nodes = ["i-1", "i-2"];
-    // One control plane for each of the two, which play side by side: the operators reach all of it.
+    // Each of the two has its own control plane, and they run side by side: the operators use all of it.
     let sites = [
         Site::with_nodes("before", &nodes).await,
         Site::with_nodes("after", &nodes).await,
@@ -352,14 +354,14 @@ async fn a_kill_at_any_call_leaves_nothing_behind() {
         .await
     });
     let calls = Box::pin(calls).await;
-    // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
+    // Those of the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group again.
     assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
 }
 
-/// The same at each write to Kubernetes. One point after the other: another test that has two control planes would wait for this
-/// one's second, and this one for that one's.
+/// The same for each write to Kubernetes. One point after the other: another test that has two control planes would wait
+/// for this one's second, and this one for that one's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_leaves_nothing_behind() {
+async fn kill_at_any_write_leaves_nothing_behind() {
     use testbed::proxy::{Match, Point};
     let site = Site::with_nodes("written", &["i-1", "i-2"]).await;
     // Each Service has another port.
@@ -380,7 +382,7 @@ async fn a_kill_at_any_write_leaves_nothing_behind() {
             .await
         });
         let writes = Box::pin(writes).await;
-        // The finalizer, what is asked for, each port when it is named and when it is asked for, Ready twice, the finalizer.
+        // The finalizer, the request, each port when it is named and when it is requested, Ready twice, the finalizer.
         assert!(writes[0] >= 8, "{writes:?} writes");
     }
 }

@@ -1,4 +1,4 @@
-//! Whose a balancer is: what is not ours is never changed, never deleted, never claimed.
+//! Ownership of load balancers: the operator never changes, deletes or claims an unowned one.
 
 use testbed::aws::{On, Point, REGION};
 use testbed::proxy::{Fault, Match, Then, Times, Verb};
@@ -9,10 +9,9 @@ const UID: &str = "quartermaster.dev/owner-uid";
 const CLUSTER: &str = "quartermaster.dev/cluster";
 const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 
-/// Keys and values.
 type Tags<'a> = &'a [(&'a str, &'a str)];
 
-/// Carries out the commands that a condition shows, word for word.
+/// Runs the commands in a condition's message, word for word.
 pub(super) async fn hand_over(site: &Site, words: &str) {
     for commands in words.split("to hand it over: ").skip(1) {
         let commands = commands.split("; ").next().unwrap();
@@ -50,7 +49,7 @@ pub(super) async fn hand_over(site: &Site, words: &str) {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+async fn foreign_load_balancer_is_unchanged_until_adoption() {
     let site = Site::new("foreign").await;
     let _operator = site.operator().await;
     let ours = site.path("a");
@@ -77,7 +76,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         ("promised", &[(ADOPT_BY, "shop/another")], "is not ours"),
     ];
     for (name, tags, whose) in cases {
-        // Of other settings, so that what is handed over is also put right.
+        // The adopted load balancer has other settings, so that the operator also corrects them.
         let subnets = ["subnet-abc", "subnet-ghi"];
         let arn = site
             .aws
@@ -94,7 +93,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
             .wait_for(SOON, |calls| calls.len() >= 4)
             .await
             .unwrap();
-        // Once there is a third look, the second is over.
+        // A third read begins after the second has ended.
         site.look_again(name).await;
         site.aws
             .wait_for(SOON, |calls| calls.len() >= 6)
@@ -129,14 +128,14 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
 }
 
 #[tokio::test]
-async fn with_its_tags_stripped_it_is_not_ours_any_more() {
+async fn load_balancer_without_tags_is_unowned() {
     let site = Site::new("stripped").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     let made = site.balancer("web").await.unwrap();
 
-    // What proves nothing is put back.
+    // The operator restores tags that prove nothing.
     for key in ["ManagedBy", "quartermaster.dev/owner"] {
         site.aws.untag(&made.arn, key).await.unwrap();
         site.look_again("web").await;
@@ -158,7 +157,7 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(site.balancer("web").await.unwrap().tags, BTreeMap::new());
 
-    // Its ARN in a status proves nothing either, nor does what the document's program left there.
+    // An ARN in a status proves nothing either, nor do the tags of the document's program.
     let status = json!({ "alb": { "arn": made.arn, "dns": made.dns }, "create_ingress": { "alb-arn": made.arn } });
     let kopf = json!({ "kopf.zalando.org/last-handled-configuration": "{}\n" });
     let spec = json!({ "subnets": SUBNETS, "suspend": true });
@@ -187,7 +186,7 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
 }
 
 #[tokio::test]
-async fn of_two_of_one_name_the_second_is_refused() {
+async fn second_of_two_objects_with_one_name_is_rejected() {
     let site = Site::new("first").await;
     let other = site.another("second").await;
     let flag = format!(
@@ -208,7 +207,7 @@ async fn of_two_of_one_name_the_second_is_refused() {
         )),
         "{words}"
     );
-    // It goes without a trace, ...
+    // The second MyIngress is deleted without a trace, ...
     other.bed.delete::<MyIngress>("web").await;
     other.gone("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
@@ -216,7 +215,7 @@ async fn of_two_of_one_name_the_second_is_refused() {
         site.aws.balancers().await.unwrap(),
         std::slice::from_ref(&made)
     );
-    // ... or has its turn once the first is gone.
+    // ... or gets the name once the first is deleted.
     other.ingress("web", json!({})).await;
     other.says("web", "NameTaken").await;
     site.bed.delete::<MyIngress>("web").await;
@@ -224,9 +223,9 @@ async fn of_two_of_one_name_the_second_is_refused() {
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// AWS answers with whatever has the name and the settings.
+/// AWS answers with the load balancer of that name and those settings, whoever created it.
 #[tokio::test]
-async fn one_that_came_in_between_is_not_claimed() {
+async fn load_balancer_created_meanwhile_is_not_claimed() {
     let site = Site::new("between").await;
     let gate = site
         .aws
@@ -251,9 +250,9 @@ async fn one_that_came_in_between_is_not_claimed() {
     assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
 }
 
-/// What is to be another's is not taken away from them.
+/// The operator does not claim back a load balancer that is tagged for another owner.
 #[tokio::test]
-async fn ones_own_is_handed_on() {
+async fn owned_load_balancer_moves_to_another_owner() {
     let site = Site::new("handed").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -270,9 +269,9 @@ async fn ones_own_is_handed_on() {
     assert_eq!(looked_at.tags[ADOPT_BY], "another/web");
 }
 
-/// The cache shows an object that is gone: nothing is created for it.
+/// The cache shows a deleted object: the operator creates nothing for it.
 #[tokio::test]
-async fn for_one_that_is_gone_nothing_is_created() {
+async fn deleted_object_creates_nothing() {
     let site = Site::new("gone").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let api: Api<MyIngress> = site.bed.api();
@@ -312,9 +311,9 @@ async fn for_one_that_is_gone_nothing_is_created() {
     assert_eq!(made, ["marker-alb"]);
 }
 
-/// Where the balancer is not, it is neither made again nor forgotten.
+/// In another region, the operator neither recreates nor forgets the load balancer.
 #[tokio::test]
-async fn in_another_region_nothing_is_done() {
+async fn other_region_changes_nothing() {
     let site = Site::new("region").await;
     let mut operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -333,9 +332,9 @@ async fn in_another_region_nothing_is_done() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// There is none of its name in another account, or somebody else's.
+/// In another account, no load balancer has the name, or a foreign one.
 #[tokio::test]
-async fn in_another_account_nothing_is_done() {
+async fn other_account_changes_nothing() {
     let (site, other) = (Site::new("account").await, Aws::start().await.unwrap());
     let operator = site.operator().await;
     let taken = other
@@ -369,9 +368,9 @@ async fn in_another_account_nothing_is_done() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// All UIDs are new after a restore from a backup, and the status is gone.
+/// All UIDs are new after a restore from a backup, and the status is lost.
 #[tokio::test]
-async fn what_was_restored_is_taken_back() {
+async fn ownership_is_restored_after_a_backup() {
     let site = Site::new("restored").await;
     let operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -393,9 +392,9 @@ async fn what_was_restored_is_taken_back() {
     );
 }
 
-/// What nobody can change is said before anything is claimed.
+/// The immutable scheme is checked before any tag is written.
 #[tokio::test]
-async fn of_another_scheme_it_cannot_be_taken_over() {
+async fn other_scheme_prevents_adoption() {
     let site = Site::new("scheme").await;
     let _operator = site.operator().await;
     let adopt = [(ADOPT_BY, &*site.path("web"))];

@@ -111,7 +111,7 @@ async fn aws_calls_go_through_the_proxy_unless_no_proxy_lists_the_host() {
 
 /// A proxy that saw them would learn the credentials of the operator's role.
 #[tokio::test]
-async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
+async fn credentials_of_the_node_are_never_requested_through_the_proxy() {
     let bed = Bed::shared("aws-imds").await;
     let proxy = Recorder::start();
     let settings = settings(&proxy, "")
@@ -131,7 +131,7 @@ async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_aws_cannot_be_called_through_is_reported_and_not_passed_by() {
+async fn unusable_proxy_is_reported_and_not_bypassed() {
     let bed = Bed::shared("aws-socks").await;
     let (proxy, direct) = (Recorder::start(), Recorder::start());
     let settings = settings(&proxy, "").env("HTTPS_PROXY", "socks5://user:password@127.0.0.1:1080");

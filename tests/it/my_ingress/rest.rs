@@ -1,4 +1,4 @@
-//! What it costs while nothing changes.
+//! Cost while nothing changes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use super::*;
 
 const MANY: usize = 200;
 
-/// How many passes run at once: what they had asked before was forgotten in the middle of them.
+/// Number of concurrent reconciles: the batch reads of an earlier round ended in the middle of them.
 const UNDER_WAY: usize = 16;
 
 #[tokio::test]
-async fn two_reads_made_together_and_no_write() {
+async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     let site = Site::new("rest").await;
     site.aws.provisioning(Duration::ZERO);
     let operator = site.operator().await;
@@ -28,9 +28,9 @@ async fn two_reads_made_together_and_no_write() {
     drop(operator);
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.aws.clear();
-    // A page has not all of them.
+    // The list needs several pages.
     site.aws.page_size(150);
-    // AWS is asked no faster than by those who run it. Each is looked at again, all on their own.
+    // Only the number of concurrent reconciles limits the calls to AWS. Each object is reconciled again, without a trigger.
     let operator =
         Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
     let looked_at = |calls: &[Arc<Call>]| -> Vec<String> {
@@ -58,7 +58,7 @@ async fn two_reads_made_together_and_no_write() {
     );
     assert_eq!(site.writes(since).await, [""; 0]);
 
-    // Nobody asks before there is one, and nobody once there is none.
+    // The operator reads AWS only while a MyIngress exists.
     drop(operator);
     let other = site.another("none").await;
     let began = Instant::now();

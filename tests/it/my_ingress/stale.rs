@@ -1,13 +1,13 @@
-//! What an operator knows may be of the past: its cache is behind, or another one leads by now.
+//! Stale state: the operator's cache lags behind, or another replica leads by now.
 
 use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
 use tokio::sync::Notify;
 
 use super::*;
 
-/// One who has its name now has its balancer too.
+/// A MyIngress that has the name now has the load balancer, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deletion_of_the_past_deletes_nothing() {
+async fn stale_deletion_deletes_nothing() {
     let site = Site::new("past").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
@@ -50,9 +50,10 @@ async fn a_deletion_of_the_past_deletes_nothing() {
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// Nor is it taken back from who has the name now, although nobody has the UID that it bears as far as the cache shows.
+/// The operator does not restore its ownership from the MyIngress that has the name now, although in the cache no object
+/// has the UID of the tag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_of_the_past_takes_nothing_back() {
+async fn stale_object_restores_no_ownership() {
     let site = Site::new("restored-past").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(
@@ -93,9 +94,9 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     assert_eq!(bears().await, new);
 }
 
-/// It is frozen between the note in the status and the call that it announces.
+/// The operator is frozen between the note in the status and the call that the note announces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leads_next_goes_on_where_the_other_was_stopped() {
+async fn new_leader_continues_the_creation() {
     let site = Site::new("leaders").await;
     let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;

@@ -8,7 +8,7 @@ const SAMPLE: &str = concat!(
 );
 
 #[tokio::test]
-async fn document_003() {
+async fn document_003_works_as_printed() {
     let bed = Bed::own("myingress").await;
     let site = Site {
         bed,
@@ -24,7 +24,7 @@ async fn document_003() {
         "myingress.demo.rtfm.co.ua/myapp created"
     );
 
-    // There is one, and it does not work yet.
+    // The load balancer exists, and does not work yet.
     kubectl(&[
         "wait",
         "--for=jsonpath={.status.alb.state}=provisioning",

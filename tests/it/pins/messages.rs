@@ -12,7 +12,7 @@ use super::mask::Mask;
 use super::{assert_pinned, bed};
 use crate::support::{Bed, CHAT, Operator, Settings, TOKEN};
 
-/// Returns a request for the snapshot. Its length depends on what is masked.
+/// Returns a request for the snapshot. The length depends on masked values.
 fn shown(request: &Request, mask: &Mask) -> Value {
     let headers = request.headers.iter().map(|(name, value)| {
         let value = mask.text(value.to_str().unwrap());

@@ -1,4 +1,4 @@
-//! What whoever creates or changes an object must be allowed, kind by kind, right by right.
+//! Permissions that the author of an object needs, kind by kind, permission by permission.
 
 use kube::CustomResourceExt as _;
 use kube::api::Api;
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use super::{Right, User, allowed, create, everywhere, refusal, refused, right, without_rules};
 use crate::support::Bed;
 
-/// An object of one kind, a change of its spec that asks for the same, and exactly the rights that it asks for.
+/// An object of one kind, a change of its spec that needs the same permissions, and exactly these permissions.
 struct Case {
     kind: ApiResource,
     spec: Value,
     change: Value,
     rights: Vec<Right>,
-    /// Why, and what to do, as each refusal ends; one for all, or one each.
+    /// Reason and fix at the end of each rejection: one for all, or one for each permission.
     because: &'static [&'static str],
 }
 
-/// With all rights but one it is refused, in words that say which; with all it is let in. On create, and when the spec
-/// changes.
-async fn each_right_is_asked_for(bed: &Bed, name: &str, case: Case) {
+/// Without one of the permissions the object is rejected with a message that names the permission; with all it is accepted.
+/// On create, and when the spec changes.
+async fn assert_each_permission_is_needed(bed: &Bed, name: &str, case: Case) {
     let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.rights).await;
     allowed("who has all rights creates it", async || {
         all.try_create(&case.spec).await
@@ -53,7 +53,7 @@ async fn each_right_is_asked_for(bed: &Bed, name: &str, case: Case) {
         .unwrap();
 }
 
-/// Another namespace.
+/// Creates another namespace.
 async fn another(bed: &Bed, name: &str) -> String {
     Bed::on(bed.plane.clone(), name).await.namespace
 }
@@ -63,7 +63,7 @@ const DESTINATION: &str = "a ConfigMapSync writes only where its author may: in 
     names several or selects them. Ask for that right, or name another destination";
 
 #[tokio::test]
-async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_may() {
+async fn config_map_sync_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-sync").await;
     let (from, to) = (another(&bed, "from").await, another(&bed, "to").await);
     let spec =
@@ -121,7 +121,7 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
     for (name, spec, rights) in cases {
         let change = json!({ "copyLabels": true });
         let because: &[&str] = &[SOURCE, DESTINATION];
-        each_right_is_asked_for(
+        assert_each_permission_is_needed(
             &bed,
             name,
             Case {
@@ -135,7 +135,7 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
         .await;
     }
 
-    // What it asks for goes by what it will be.
+    // The permissions depend on the new spec.
     let user = User::new(
         &bed,
         "mover",
@@ -175,7 +175,7 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
 }
 
 #[tokio::test]
-async fn a_tracked_field_tells_what_its_author_may_read() {
+async fn tracked_field_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-field").await;
     let elsewhere = another(&bed, "elsewhere").await;
     let other = |kind: &str, api_version: &str, resource: &str| json!({ "kind": kind, "apiVersion": api_version, "resource": resource });
@@ -206,7 +206,7 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
             true,
         ),
         ("node", other("Node", "v1", "nodes"), "nodes", false),
-        // What is said beside a kind goes before what is known of it.
+        // Fields beside the kind have precedence over the known kinds.
         (
             "other",
             other("Deployment", "example.com/v1", "deployments"),
@@ -233,12 +233,12 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
                 "a TrackedField tells only what its author may read. Ask for that right, or name another target",
             ],
         };
-        each_right_is_asked_for(&bed, name, case).await;
+        assert_each_permission_is_needed(&bed, name, case).await;
     }
 }
 
 #[tokio::test]
-async fn a_contact_point_sends_what_its_author_may_read() {
+async fn contact_point_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-point").await;
     let secret = |name| right("get", "secrets", Some(name), &bed.namespace);
     let key = |name| json!({ "secretName": name, "key": "k" });
@@ -253,7 +253,7 @@ async fn a_contact_point_sends_what_its_author_may_read() {
         rights: vec![secret("token")],
         because,
     };
-    each_right_is_asked_for(&bed, "telegram", telegram).await;
+    assert_each_permission_is_needed(&bed, "telegram", telegram).await;
     let webhook = json!({
         "headerName": "X-Token",
         "urlFrom": key("url"),
@@ -267,9 +267,9 @@ async fn a_contact_point_sends_what_its_author_may_read() {
         rights: ["token", "url", "signing", "tls"].map(secret).to_vec(),
         because,
     };
-    each_right_is_asked_for(&bed, "webhook", webhook).await;
+    assert_each_permission_is_needed(&bed, "webhook", webhook).await;
 
-    // One that names no Secret asks for nothing; where it sends then is anybody's to say.
+    // A contact point without Secret needs no permission; anybody may choose its receiver.
     let user = User::new(&bed, "nobody", &ContactPoint::api_resource(), &[]).await;
     let open = json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:1/" } });
     allowed("one without a Secret is created", async || {
@@ -293,7 +293,7 @@ async fn a_contact_point_sends_what_its_author_may_read() {
 const MAKES: &str = "an AppService makes only what its author may make. Ask for that right";
 
 #[tokio::test]
-async fn an_app_makes_what_its_author_may_make() {
+async fn app_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-app").await;
     let make = |resource| right("create", resource, None, &bed.namespace);
     let plain = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80 }] });
@@ -321,7 +321,7 @@ async fn an_app_makes_what_its_author_may_make() {
                 "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
             ],
         };
-        each_right_is_asked_for(&bed, name, case).await;
+        assert_each_permission_is_needed(&bed, name, case).await;
     }
     let case = Case {
         kind: MyApp::api_resource(),
@@ -330,12 +330,12 @@ async fn an_app_makes_what_its_author_may_make() {
         rights: vec![make("pods")],
         because: &["a MyApp makes only what its author may make. Ask for that right"],
     };
-    each_right_is_asked_for(&bed, "pod", case).await;
+    assert_each_permission_is_needed(&bed, "pod", case).await;
 }
 
-/// Where the CRD has lost its rules, an object can name a kind without saying which resource that is.
+/// If the CRD has lost its rules, an object can name a kind without its resource.
 #[tokio::test]
-async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
+async fn unknown_target_needs_all_permissions() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-unknown").await;
     bed.apply(&without_rules("trackedfields")).await;
     let kind = TrackedField::api_resource();
@@ -355,7 +355,7 @@ async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
         right("get", "deployments.apps", None, &bed.namespace),
     ];
     let user = User::new(&bed, "nearly-all", &kind, &rights).await;
-    // As the operator takes it: a kind that is known, whatever else is half said.
+    // The operator treats it likewise: the kind is known, although the spec has only some of the other fields.
     let known = spec(
         json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }),
     );

@@ -1,5 +1,5 @@
-//! Who may have the operator do what: the admission policies as shipped, on the real apiserver, for users who have one right
-//! and not another, and for the operator's own account.
+//! Delegated permissions: the admission policies as shipped, on the real apiserver, for users with some permissions and
+//! without others, and for the operator's own account.
 
 use std::fmt::Debug;
 
@@ -23,7 +23,8 @@ mod operator;
 mod people;
 mod pods;
 
-/// One right: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or everywhere.
+/// One permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
+/// everywhere.
 #[derive(Clone, Debug)]
 struct Right {
     verb: &'static str,
@@ -32,7 +33,7 @@ struct Right {
     namespace: Option<String>,
 }
 
-/// A right in one namespace.
+/// Returns a permission in one namespace.
 fn right(
     verb: &'static str,
     resource: &'static str,
@@ -47,7 +48,7 @@ fn right(
     }
 }
 
-/// A right everywhere.
+/// Returns a permission in the whole cluster.
 fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static str>) -> Right {
     Right {
         verb,
@@ -63,7 +64,7 @@ impl Right {
         rule(group, resource, &[self.verb], self.name)
     }
 
-    /// As the policies say that it is missing.
+    /// Returns the policies' message for the missing permission.
     fn missing(&self, user: &str) -> String {
         let name = self
             .name
@@ -90,7 +91,7 @@ fn rule(group: &str, resource: &str, verbs: &[&str], name: Option<&str>) -> Poli
     }
 }
 
-/// Somebody who may do all with this kind in the test's namespace, and what else is granted.
+/// A user with all permissions for this kind in the test's namespace, and further ones.
 struct User {
     name: String,
     api: Api<DynamicObject>,
@@ -129,7 +130,7 @@ impl User {
         }
     }
 
-    /// What the role of this name of theirs is called.
+    /// Returns the name of one of the user's roles.
     fn role(&self, role: &str) -> String {
         format!("{role}.{}", self.name)
     }
@@ -165,7 +166,7 @@ impl User {
         make_anywhere::<ClusterRoleBinding>(bed, binding).await;
     }
 
-    /// Gives them a role, `Role` or `ClusterRole`, in a namespace.
+    /// Binds the user to a role, `Role` or `ClusterRole`, in a namespace.
     async fn bind(&self, bed: &Bed, kind: &str, name: &str, namespace: &str) {
         let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name });
         let metadata = json!({ "name": self.role(name) });
@@ -182,7 +183,7 @@ impl User {
         create(&self.api, &self.kind, name, spec).await
     }
 
-    /// Would they be let in? Nothing is kept.
+    /// Sends a dry run of a creation.
     async fn try_create(&self, spec: &Value) -> kube::Result<DynamicObject> {
         let object = DynamicObject::new("tried", &self.kind).data(json!({ "spec": spec }));
         self.api
@@ -247,7 +248,7 @@ where
     .unwrap();
 }
 
-/// The words of a refusal by a policy: 403, as for any other right that is missing.
+/// Returns the message of a rejection by a policy: 403, as for any other missing permission.
 fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
     match answer {
         Err(kube::Error::Api(said)) if said.message.contains("ValidatingAdmissionPolicy") => {
@@ -263,7 +264,7 @@ fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
     }
 }
 
-/// Waits until a request is refused with these words: roles take a moment to count.
+/// Waits until a request is rejected with this message: roles take a moment to count.
 async fn refused<T: Debug>(
     words: &str,
     mut request: impl AsyncFnMut() -> kube::Result<T>,
@@ -278,14 +279,14 @@ async fn refused<T: Debug>(
     refusal::<T>(Err(kube::Error::Api(found.await.unwrap())))
 }
 
-/// Waits until a request is let through: roles take a moment to count.
+/// Waits until a request is accepted: roles take a moment to count.
 async fn allowed<T>(what: &str, mut request: impl AsyncFnMut() -> kube::Result<T>) -> T {
     until(what, SOON, async || Ok(Some(request().await?)))
         .await
         .unwrap()
 }
 
-/// The CRD of this plural, without its rules and with nothing that must be given: as older objects were let in.
+/// Returns the CRD of this plural without its rules and required fields, which accepts older objects.
 fn without_rules(plural: &str) -> String {
     fn strip(value: &mut Value) {
         match value {

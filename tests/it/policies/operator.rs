@@ -1,4 +1,5 @@
-//! The operator's own account, with the token that it has: only what bears its mark, or is handed over.
+//! The operator's own account, with its token: it may only change objects that bear its ownership label, or that are
+//! adoptable.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
@@ -30,7 +31,8 @@ pub(super) async fn operator(bed: &Bed) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// What the operator makes for others: kind, plural, what it is beside its name, and whether it may patch it or replace it.
+/// Returns the kinds that the operator creates: kind, plural, all fields beside the name, and whether the operator may
+/// patch or replace them.
 fn made() -> Vec<(ApiResource, Value, bool)> {
     let of = |group: &str, kind: &str, plural: &str, version: &str| {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
@@ -90,7 +92,8 @@ fn controller(api_version: &str, kind: &str, controls: bool) -> Value {
     ] })
 }
 
-/// Metadata of what the operator may change and delete, and of what not. It may make only the first.
+/// Returns metadata, and whether the operator may change and delete an object with it. The operator may create only the
+/// first.
 fn whose() -> Vec<(&'static str, Value, bool)> {
     vec![
         ("marked", marked(), true),
@@ -140,8 +143,9 @@ fn whose() -> Vec<(&'static str, Value, bool)> {
 }
 
 #[tokio::test]
-async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
-    // Without what would delete objects whose owners are not there, and without what makes the account that Pods run under.
+async fn operator_changes_only_owned_or_adoptable_objects() {
+    // The control plane runs neither the garbage collector, which would delete objects of missing owners, nor the
+    // controller that creates Pods' accounts.
     let bed = Bed::bare("policy-operator").await;
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
@@ -159,7 +163,7 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
                  annotation quartermaster.dev/adopt-by",
                 kind.plural, bed.namespace
             );
-            // What is made is marked from the beginning.
+            // The operator creates objects with the label only.
             if name == "marked" {
                 allowed("what is marked is made", async || {
                     ours.create(&DRY, &object).await
@@ -208,9 +212,9 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
     }
 }
 
-/// A copy that is let go loses its mark: it is what stood before that counts.
+/// A released copy loses its label: the policy reads the old object.
 #[tokio::test]
-async fn the_mark_can_be_taken_away_and_then_it_is_nobodys() {
+async fn ownership_label_can_be_removed_and_releases_the_object() {
     let bed = Bed::shared("policy-unmark").await;
     let kind = &made()[0].0;
     let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
@@ -240,9 +244,9 @@ async fn the_mark_can_be_taken_away_and_then_it_is_nobodys() {
     ours.delete("copy", &DeleteParams::default()).await.unwrap();
 }
 
-/// The account is a parameter of the policy: without it nobody is bound, and nobody else is hindered.
+/// The account is a parameter of the policy: without it the policy binds nobody, and blocks nobody else.
 #[tokio::test]
-async fn without_its_account_everybody_else_goes_on() {
+async fn missing_account_blocks_nobody_else() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;
     let kind = &made()[0].0;
     let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
@@ -261,7 +265,7 @@ async fn without_its_account_everybody_else_goes_on() {
         .create(&PostParams::default(), &object)
         .await
         .unwrap();
-    // Nor is its token worth anything any more.
+    // The token is invalid by then.
     until("the token is refused", SOON, async || {
         match ours.create(&DRY, &object).await {
             Err(kube::Error::Api(said)) if said.code == 401 => Ok(Some(())),

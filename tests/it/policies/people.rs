@@ -1,4 +1,4 @@
-//! Who may edit a namespace may make our resources in it, and reaches no further by that.
+//! A user who may edit a namespace may create the operator's resources in it, and reaches no further by that.
 
 use kube::api::{Patch, PatchParams};
 use kube::{CustomResourceExt as _, ResourceExt as _};
@@ -9,7 +9,7 @@ use super::{User, allowed, refusal, right};
 use crate::support::Bed;
 
 #[tokio::test]
-async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further() {
+async fn editor_of_a_namespace_uses_resources_only_in_it() {
     let bed = Bed::shared("policy-edit").await;
     let elsewhere = Bed::on(bed.plane.clone(), "elsewhere").await.namespace;
     let secret = json!({ "secretName": "token", "key": "k" });
@@ -43,7 +43,7 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
             .await;
         }
     }
-    // As for a Deployment, the number of Pods is theirs to say.
+    // As for a Deployment, these users may set the number of Pods.
     let kind = AppService::api_resource();
     let user = User::without_rights(&bed, "scaler", &kind).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
@@ -75,7 +75,8 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
         "{said}"
     );
 
-    // Nothing in Kubernetes compares with a balancer: who may make one is said apart. To look at it is another thing.
+    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately. Reading
+    // one is another permission.
     let kind = MyIngress::api_resource();
     let balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
     for role in ["edit", "admin"] {

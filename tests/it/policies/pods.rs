@@ -1,4 +1,4 @@
-//! What a thief of the operator's token may run with it: no more than the operator runs for others.
+//! Pods that a thief of the operator's token may run: no more than the operator runs for others.
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -25,7 +25,7 @@ fn deployments() -> ApiResource {
     kind("apps", "Deployment", "deployments")
 }
 
-/// An object with the operator's mark that runs `pod`.
+/// Returns an object with the operator's ownership label that runs `pod`.
 fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
     let labels = json!({ "app": "a" });
     let spec = if kind.plural == "pods" {
@@ -40,7 +40,7 @@ fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
     object
 }
 
-/// A Pod of one container, with `change` merged into it.
+/// Returns a Pod of one container, with `change` merged into it.
 fn pod(change: &Value) -> Value {
     let mut pod = json!({ "containers": [{ "name": "a", "image": "a" }] });
     for (field, value) in change.as_object().unwrap() {
@@ -49,7 +49,7 @@ fn pod(change: &Value) -> Value {
     pod
 }
 
-/// What no Pod of the operator has, with the words of the refusal.
+/// Returns fields that no Pod of the operator has, with the message of the rejection.
 fn forbidden() -> Vec<(Value, &'static str)> {
     let container = |change: Value| {
         let mut container = json!({ "name": "b", "image": "b" });
@@ -92,7 +92,7 @@ fn forbidden() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// What a service mesh adds, and what Deployments of authors have.
+/// Returns fields that a service mesh adds, and that authors' Deployments have.
 fn harmless() -> Value {
     let init = json!({ "name": "mesh-init", "image": "mesh", "securityContext": {
         "runAsUser": 0, "capabilities": { "add": ["NET_ADMIN", "NET_RAW"] }, "privileged": false,
@@ -146,7 +146,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
 async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     let bed = Bed::bare("policy-places").await;
     let client = operator(&bed).await;
-    // The operator's namespace enforces the restricted profile, which is not to be what refuses it.
+    // The operator's namespace enforces the restricted profile, which must not be the cause of the rejection.
     let restricted = json!({
         "securityContext": { "runAsNonRoot": true, "runAsUser": 1, "seccompProfile": { "type": "RuntimeDefault" } },
         "containers": [{ "name": "a", "image": "a", "securityContext": {
@@ -154,7 +154,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
         } }],
     });
     for namespace in ["kube-system", "kube-public", "kube-node-lease", SYSTEM] {
-        // Without a controller-manager nobody makes it.
+        // Without a controller-manager no controller creates the account.
         bed.plane
             .run_kubectl(
                 &["-n", namespace, "create", "serviceaccount", "default"],
@@ -188,7 +188,8 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     }
 }
 
-/// What an administrator or another controller has put into a Deployment does not lock the operator out of the rest of it.
+/// Fields that an administrator or another controller has added to a Deployment do not lock the operator out of the rest of
+/// it.
 #[tokio::test]
 async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
     let bed = Bed::bare("policy-old").await;

@@ -1,4 +1,4 @@
-//! The operator meets them all.
+//! The operator starts with all of these old objects.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::old::*;
 use crate::crds::install;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// The operator meets all of them at once: each that cannot work says why, what it told is not told again, and once that
-/// is said nothing more is written.
+/// The operator sees all of them at once: each object that cannot work reports why, sent entries are not sent again, and
+/// after that report nothing more is written.
 #[tokio::test]
-async fn the_operator_takes_old_objects_as_they_are() {
+async fn operator_accepts_old_objects_unchanged() {
     let plane = Arc::new(
         ControlPlane::start(Options::apiserver_only())
             .await
@@ -66,7 +66,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
     store(&client, &fields, "good", Some(good), &theirs, false).await;
     let services = AppService::api_resource();
     let mut odd_services = app_services();
-    // Kubernetes itself lets nothing else be written of an object with a scale below zero: no status, no label.
+    // Kubernetes itself rejects every other write of an object with a negative scale: no status, no label.
     odd_services.push("{size: -1, image: i}".into());
     for (number, yaml) in odd_services.iter().enumerate() {
         store(
@@ -207,7 +207,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
                 .contains_key("quartermaster.dev/waiting")
         };
         let field = bed.until(&name, "says why it waits", waits).await;
-        // A target that is gone meanwhile is news; nothing else is.
+        // A target that was deleted meanwhile causes an entry; nothing else does.
         let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(
@@ -241,7 +241,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
             })
             .await;
         let reason = &app.status.unwrap().conditions[0].reason;
-        // An image that cannot be pulled is the kubelet's to tell; here nobody lets a Pod in.
+        // The kubelet reports an image that cannot be pulled; here admission rejects every Pod.
         let wanted = match name {
             "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
             "ma-3" | "ma-4" => "Forbidden",
@@ -270,7 +270,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
             "{name}: it has nothing to clean up"
         );
     }
-    // What the document's program told is not told again; what it missed is.
+    // Entries that the document's program sent are not sent again; changes that it missed are sent.
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
         let history = field.history().unwrap();

@@ -1,6 +1,6 @@
-//! What a page shows against what was printed.
+//! Comparison of a page's output with the printed output.
 
-/// Whether they are the same, but for ages, times and what AWS chooses. Columns may be narrower.
+/// Returns whether they are the same, except for ages, times and values that AWS chooses. Columns may be narrower.
 pub fn is_as_shown(shown: &[String], printed: &str) -> bool {
     let words = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
     let printed = printed
@@ -10,7 +10,7 @@ pub fn is_as_shown(shown: &[String], printed: &str) -> bool {
     printed.eq(shown.iter().map(|line| words(line)))
 }
 
-/// The same word for whatever is another one at each time.
+/// Returns the same word for all values that differ from run to run.
 fn masked(word: &str) -> String {
     let is_age = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
@@ -31,7 +31,7 @@ fn masked(word: &str) -> String {
     timeless(word)
 }
 
-/// Each digit of dates and times is `0`.
+/// Returns the word with `0` for each digit of a date or time.
 fn timeless(word: &str) -> String {
     let chars: Vec<char> = word.chars().collect();
     let mut masked = chars.clone();
@@ -54,7 +54,7 @@ fn timeless(word: &str) -> String {
 }
 
 #[test]
-fn what_changes_is_not_compared() {
+fn volatile_values_are_not_compared() {
     let shown = [
         "NAME   AGE".to_owned(),
         "web    5s".into(),
