@@ -30,7 +30,7 @@ static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
     let folder = PathBuf::from(std::env::var_os(audit::KEPT_IN).expect("cargo sets it"));
     let began = usage::started(parent_id()).unwrap();
     let logs = audit::logs(&folder, began).expect("run the whole suite first: make test");
-    let ours = |request: &Request| {
+    let from_operator = |request: &Request| {
         request.subject.user == OPERATOR && request.user_agent.starts_with("quartermaster/")
     };
     let of_log = |log: PathBuf| {
@@ -38,7 +38,7 @@ static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
         audit::kept(&log)
             .unwrap()
             .into_iter()
-            .filter(ours)
+            .filter(from_operator)
             .map(move |request| (request, refuses))
     };
     logs.into_iter().flat_map(of_log).collect()
@@ -52,7 +52,7 @@ struct Rule {
 
 /// The rules that grant the operator something.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let ours = [
+    let from_operator = [
         "role",
         "leader_election_role",
         "tracker_targets_role",
@@ -60,7 +60,7 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     ];
     let roles = rbac::objects()
         .into_iter()
-        .filter(|(name, _)| ours.contains(&name.as_str()));
+        .filter(|(name, _)| from_operator.contains(&name.as_str()));
     roles
         .flat_map(|(_, role)| {
             let namespace = (role["kind"] == "Role").then_some(NAMESPACE);
@@ -99,7 +99,7 @@ impl Rule {
     }
 }
 
-fn right(subject: &Subject) -> String {
+fn permission(subject: &Subject) -> String {
     format!("{} {}.{}", subject.verb, subject.resource, subject.group)
 }
 
@@ -107,7 +107,7 @@ fn right(subject: &Subject) -> String {
 fn call(subject: &Subject) -> String {
     format!(
         "{} {:?} in namespace {:?}",
-        right(subject),
+        permission(subject),
         subject.name,
         subject.namespace
     )
@@ -135,16 +135,17 @@ fn every_permission_is_used() {
     let used: BTreeSet<_> = REQUESTS
         .iter()
         .filter(|(it, _)| !it.lacked_right)
-        .map(|(it, _)| right(&it.subject))
+        .map(|(it, _)| permission(&it.subject))
         .collect();
     let mut unused: Vec<_> = granted().difference(&used).cloned().collect();
     // If the apiserver supports it, a watch starts with the objects of a list (which needs both permissions).
-    let is_listed = |right: &str| {
-        right
+    let is_listed = |permission: &str| {
+        permission
             .strip_prefix("list ")
             .is_some_and(|it| used.contains(&format!("watch {it}")))
     };
-    unused.retain(|right| !LOOKED_FOR.contains(&right.as_str()) && !is_listed(right));
+    unused
+        .retain(|permission| !LOOKED_FOR.contains(&permission.as_str()) && !is_listed(permission));
     assert!(
         unused.is_empty(),
         "no test uses these; if not all were run: make test\n{}",
@@ -152,7 +153,7 @@ fn every_permission_is_used() {
     );
     let really = LOOKED_FOR
         .iter()
-        .filter(|right| used.contains(**right))
+        .filter(|permission| used.contains(**permission))
         .collect::<Vec<_>>();
     assert!(
         really.is_empty(),
@@ -167,7 +168,7 @@ fn every_request_is_granted_by_a_rule() {
     let is_tracked = |subject: &Subject| {
         ["list", "watch"].contains(&&*subject.verb)
             && (subject.group.ends_with("example.com")
-                || right(subject).ends_with(" cronjobs.batch"))
+                || permission(subject).ends_with(" cronjobs.batch"))
     };
     // Every account may read /readyz and /version by default, except from an apiserver that has not loaded its rules yet.
     let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";
@@ -205,7 +206,7 @@ fn granted_request_is_refused_only_after_removal() {
 /// A rule for one object, and one for a namespace, do not grant the same elsewhere.
 #[test]
 fn rule_grants_named_objects_in_its_scope() {
-    let asked = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
+    let granted_here = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
         let [verb, resource, group, namespace, name] =
             [verb, resource, group, namespace, name].map(str::to_owned);
         let subject = Subject {
@@ -218,13 +219,14 @@ fn rule_grants_named_objects_in_its_scope() {
         };
         RULES.iter().any(|rule| rule.grants(&subject))
     };
-    let lease =
-        |verb, namespace, name| asked(verb, "leases", "coordination.k8s.io", namespace, name);
+    let lease = |verb, namespace, name| {
+        granted_here(verb, "leases", "coordination.k8s.io", namespace, name)
+    };
     assert!(lease("create", NAMESPACE, "") && lease("update", NAMESPACE, "quartermaster"));
     assert!(!lease("create", "default", "") && !lease("update", "default", "quartermaster"));
     assert!(!lease("update", NAMESPACE, "another") && !lease("delete", NAMESPACE, "quartermaster"));
     let crds = |verb, name| {
-        asked(
+        granted_here(
             verb,
             "customresourcedefinitions",
             "apiextensions.k8s.io",
@@ -238,7 +240,7 @@ fn rule_grants_named_objects_in_its_scope() {
             && !crds("list", "widgets.example.com")
     );
     assert!(
-        asked("get", "secrets", "", "anywhere", "any")
-            && !asked("list", "secrets", "", "anywhere", "")
+        granted_here("get", "secrets", "", "anywhere", "any")
+            && !granted_here("list", "secrets", "", "anywhere", "")
     );
 }

@@ -112,16 +112,16 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
         let well = said.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
         (!well).then(|| format!("{name}: {said:?}, not {expected}"))
     };
-    let told = until("each has its reason", 3 * SOON, async || {
+    let answered = until("each has its reason", 3 * SOON, async || {
         let wrong: Vec<_> = all().await?.iter().filter_map(wrong).collect();
         anyhow::ensure!(wrong.is_empty(), "{wrong:?}");
         Ok(Some(()))
     });
-    told.await.unwrap();
+    answered.await.unwrap();
     for point in all().await.unwrap() {
-        let (_, words) = condition(&point);
+        let (_, message) = condition(&point);
         let code = point.name_any().rsplit('-').next().unwrap().to_owned();
-        assert!(words.contains(&code), "{}: {words}", point.name_any());
+        assert!(message.contains(&code), "{}: {message}", point.name_any());
     }
     assert!(
         !receiver
@@ -204,28 +204,28 @@ async fn message_waits_or_fails_by_its_answer() {
         let name = code.to_string();
         match fate {
             Fate::Stops(reason) => {
-                let (_, words) = condition(&bed.not_ready(&name, reason).await);
-                assert!(words.contains(&name), "{words}");
-                assert_eq!(bed.event(&name, reason).await, words);
+                let (_, message) = condition(&bed.not_ready(&name, reason).await);
+                assert!(message.contains(&name), "{message}");
+                assert_eq!(bed.event(&name, reason).await, message);
                 let waiting = bed
                     .waiting(
                         &name,
                         &format!("ContactPointNotReady: {name:?}: {reason}: "),
                     )
                     .await;
-                assert!(waiting.ends_with(&words), "{waiting}");
+                assert!(waiting.ends_with(&message), "{waiting}");
                 assert_eq!(
                     bed.history(&name).await[0].delivery,
                     Some(Delivery::Pending)
                 );
             }
             Fate::Waits => {
-                let words = bed
+                let message = bed
                     .waiting(&name, &format!("DeliveryFailing: {name:?}: "))
                     .await;
                 assert!(
-                    words.contains(&format!("{code} because-{code}"))
-                        && words.ends_with("it is tried again")
+                    message.contains(&format!("{code} because-{code}"))
+                        && message.ends_with("it is tried again")
                 );
                 bed.event(&name, "DeliveryFailing").await;
                 assert_eq!(
@@ -294,7 +294,7 @@ async fn message_waits_or_fails_by_its_answer() {
         .await;
         bed.waiting(&name, "").await;
         bed.ready(&name).await;
-        let told: Vec<_> = changes(receiver)
+        let answered: Vec<_> = changes(receiver)
             .iter()
             .map(|change| change["value"].clone())
             .collect();
@@ -303,7 +303,7 @@ async fn message_waits_or_fails_by_its_answer() {
         } else {
             vec!["1", "2"]
         };
-        assert_eq!(told, expected, "{code}");
+        assert_eq!(answered, expected, "{code}");
         // A retried request is identical.
         let keys = |value: &str| {
             let about = |request: &&std::sync::Arc<testbed::receiver::Request>| {
@@ -387,15 +387,15 @@ async fn message_that_the_bot_api_rejects_fails_alone() {
     // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the queue
     // goes on.
     let mut replicas = 2;
-    for (code, words) in [
+    for (code, message) in [
         (400, "Bad Request: message is too long"),
         (413, "Request Entity Too Large"),
     ] {
         let before = telegram.rejected().len();
         let name = format!("failed-{code}");
-        telegram.fault_next(2, refusal(code, words));
+        telegram.fault_next(2, refusal(code, message));
         telegram.fault_next(1, Fault::Nothing);
-        telegram.fault_next(2, refusal(code, words));
+        telegram.fault_next(2, refusal(code, message));
         with_template(&bed, &name, "{{ value }}").await;
         let failed = |field: &TrackedField| {
             field
@@ -408,7 +408,7 @@ async fn message_that_the_bot_api_rejects_fails_alone() {
             .reason
             .clone()
             .unwrap();
-        assert!(reason.contains(&format!("({code} {words})")), "{reason}");
+        assert!(reason.contains(&format!("({code} {message})")), "{reason}");
         assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
         assert_eq!(
             telegram.rejected().len(),
@@ -442,15 +442,15 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     bed.deployment("web", 0).await;
     bed.track("it", "Deployment", "web", "replicas", "chat")
         .await;
-    let mut wanted = vec![("Created".to_owned(), "0".to_owned())];
-    let delivered = async |wanted: &[(String, String)]| {
-        let wanted: Vec<_> = wanted
+    let mut expected_reasons = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |expected_reasons: &[(String, String)]| {
+        let expected_reasons: Vec<_> = expected_reasons
             .iter()
             .map(|(action, value)| (action.as_str(), Some(value.as_str())))
             .collect();
-        bed.delivered("it", &wanted).await
+        bed.delivered("it", &expected_reasons).await
     };
-    delivered(&wanted).await;
+    delivered(&expected_reasons).await;
     let faults = [
         ("bad JSON", Fault::bad_json(), "no answer of a Bot API"),
         ("not ok", Fault::not_ok(), "Internal Server Error"),
@@ -470,22 +470,22 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
             "502",
         ),
     ];
-    for (replicas, (what, fault, words)) in faults.into_iter().enumerate() {
+    for (replicas, (what, fault, message)) in faults.into_iter().enumerate() {
         telegram.fault_always(fault);
         let replicas = i32::try_from(replicas).unwrap() + 1;
         bed.scale("web", replicas).await;
         let waiting = bed.waiting("it", "DeliveryFailing: ").await;
-        assert!(waiting.contains(words), "{what}: {waiting}");
+        assert!(waiting.contains(message), "{what}: {waiting}");
         assert!(waiting.len() < 600, "{what}: {} bytes", waiting.len());
         telegram.heal();
-        wanted.push(("Updated".into(), replicas.to_string()));
-        delivered(&wanted).await;
+        expected_reasons.push(("Updated".into(), replicas.to_string()));
+        delivered(&expected_reasons).await;
         bed.waiting("it", "").await;
         bed.ready("chat").await;
     }
     assert_eq!(
         telegram.messages().len(),
-        1 + wanted.len(),
+        1 + expected_reasons.len(),
         "each told once"
     );
 }

@@ -12,7 +12,9 @@ use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings, changes, condition, taken, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, SYSTEM, Settings, accepted, actions_and_values, changes, condition,
+};
 
 /// Returns histories that no version of the operator writes, although the schema accepts them.
 fn histories() -> Vec<(&'static str, Value)> {
@@ -185,7 +187,7 @@ async fn invalid_stored_objects_cause_no_panic_and_no_loop() {
             "{name}"
         );
         let path = format!("/{name}");
-        let tests = taken(&receiver)
+        let tests = accepted(&receiver)
             .iter()
             .filter(|r| r.path == path && r.header("ce-type") == Some(crate::support::READY))
             .count();
@@ -225,7 +227,7 @@ async fn invalid_stored_objects_cause_no_panic_and_no_loop() {
         "nothing changed there"
     );
     assert_eq!(
-        told(&bed.history("original").await),
+        actions_and_values(&bed.history("original").await),
         [("Created", Some("1"))]
     );
 
@@ -296,9 +298,9 @@ async fn failing_template_costs_no_message() {
             .await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
-    let told = changes(&receiver);
-    assert_eq!(told.len(), templates.len());
-    for change in told {
+    let actions_and_values = changes(&receiver);
+    assert_eq!(actions_and_values.len(), templates.len());
+    for change in actions_and_values {
         let text = change["text"].as_str().unwrap();
         assert!(
             text.starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"),
@@ -311,16 +313,16 @@ async fn failing_template_costs_no_message() {
         bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    assert!(taken(&receiver).len() <= 1 + 2 * templates.len());
+    assert!(accepted(&receiver).len() <= 1 + 2 * templates.len());
     assert!(!operator.logs().contains("panicked"));
 
     // The contact point's own template: an unparsable one is reported, a failing one is replaced by the default message.
     let body = |body: &str| json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } });
     bed.point("no-template", body("{{ text")).await;
-    let (_, said) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
+    let (_, message) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
     assert!(
-        said.starts_with("spec.webhookSpec.body: line 1: "),
-        "{said}"
+        message.starts_with("spec.webhookSpec.body: line 1: "),
+        "{message}"
     );
     receiver.forget();
     bed.point("failing", body("{{ entries[0].value + 1 }}"))

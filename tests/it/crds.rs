@@ -18,8 +18,8 @@ mod config_map_sync;
 mod contact_point;
 mod my_app;
 mod my_ingress;
+mod permissions;
 mod printed;
-mod rights;
 mod tracked_field;
 mod upgrade;
 
@@ -102,19 +102,21 @@ async fn create(
 /// Tries every case, and reports all that differ from the table.
 async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
     let mut wrong = Vec::new();
-    for (yaml, words) in cases {
+    for (yaml, expected) in cases {
         let spec = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{yaml}: {e}"));
         match create(client, kind, "case", Some(&spec), true).await {
-            Ok(_) if words.is_empty() => {}
+            Ok(_) if expected.is_empty() => {}
             Ok(_) => wrong.push(format!(
-                "{}\n  is accepted, not refused with {words}",
+                "{}\n  is accepted, not refused with {expected}",
                 shorten(yaml)
             )),
-            Err(said) if !words.is_empty() && words.split('|').all(|part| said.contains(part)) => {}
-            Err(said) => wrong.push(format!(
-                "{}\n  {words}, but: {}",
+            Err(error)
+                if !expected.is_empty() && expected.split('|').all(|part| error.contains(part)) => {
+            }
+            Err(error) => wrong.push(format!(
+                "{}\n  {expected}, but: {}",
                 shorten(yaml),
-                shorten(&said)
+                shorten(&error)
             )),
         }
     }
@@ -129,13 +131,13 @@ async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
 
 /// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside of `theirs` are Kubernetes'
 /// own.
-fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
-    fn names(schema: &Value, theirs: &[&str], into: &mut Vec<String>) {
+fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]) {
+    fn names(schema: &Value, kubernetes_fields: &[&str], into: &mut Vec<String>) {
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
             into.push(name.clone());
-            if !theirs.contains(&name.as_str()) {
-                names(property, theirs, into);
-                names(&property["items"], theirs, into);
+            if !kubernetes_fields.contains(&name.as_str()) {
+                names(property, kubernetes_fields, into);
+                names(&property["items"], kubernetes_fields, into);
             }
         }
     }
@@ -147,14 +149,14 @@ fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
     let mut fields = Vec::new();
     names(
         &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
-        theirs,
+        kubernetes_fields,
         &mut fields,
     );
     assert!(fields.len() > 3);
     for field in fields {
         let of = |refused: bool| {
-            cases.iter().any(|(yaml, words)| {
-                words.is_empty() != refused && yaml.contains(&format!("{field}:"))
+            cases.iter().any(|(yaml, expected)| {
+                expected.is_empty() != refused && yaml.contains(&format!("{field}:"))
             })
         };
         assert!(of(false), "no case accepts {field}");

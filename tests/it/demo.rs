@@ -46,10 +46,10 @@ fn run(program: Program, folder: &Folder) -> Child {
 }
 
 /// Returns the whole output once the demo has ended.
-async fn shown(mut demo: Child, well: bool) -> String {
+async fn output(mut demo: Child, succeeds: bool) -> String {
     let status = demo.wait(SHOWN).await.unwrap();
     let text = demo.log_text().unwrap();
-    assert_eq!(status.success(), well, "{text}");
+    assert_eq!(status.success(), succeeds, "{text}");
     let folder = demo.log().parent().unwrap();
     let left: Vec<_> = folder
         .read_dir()
@@ -68,12 +68,12 @@ async fn kubectl(plane: &ControlPlane, arguments: &[&str]) -> String {
 async fn demo_runs_on_its_own_control_plane() {
     let folder = Folder::new().unwrap();
     // The demo ignores the user's cluster.
-    let text = shown(
+    let text = output(
         run(demo(&folder).env("KUBECONFIG", "/nowhere"), &folder),
         true,
     )
     .await;
-    for words in [
+    for expected in [
         "| Value: 3",
         "web runs nginx:1.29 in place of nginx:1.28",
         "\"telegram-chat\" not found; there is \"telegram-cp\"",
@@ -82,7 +82,7 @@ async fn demo_runs_on_its_own_control_plane() {
         "DeleteLoadBalancer",
         "That was all",
     ] {
-        assert!(text.contains(words), "{words}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
@@ -102,14 +102,14 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
 
     // The demo does not touch a cluster without consent, nor a cluster with Quartermaster.
     let folder = Folder::new().unwrap();
-    let text = shown(run(visiting(&plane, &folder), &folder), false).await;
+    let text = output(run(visiting(&plane, &folder), &folder), false).await;
     assert!(
         text.contains("there is no terminal to ask on: YES=1 goes on without"),
         "{text}"
     );
     kubectl(&plane, &["create", "namespace", "quartermaster-system"]).await;
     let folder = Folder::new().unwrap();
-    let text = shown(
+    let text = output(
         run(visiting(&plane, &folder).env("YES", "1"), &folder),
         false,
     )
@@ -137,7 +137,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     .await
     .unwrap();
     interrupted.terminate().unwrap();
-    let text = shown(interrupted, false).await;
+    let text = output(interrupted, false).await;
     assert!(!text.contains("Not all of it is gone"), "{text}");
     assert_eq!(
         kubectl(&plane, &["get", OURS, "-o", "name"]).await,
@@ -146,7 +146,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     );
 
     let folder = Folder::new().unwrap();
-    let text = shown(
+    let text = output(
         run(
             with_chat(visiting(&plane, &folder).env("YES", "1")),
             &folder,
@@ -164,10 +164,10 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
         .iter()
         .map(|message| message.text.clone())
         .collect();
-    for words in ["Contact point is ready", "Value: 3", "Value: -1"] {
+    for expected in ["Contact point is ready", "Value: 3", "Value: -1"] {
         assert!(
-            messages.iter().any(|message| message.contains(words)),
-            "{words}: {messages:?}"
+            messages.iter().any(|message| message.contains(expected)),
+            "{expected}: {messages:?}"
         );
     }
     assert_eq!(

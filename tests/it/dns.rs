@@ -92,8 +92,8 @@ async fn hanging_names_delay_only_their_own_tenant() {
             three[2] - three[0]
         );
     }
-    let (_, said) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
-    assert!(said.contains("no answer from DNS"), "{said}");
+    let (_, message) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
+    assert!(message.contains("no answer from DNS"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,13 +226,16 @@ async fn name_with_a_denied_address_is_rejected() {
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
         bed.webhook(name, &format!("http://{name}.test/")).await;
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, message) = condition(&bed.not_ready(name, "AddressRefused").await);
         assert!(
-            said.contains(address) && said.contains("metadata"),
-            "{said}"
+            message.contains(address) && message.contains("metadata"),
+            "{message}"
         );
     }
     bed.webhook("none", "http://none.test/").await;
-    let (_, said) = condition(&bed.not_ready("none", "Unreachable").await);
-    assert!(said.contains("DNS has no address of this name"), "{said}");
+    let (_, message) = condition(&bed.not_ready("none", "Unreachable").await);
+    assert!(
+        message.contains("DNS has no address of this name"),
+        "{message}"
+    );
 }

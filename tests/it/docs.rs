@@ -247,10 +247,10 @@ fn every_column_matches_the_crd() {
             .additional_printer_columns
             .clone()
             .unwrap();
-        let shown = columns
+        let printed = columns
             .iter()
             .filter(|column| column.priority.unwrap_or_default() == 0);
-        let header = shown
+        let header = printed
             .map(|column| column.name.to_uppercase())
             .collect::<Vec<_>>()
             .join(" ");
@@ -266,14 +266,14 @@ fn every_column_matches_the_crd() {
 #[test]
 fn every_permission_has_a_row() {
     let page = page("operating.md");
-    for right in registry::KINDS
+    for permission in registry::KINDS
         .iter()
         .flat_map(|kind| kind.permissions)
         .chain(registry::METRICS_RIGHTS)
     {
-        for resource in right.resources {
+        for resource in permission.resources {
             let row = row(&page, resource).unwrap_or_else(|| panic!("{resource} has no row"));
-            for verb in right.verbs {
+            for verb in permission.verbs {
                 assert!(row.contains(verb), "{resource}: {verb}");
             }
         }

@@ -94,25 +94,25 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
             .fold(settings, |settings, flag| settings.flag(flag)),
     )
     .await;
-    let mut told = vec![("Created".to_owned(), "0".to_owned())];
-    let delivered = async |told: &[(String, String)]| {
-        let told: Vec<_> = told
+    let mut sent = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |sent: &[(String, String)]| {
+        let sent: Vec<_> = sent
             .iter()
             .map(|(action, value)| (action.as_str(), Some(value.as_str())))
             .collect();
-        bed.delivered("web", &told).await;
+        bed.delivered("web", &sent).await;
     };
-    delivered(&told).await;
+    delivered(&sent).await;
     bed.delivered("image", &[("Created", Some("nginx:1"))])
         .await;
     for name in &names {
-        let words = bed.waiting(name, "PathTooExpensive").await;
+        let message = bed.waiting(name, "PathTooExpensive").await;
         // More than 16 times as many steps as there are arguments, by a few for each level of the object.
         let estimate =
-            (4..10).any(|millions| words.contains(&format!("about {millions},000,000 steps")));
+            (4..10).any(|millions| message.contains(&format!("about {millions},000,000 steps")));
         assert!(
-            estimate && words.contains("may take 2,000,000: write names"),
-            "{words}"
+            estimate && message.contains("may take 2,000,000: write names"),
+            "{message}"
         );
     }
     let before = leader(&bed).await;
@@ -122,8 +122,8 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
         let changed = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
         change(&bed, "huge", changed).await;
         bed.scale("web", round).await;
-        told.push(("Updated".into(), round.to_string()));
-        delivered(&told).await;
+        sent.push(("Updated".into(), round.to_string()));
+        delivered(&sent).await;
         assert_eq!(operator.probe("livez").await.unwrap().0, 200);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

@@ -241,7 +241,7 @@ impl Subject {
     }
 
     /// Returns the field as the operator reads it; empty when it is missing, as in kubectl's output.
-    fn ours(&self, path: &str) -> String {
+    fn operator_text(&self, path: &str) -> String {
         let field = Field::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
         field
             .extract(&self.object)
@@ -254,13 +254,15 @@ impl Subject {
         let mut differences = Vec::new();
         for path in paths {
             let output = self.kubectl(path);
-            let theirs = String::from_utf8(output.stdout).expect("UTF-8");
-            let ours = self.ours(path);
+            let printed = String::from_utf8(output.stdout).expect("UTF-8");
+            let ours = self.operator_text(path);
             let error = String::from_utf8_lossy(&output.stderr);
             if !output.status.success()
-                || (ours != theirs && spaced(&ours).as_ref() != Some(&theirs))
+                || (ours != printed && spaced(&ours).as_ref() != Some(&printed))
             {
-                differences.push(format!("{path}: kubectl {theirs:?} {error}, ours {ours:?}"));
+                differences.push(format!(
+                    "{path}: kubectl {printed:?} {error}, ours {ours:?}"
+                ));
             }
         }
         assert!(differences.is_empty(), "{} {:#?}", self.kind, differences);

@@ -12,7 +12,9 @@ use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, fill_tracker_role, texts, told};
+use crate::support::{
+    Bed, Operator, SOON, Settings, actions_and_values, changes, fill_tracker_role, texts,
+};
 
 #[tokio::test]
 async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
@@ -215,8 +217,8 @@ async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked()
         bed.delivered(name, &[("Created", Some(before)), ("Updated", Some(after))])
             .await;
     }
-    let told = changes(&receiver);
-    let port = told
+    let actions_and_values = changes(&receiver);
+    let port = actions_and_values
         .iter()
         .find(|change| change["trackedField"] == "port-name" && change["action"] == "Updated")
         .unwrap();
@@ -227,7 +229,11 @@ async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked()
             bed.namespace
         )
     );
-    assert_eq!(told.len(), 2 * cases.len() + 2, "each change is told once");
+    assert_eq!(
+        actions_and_values.len(),
+        2 * cases.len() + 2,
+        "each change is told once"
+    );
     // Meanwhile the targets' statuses changed: the field of none of them did.
     assert_eq!(bed.history("port-default").await.len(), 1);
 }
@@ -331,26 +337,26 @@ async fn other_kinds_need_a_grant_and_a_resource() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("widget", "ResourceMismatch: ").await;
+    let message = bed.waiting("widget", "ResourceMismatch: ").await;
     assert!(
-        words.contains(&format!("does not serve {}/v1", widgets.group)),
-        "{words}"
+        message.contains(&format!("does not serve {}/v1", widgets.group)),
+        "{message}"
     );
 
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 5 })).await;
-    let words = bed.waiting("widget", "Forbidden: ").await;
-    for said in [
+    let message = bed.waiting("widget", "Forbidden: ").await;
+    for part in [
         "does not grant get, list, watch on widgets",
         "quartermaster.dev/aggregate-to-tracker: \"true\"",
         &widgets.group,
         "[\"widgets\"]",
     ] {
-        assert!(words.contains(said), "{said}: {words}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(
         bed.event("widget", "Forbidden").await,
-        words.trim_start_matches("Forbidden: ")
+        message.trim_start_matches("Forbidden: ")
     );
 
     widgets.grant(&bed).await;
@@ -398,8 +404,8 @@ async fn other_kinds_need_a_grant_and_a_resource() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("kind", "ResourceMismatch: ").await;
-    assert!(words.ends_with("write target.kind: Widget"), "{words}");
+    let message = bed.waiting("kind", "ResourceMismatch: ").await;
+    assert!(message.ends_with("write target.kind: Widget"), "{message}");
     track(
         &bed,
         "plural",
@@ -407,30 +413,30 @@ async fn other_kinds_need_a_grant_and_a_resource() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("plural", "ResourceMismatch: ").await;
+    let message = bed.waiting("plural", "ResourceMismatch: ").await;
     assert!(
-        words.ends_with("has no resource \"widgetz\"; there is \"widgets\""),
-        "{words}"
+        message.ends_with("has no resource \"widgetz\"; there is \"widgets\""),
+        "{message}"
     );
-    assert_eq!(told(&bed.history("kind").await), []);
+    assert_eq!(actions_and_values(&bed.history("kind").await), []);
 
     // Recreated in another scope, and in the first one.
-    let mut wanted = vec![
+    let mut expected = vec![
         ("Created", Some("5")),
         ("Updated", Some(r#"{"a":[1,null],"b":2}"#)),
         ("Deleted", None),
     ];
     widgets.end(&bed).await;
     bed.waiting("widget", "ResourceMismatch: ").await;
-    bed.delivered("widget", &wanted).await;
+    bed.delivered("widget", &expected).await;
     widgets.serve_as(&bed, "Cluster", "Widget").await;
     bed.waiting("widget", "OutOfScope: the target is cluster-scoped")
         .await;
     widgets.end(&bed).await;
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 6 })).await;
-    wanted.push(("Created", Some("6")));
-    bed.delivered("widget", &wanted).await;
+    expected.push(("Created", Some("6")));
+    bed.delivered("widget", &expected).await;
 }
 
 /// A CRD that was deleted and recreated may serve the same resource in another scope, or with another kind.
@@ -482,44 +488,44 @@ async fn recreated_kind_is_discovered_again() {
     )
     .await;
     // The admission policy may have reviewed the author's permissions in that namespace only.
-    let words = bed
+    let message = bed
         .waiting("it", "ResourceMismatch: widgets lie in no namespace")
         .await;
-    assert!(words.ends_with("leave target.namespace out"), "{words}");
-    assert_eq!(told(&bed.history("it").await), []);
+    assert!(message.ends_with("leave target.namespace out"), "{message}");
+    assert_eq!(actions_and_values(&bed.history("it").await), []);
     lies_in(None).await;
-    let mut wanted = vec![("Created", Some("5"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", Some("5"))];
+    bed.delivered("it", &expected).await;
 
     // Deleted for a while,
     widgets.end(&bed).await;
     bed.waiting("it", "ResourceMismatch: ").await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
     widgets.serve_as(&bed, "Namespaced", "Widget").await;
     put("Widget", Some(&bed.namespace), 6).await;
     bed.waiting("it", "ResourceMismatch: widgets lie in namespaces")
         .await;
     lies_in(Some(&bed.namespace)).await;
-    wanted.push(("Created", Some("6")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("6")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 
     // and recreated so soon that no watch may have noticed.
     widgets.end(&bed).await;
     widgets.serve_as(&bed, "Cluster", "Gadget").await;
     put("Gadget", None, 7).await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
-    let words = bed.waiting("it", "ResourceMismatch: widgets of ").await;
-    assert!(words.ends_with("write target.kind: Gadget"), "{words}");
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
+    let message = bed.waiting("it", "ResourceMismatch: widgets of ").await;
+    assert!(message.ends_with("write target.kind: Gadget"), "{message}");
     bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } }))
         .await;
     bed.waiting("it", "ResourceMismatch: widgets lie in no namespace")
         .await;
     lies_in(None).await;
-    wanted.push(("Created", Some("7")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("7")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 }
 
@@ -540,8 +546,8 @@ async fn missing_empty_false_and_null_are_four_values() {
         "{.spec.it}",
     )
     .await;
-    let mut wanted = vec![("Created", None)];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", None)];
+    bed.delivered("it", &expected).await;
     let steps = [
         (json!({ "it": "" }), ""),
         (json!({ "it": false }), "false"),
@@ -557,8 +563,8 @@ async fn missing_empty_false_and_null_are_four_values() {
             .run_kubectl(&replace, &object.to_string())
             .await
             .unwrap();
-        wanted.push(("Updated", Some(value)));
-        bed.delivered("it", &wanted).await;
+        expected.push(("Updated", Some(value)));
+        bed.delivered("it", &expected).await;
     }
     widgets.put(&bed, json!({})).await;
     let take_away = r#"[{"op":"remove","path":"/spec/it"}]"#;
@@ -570,8 +576,8 @@ async fn missing_empty_false_and_null_are_four_values() {
         take_away,
     ])
     .await;
-    wanted.push(("Updated", None));
-    let history = bed.delivered("it", &wanted).await;
+    expected.push(("Updated", None));
+    let history = bed.delivered("it", &expected).await;
     let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
     assert_eq!(missing, [true, false, false, false, false, true]);
     let values: Vec<String> = texts(&receiver)
@@ -604,23 +610,23 @@ async fn change_there_and_back_gives_two_entries() {
     bed.deployment("web", 1).await;
     bed.track("replicas", "Deployment", "web", "replicas", "hook")
         .await;
-    let mut wanted = vec![("Created", Some("1"))];
-    bed.delivered("replicas", &wanted).await;
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("replicas", &expected).await;
     for _ in 0..10 {
         bed.scale("web", 3).await;
         bed.scale("web", 1).await;
-        wanted.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
+        expected.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
     }
-    let history = bed.delivered("replicas", &wanted).await;
+    let history = bed.delivered("replicas", &expected).await;
     let ids: Vec<_> = history
         .iter()
         .map(|entry| entry.id.clone().unwrap())
         .collect();
-    let told: Vec<_> = changes(&receiver)
+    let actions_and_values: Vec<_> = changes(&receiver)
         .iter()
         .map(|change| change["id"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(told, ids, "in order, each once");
+    assert_eq!(actions_and_values, ids, "in order, each once");
 }
 
 #[tokio::test]
@@ -633,29 +639,29 @@ async fn recreated_or_changed_target_starts_with_created() {
     bed.deployment("other", 7).await;
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
-    let mut wanted = vec![("Created", Some("1"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("it", &expected).await;
 
     bed.delete::<Deployment>("web").await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "TargetNotFound: Deployment ").await;
     bed.deployment("web", 2).await;
-    wanted.push(("Created", Some("2")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("2")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 
     bed.patch::<TrackedField>("it", json!({ "spec": { "field": "image" } }))
         .await;
-    wanted.push(("Created", Some("nginx:latest")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("nginx:latest")));
+    bed.delivered("it", &expected).await;
     bed.patch::<TrackedField>(
         "it",
         json!({ "spec": { "field": "replicas", "target": { "name": "other" } } }),
     )
     .await;
-    wanted.push(("Created", Some("7")));
-    let history = bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("7")));
+    let history = bed.delivered("it", &expected).await;
     let last = history.last().unwrap();
     assert_eq!(
         last.subject.as_ref().unwrap().as_str(),
@@ -663,10 +669,10 @@ async fn recreated_or_changed_target_starts_with_created() {
     );
     bed.scale("web", 9).await;
     bed.scale("other", 8).await;
-    wanted.push(("Updated", Some("8")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Updated", Some("8")));
+    bed.delivered("it", &expected).await;
     receiver
-        .wait_for(SOON, |_| changes(&receiver).len() == wanted.len())
+        .wait_for(SOON, |_| changes(&receiver).len() == expected.len())
         .await
         .unwrap();
     let changes = changes(&receiver);
@@ -682,8 +688,8 @@ async fn recreated_or_changed_target_starts_with_created() {
     let front = json!({ "field": "targetPort", "target": { "kind": "Service", "name": "front" } });
     bed.patch::<TrackedField>("it", json!({ "spec": front }))
         .await;
-    wanted.push(("Created", Some("8080")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("8080")));
+    bed.delivered("it", &expected).await;
     let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
     assert!(
         operator.logs().contains(ended),

@@ -15,7 +15,7 @@ use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::{Authority, Identity};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, READY, SOON, Settings, condition, taken};
+use crate::support::{Bed, Operator, READY, SOON, Settings, accepted, condition};
 
 /// Returns HMAC-SHA256 as RFC 2104 defines it, so that the product's library does not check its own signature.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
@@ -225,28 +225,29 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 async fn tls_material_is_trusted_and_presented() {
     let bed = Bed::shared("tls").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
-    let (ours, other) = (
+    let (trusted, other) = (
         Authority::new("ours").unwrap(),
         Authority::new("other").unwrap(),
     );
-    let identity = ours.server(&["127.0.0.1", "localhost"]).unwrap();
+    let identity = trusted.server(&["127.0.0.1", "localhost"]).unwrap();
     let open = Receiver::start_tls(&identity, None).unwrap();
     let closed = Receiver::start_tls(&identity, Some(other.ca_pem())).unwrap();
-    let elsewhere = Receiver::start_tls(&ours.server(&["elsewhere.test"]).unwrap(), None).unwrap();
-    tls_secret(&bed, "ours", &ours, None).await;
+    let elsewhere =
+        Receiver::start_tls(&trusted.server(&["elsewhere.test"]).unwrap(), None).unwrap();
+    tls_secret(&bed, "ours", &trusted, None).await;
     tls_secret(&bed, "other", &other, None).await;
     tls_secret(
         &bed,
         "with-client",
-        &ours,
+        &trusted,
         Some(&other.client("operator").unwrap()),
     )
     .await;
     tls_secret(
         &bed,
         "with-stranger",
-        &ours,
-        Some(&ours.client("stranger").unwrap()),
+        &trusted,
+        Some(&trusted.client("stranger").unwrap()),
     )
     .await;
     let point = async |name: &str, receiver: &Receiver, secret: Option<&str>| {
@@ -276,9 +277,9 @@ async fn tls_material_is_trusted_and_presented() {
     }
     assert_eq!(
         (
-            taken(&open).len(),
-            taken(&closed).len(),
-            taken(&elsewhere).len()
+            accepted(&open).len(),
+            accepted(&closed).len(),
+            accepted(&elsewhere).len()
         ),
         (1, 1, 0)
     );
@@ -286,7 +287,7 @@ async fn tls_material_is_trusted_and_presented() {
     // The Secret alone fixes the problem.
     bed.patch::<Secret>(
         "other",
-        json!({ "stringData": { "ca.crt": ours.ca_pem() } }),
+        json!({ "stringData": { "ca.crt": trusted.ca_pem() } }),
     )
     .await;
     bed.ready("wrong-ca").await;
@@ -320,16 +321,16 @@ async fn tls_material_is_trusted_and_presented() {
             "tls.key does not belong to tls.crt",
         ),
     ];
-    for (name, data, words) in cases {
+    for (name, data, expected) in cases {
         bed.create::<Secret>(name, json!({ "stringData": data }))
             .await;
         point(name, &open, Some(name)).await;
-        let (_, said) = condition(&bed.not_ready(name, "SecretInvalid").await);
+        let (_, message) = condition(&bed.not_ready(name, "SecretInvalid").await);
         assert!(
-            said.contains(words)
-                && said.contains(&format!("{name:?}"))
-                && !said.contains("PRIVATE"),
-            "{said}"
+            message.contains(expected)
+                && message.contains(&format!("{name:?}"))
+                && !message.contains("PRIVATE"),
+            "{message}"
         );
     }
 }
@@ -398,10 +399,10 @@ async fn webhook_rejects_denied_addresses() {
         json!({ "type": "Webhook", "webhookSpec": from }),
     )
     .await;
-    for (name, _, words) in &cases {
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
-        assert!(said.contains(words), "{name}: {said}");
-        assert_eq!(bed.event(name, "AddressRefused").await, said);
+    for (name, _, expected) in &cases {
+        let (_, message) = condition(&bed.not_ready(name, "AddressRefused").await);
+        assert!(message.contains(expected), "{name}: {message}");
+        assert_eq!(bed.event(name, "AddressRefused").await, message);
     }
     bed.not_ready("from-secret", "AddressRefused").await;
     assert!(receiver.requests().is_empty());
@@ -419,10 +420,10 @@ async fn webhook_rejects_denied_addresses() {
         .await;
     allowed.webhook("metadata", "http://169.254.169.254/").await;
     allowed.ready("by-name").await;
-    let (_, said) = condition(&allowed.not_ready("moved", "Redirected").await);
+    let (_, message) = condition(&allowed.not_ready("moved", "Redirected").await);
     assert!(
-        said.contains("302") && said.contains("give the final URL"),
-        "{said}"
+        message.contains("302") && message.contains("give the final URL"),
+        "{message}"
     );
     allowed.not_ready("metadata", "AddressRefused").await;
     assert!(target.requests().is_empty());
@@ -456,28 +457,28 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     bed.webhook("closed", &format!("http://{closed}/")).await;
     bed.webhook("port", "http://127.0.0.1:1/").await;
     for name in ["answers", "by-name"] {
-        let (_, said) = condition(&bed.not_ready(name, "NotFound").await);
+        let (_, message) = condition(&bed.not_ready(name, "NotFound").await);
         assert!(
-            said.contains("(404 (not shown: a private address))") && !said.contains("words"),
-            "{said}"
+            message.contains("(404 (not shown: a private address))") && !message.contains("words"),
+            "{message}"
         );
-        assert_eq!(bed.event(name, "NotFound").await, said);
+        assert_eq!(bed.event(name, "NotFound").await, message);
     }
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
     let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
     assert_eq!(silent, closed);
-    let (_, said) = condition(&bed.not_ready("port", "AddressRefused").await);
+    let (_, message) = condition(&bed.not_ready("port", "AddressRefused").await);
     assert!(
-        said.contains("port 1 is refused: it is not in --webhook-allow-port="),
-        "{said}"
+        message.contains("port 1 is refused: it is not in --webhook-allow-port="),
+        "{message}"
     );
 
     // With the flag the same answer is quoted.
     let quoted = Bed::on(bed.plane.clone(), "quoted").await;
     let _operator = Operator::start(&quoted, Settings::default()).await;
     quoted.webhook("answers", &receiver.url()).await;
-    let (_, said) = condition(&quoted.not_ready("answers", "NotFound").await);
-    assert!(said.contains("internal words"), "{said}");
+    let (_, message) = condition(&quoted.not_ready("answers", "NotFound").await);
+    assert!(message.contains("internal words"), "{message}");
 }
 
 /// Creates the sample for a receiver, with `path` of the receiver as its URL.
@@ -600,20 +601,20 @@ async fn samples_match_the_format_of_each_receiver() {
     for (name, read) in places {
         bed.delivered(name, &[("Created", Some(nasty))]).await;
         let path = format!("/{name}");
-        let requests: Vec<Arc<Request>> = taken(&receiver)
+        let requests: Vec<Arc<Request>> = accepted(&receiver)
             .into_iter()
             .filter(|request| request.path == path)
             .collect();
         let texts: Vec<String> = requests.iter().map(AsRef::as_ref).map(read).collect();
         // Discord and Teams render Markdown, in which a value must not make a link.
-        let shown = if ["discord", "teams"].contains(&name) {
+        let rendered = if ["discord", "teams"].contains(&name) {
             nasty.replace("](", "] (")
         } else {
             nasty.to_owned()
         };
         assert_eq!(
             texts,
-            ["Contact point is ready".to_owned(), entry(&shown)],
+            ["Contact point is ready".to_owned(), entry(&rendered)],
             "{name}"
         );
         assert!(
@@ -698,15 +699,15 @@ async fn body_that_fails_on_a_message_is_reported() {
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
-    assert_eq!(&taken(&receiver).last().unwrap().body[..], b"Prod 1");
+    assert_eq!(&accepted(&receiver).last().unwrap().body[..], b"Prod 1");
     bed.scale("web", 2).await;
-    let said = bed
+    let message = bed
         .waiting(
             "it",
             "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ",
         )
         .await;
-    assert!(said.contains("line 1"), "{said}");
+    assert!(message.contains("line 1"), "{message}");
     bed.event("it", "BodyInvalid").await;
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;

@@ -10,7 +10,9 @@ use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, changes, condition, told};
+use crate::support::{
+    Bed, Operator, SOON, SYSTEM, Settings, actions_and_values, changes, condition,
+};
 
 const ORIGINAL: &str = include_str!("crds/original.yaml");
 
@@ -75,9 +77,9 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
 
     // The original program's CRD prunes the operator's fields: the operator does not touch its objects.
     bed.apply(&crd(ORIGINAL, "trackedfields")).await;
-    let words = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
+    let expected = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
                  (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)";
-    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+    readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
     bed.deployment("web", 3).await;
     until("the original's kind is served", SOON, async || {
         let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
@@ -93,12 +95,12 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     })
     .await
     .unwrap();
-    let theirs = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
+    let original_status = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
     bed.api::<TrackedField>()
         .patch_status(
             "old",
             &Default::default(),
-            &kube::api::Patch::Merge(&theirs),
+            &kube::api::Patch::Merge(&original_status),
         )
         .await
         .unwrap();
@@ -123,18 +125,18 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     bed.apply(&other.replace(&digest, "    quartermaster.dev/schema: \"0123\""))
         .await;
     let ours_is = digest.split(": ").nth(1).unwrap().trim_matches(['"', '\'']);
-    let words = format!(
+    let expected = format!(
         "CRD trackedfields.tg.azamaton.ru has schema 0123, not {ours_is}: install this version's CRDs (quartermaster \
          crds | kubectl apply --server-side --force-conflicts -f -)"
     );
-    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+    readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
 
     // The current CRD: objects of the original program are adopted, with one message for the net change.
     bed.apply(&crd(&ours, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
         let history = field.history().unwrap();
-        told(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
+        actions_and_values(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
             && history[1].delivery == Some(Delivery::Delivered)
     };
     bed.until("old", "taken over", taken_over).await;
@@ -172,9 +174,9 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     )
     .await;
     bed.scale("web", 5).await;
-    let words = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
+    let expected = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
                  contactpoints.tg.azamaton.ru is not installed";
-    bed.waiting("new", words).await;
+    bed.waiting("new", expected).await;
     assert_eq!(values(&receiver), ["3", "4"]);
     bed.apply(&crd(&ours, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
@@ -195,14 +197,14 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     // The namespace is deleted with everything in it, and rejects Events by then.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
     let logs = operator.logs();
-    for said in [
+    for message in [
         "an Event was not written\"",
         "\"level\":\"error\"",
         "panicked",
     ] {
         assert!(
-            !logs.contains(said),
-            "{said}: {}",
+            !logs.contains(message),
+            "{message}: {}",
             operator.child().log_tail()
         );
     }
@@ -282,15 +284,15 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
         .await;
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
-    let (_, said) = condition(&bed.not_ready("hook", "SecretForbidden").await);
+    let (_, message) = condition(&bed.not_ready("hook", "SecretForbidden").await);
     assert!(
-        said.contains(&bed.namespace) && said.contains("grant it get on secrets there"),
-        "{said}"
+        message.contains(&bed.namespace) && message.contains("grant it get on secrets there"),
+        "{message}"
     );
-    let said = bed.waiting("it", "Forbidden: ").await;
+    let message = bed.waiting("it", "Forbidden: ").await;
     assert!(
-        said.contains("deployments") && said.contains("[get, list, watch]"),
-        "{said}"
+        message.contains("deployments") && message.contains("[get, list, watch]"),
+        "{message}"
     );
 
     let grant = async |name: &str, group: &str, resource: &str, verbs: &str| {
@@ -313,8 +315,8 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let token = json!({ "secretName": "nowhere", "key": "token" });
     let spec = json!({ "type": "Telegram", "apiToken": token, "telegramSpec": { "chatId": 1 } });
     bed.point("chat", spec).await;
-    let (_, said) = condition(&bed.not_ready("chat", "SecretNotFound").await);
-    assert!(said.contains(SYSTEM), "{said}");
+    let (_, message) = condition(&bed.not_ready("chat", "SecretNotFound").await);
+    assert!(message.contains(SYSTEM), "{message}");
 
     // A removed permission is reported too.
     bed.kubectl(&["delete", "rolebinding", "secrets"]).await;
@@ -374,13 +376,13 @@ async fn namespace_without_permissions_blocks_no_other() {
         ("contactpoint", "contactpoints"),
         ("trackedfield", "trackedfields"),
     ] {
-        let words = format!(
+        let expected = format!(
             "[-]{kind} not synced in {0}: {plural}.tg.azamaton.ru is forbidden: User \
              \"system:serviceaccount:{1}:lean\" cannot list resource \"{plural}\" in API group \"tg.azamaton.ru\" in \
              the namespace \"{0}\"",
             other.namespace, bed.namespace
         );
-        readyz(&operator, &words).await;
+        readyz(&operator, &expected).await;
     }
 
     // Only the first kind is listed: nothing is known of the other, so it is not reported as missing.
@@ -392,10 +394,10 @@ async fn namespace_without_permissions_blocks_no_other() {
         .replace("VERBS", "get, list, watch, patch");
     other.apply(&fields.replace(subject.0, &subject.1)).await;
     readyz_within(RETRIED, &operator, "[+]trackedfield synced").await;
-    let said = other.waiting("it", "ContactPointNotReady: ").await;
+    let message = other.waiting("it", "ContactPointNotReady: ").await;
     assert!(
-        said.contains("does not serve contact points") && said.contains("forbidden"),
-        "{said}"
+        message.contains("does not serve contact points") && message.contains("forbidden"),
+        "{message}"
     );
 
     other

@@ -14,7 +14,7 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
 use crate::fields::{Widgets, track};
-use crate::support::{Bed, Operator, Settings, told};
+use crate::support::{Bed, Operator, Settings, actions_and_values};
 
 /// Returns a spec with `levels` of nested objects beside its size.
 fn nested(size: u32, levels: usize) -> String {
@@ -60,13 +60,13 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     let mut plain = vec![("Created", Some("1"))];
     bed.delivered("plain", &plain).await;
     for name in ["deep-200", "deep-5000"] {
-        let said = bed.waiting(name, "TargetUnreadable: ").await;
-        let words = format!(
+        let message = bed.waiting(name, "TargetUnreadable: ").await;
+        let expected = format!(
             "Widget {}/{name} nests deeper than 100 levels: flatten it",
             bed.namespace
         );
-        assert!(said.contains(&words), "{said}");
-        assert_eq!(told(&bed.history(name).await), []);
+        assert!(message.contains(&expected), "{message}");
+        assert_eq!(actions_and_values(&bed.history(name).await), []);
     }
     // and through the watch: new objects, and one that was readable before.
     bed.waiting("late", "TargetNotFound: ").await;
@@ -93,7 +93,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
         .await;
     bed.waiting("late", "TargetNotFound: ").await;
     assert_eq!(
-        told(&bed.history("late").await),
+        actions_and_values(&bed.history("late").await),
         [],
         "no value of it was ever known"
     );

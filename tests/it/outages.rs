@@ -13,7 +13,7 @@ use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, taken};
+use crate::support::{Bed, Operator, SOON, Settings, accepted, changes};
 
 /// Maximum number of entries in one request.
 const MOST: usize = 100;
@@ -158,7 +158,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
         }
         bed.waiting(&format!("slow-{field}"), "").await;
     }
-    let sizes: Vec<usize> = taken(&slow)
+    let sizes: Vec<usize> = accepted(&slow)
         .iter()
         .map(|request| {
             request.json().unwrap()["entries"]
@@ -171,7 +171,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
         sizes.len() <= 6,
         "digests, not a request for each: {sizes:?}"
     );
-    for request in taken(&slow) {
+    for request in accepted(&slow) {
         let data = request.json().unwrap();
         let Some(entries) = data["entries"].as_array() else {
             continue;
@@ -346,10 +346,10 @@ async fn failed_test_message_is_reported_as_unreachable() {
     }
     for (name, _, words) in &cases {
         let point = bed.not_ready(name, "Unreachable").await;
-        let (_, said) = crate::support::condition(&point);
+        let (_, message) = crate::support::condition(&point);
         assert!(
-            said.contains(words) && said.ends_with("; it is tried again"),
-            "{name}: {said}"
+            message.contains(words) && message.ends_with("; it is tried again"),
+            "{name}: {message}"
         );
         let status = point.status.unwrap();
         assert!(

@@ -47,7 +47,7 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     there.deployment("web", 7).await;
-    for (name, target, words) in [
+    for (name, target, expected) in [
         (
             "far",
             json!({ "kind": "Deployment", "namespace": far, "name": "web" }),
@@ -63,7 +63,7 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
         bed.create::<TrackedField>(name, json!({ "spec": spec }))
             .await;
         let waiting = bed.waiting(name, "OutOfScope").await;
-        assert_eq!(waiting, format!("OutOfScope: {words}"));
+        assert_eq!(waiting, format!("OutOfScope: {expected}"));
     }
 
     let map = json!({ "data": { "a": "1" } });

@@ -241,8 +241,8 @@ async fn secrets_never_appear_in_any_output() {
             .unwrap();
         if status == 500 {
             for name in ["hook", "chat"] {
-                let said = bed.waiting(name, "DeliveryFailing: ").await;
-                assert!(said.contains("[redacted]"), "{said}");
+                let message = bed.waiting(name, "DeliveryFailing: ").await;
+                assert!(message.contains("[redacted]"), "{message}");
             }
         }
     }
@@ -255,13 +255,13 @@ async fn secrets_never_appear_in_any_output() {
         receiver.always(Reply::status(code(500)).body(body));
         value += 1;
         bed.scale("web", value).await;
-        let said = bed
+        let message = bed
             .waiting(
                 "hook",
                 "DeliveryFailing: \"hook\": the endpoint failed (500",
             )
             .await;
-        secrets.search("the annotation", &said);
+        secrets.search("the annotation", &message);
     }
     for reply in [
         Reply::reset(),

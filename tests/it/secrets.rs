@@ -20,7 +20,7 @@ fn telegram_spec(secret: &str, key: &str) -> Value {
     json!({ "spec": spec })
 }
 
-fn words(point: &ContactPoint) -> String {
+fn condition_message(point: &ContactPoint) -> String {
     point.status.as_ref().unwrap().conditions[0].message.clone()
 }
 
@@ -56,7 +56,7 @@ async fn invalid_token_is_reported_without_its_value() {
             !point.status.as_ref().unwrap().initialized,
             "no attempt was made"
         );
-        let words = words(&point);
+        let words = condition_message(&point);
         assert!(
             words.contains(said)
                 && words.contains(&format!("{name:?}"))
@@ -79,7 +79,7 @@ async fn invalid_token_is_reported_without_its_value() {
     });
     bed.create::<ContactPoint>("header", json!({ "spec": spec }))
         .await;
-    let words = words(&bed.not_ready("header", "SecretInvalid").await);
+    let words = condition_message(&bed.not_ready("header", "SecretInvalid").await);
     assert!(
         words.contains("newline") && !words.contains("SECRET"),
         "{words}"
@@ -96,14 +96,14 @@ async fn missing_secret_or_key_is_reported_with_its_namespace() {
         .await;
     let point = bed.not_ready("cp", "SecretNotFound").await;
     assert!(!point.status.as_ref().unwrap().initialized);
-    let said = words(&point);
+    let said = condition_message(&point);
     assert!(
         said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")),
         "{said}"
     );
     bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } }))
         .await;
-    let said = words(&bed.not_ready("cp", "SecretKeyMissing").await);
+    let said = condition_message(&bed.not_ready("cp", "SecretKeyMissing").await);
     assert!(said.contains("no key \"token\"; it has tokem"), "{said}");
     assert_eq!(bed.event("cp", "SecretKeyMissing").await, said);
     bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } }))
@@ -142,8 +142,15 @@ async fn unreadable_secret_is_reported_and_changes_nothing() {
         !new.status.as_ref().unwrap().initialized,
         "no attempt was made"
     );
-    assert_eq!(bed.event("new", "SecretUnreadable").await, words(&new));
-    assert!(words(&new).contains("could not be read"), "{}", words(&new));
+    assert_eq!(
+        bed.event("new", "SecretUnreadable").await,
+        condition_message(&new)
+    );
+    assert!(
+        condition_message(&new).contains("could not be read"),
+        "{}",
+        condition_message(&new)
+    );
     refused.wait_for_hits(3, SOON).await.unwrap();
     assert_eq!(
         bed.ready("good").await.metadata.resource_version,
@@ -206,9 +213,9 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
     assert!(
-        words(&point).contains("the answer is no Secret"),
+        condition_message(&point).contains("the answer is no Secret"),
         "{}",
-        words(&point)
+        condition_message(&point)
     );
     said.wait_for_hits(3, SOON).await.unwrap();
     let event = bed.event("bot", "SecretUnreadable").await;
@@ -289,13 +296,13 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     .await;
     bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token"))
         .await;
-    let missing = words(&bed.not_ready("nowhere", "SecretNotFound").await)
+    let missing = condition_message(&bed.not_ready("nowhere", "SecretNotFound").await)
         .replace(&name("nowhere"), "SECRET");
     for (what, _, allowed) in &cases {
         if *allowed {
             bed.ready(what).await;
         } else {
-            let said = words(&bed.not_ready(what, "SecretNotFound").await);
+            let said = condition_message(&bed.not_ready(what, "SecretNotFound").await);
             assert_eq!(said.replace(&name(what), "SECRET"), missing, "{what}");
         }
     }
@@ -453,7 +460,7 @@ async fn secrets_of_the_operator_namespace_are_shared_as_configured(
         ("no-key", "plain"),
         ("no-token", "bad"),
     ] {
-        let words = words(&bed.not_ready(point, "SecretNotFound").await);
+        let words = condition_message(&bed.not_ready(point, "SecretNotFound").await);
         said.push(words.replace(&name(secret), "SECRET"));
     }
     assert!(said.iter().all(|words| *words == said[0]), "{said:#?}");

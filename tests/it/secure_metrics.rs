@@ -76,10 +76,13 @@ async fn scrape(
 }
 
 /// Waits until a scrape gets this answer, with this text in it.
-async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &str) -> Answer {
-    let found = until(format!("{code} {words:?}"), SOON, async || {
+async fn answers(operator: &Operator, token: Option<&str>, code: u16, expected: &str) -> Answer {
+    let found = until(format!("{code} {expected:?}"), SOON, async || {
         let answer = scrape(&trusting(), operator, token).await?;
-        anyhow::ensure!(answer.0 == code && answer.2.contains(words), "{answer:?}");
+        anyhow::ensure!(
+            answer.0 == code && answer.2.contains(expected),
+            "{answer:?}"
+        );
         Ok(Some(answer))
     });
     found
@@ -153,8 +156,8 @@ async fn only_permitted_clients_read_metrics() {
         "user \"system:serviceaccount:{}:somebody\" may not get /metrics",
         bed.namespace
     );
-    let (_, _, said) = answers(&operator, Some(&other), 403, &user).await;
-    assert!(said.contains(READER), "it says what to bind: {said}");
+    let (_, _, output) = answers(&operator, Some(&other), 403, &user).await;
+    assert!(output.contains(READER), "it says what to bind: {output}");
     answers(
         &operator,
         Some(&allowed),
@@ -339,16 +342,16 @@ async fn renewed_certificate_is_loaded() {
     for _ in 0..3 {
         assert!(shows(&old).await && !shows(&new).await);
     }
-    let told = operator
+    let reports = operator
         .logs()
         .matches("reading the certificate of /metrics failed")
         .count();
     assert!(
-        told == 1
+        reports == 1
             && operator
                 .logs()
                 .contains("tls.key does not belong to tls.crt"),
-        "{told}"
+        "{reports}"
     );
     mount(folder.path(), "3", &second.cert_pem, &second.key_pem);
     assert!(shows(&new).await && !shows(&old).await);
@@ -386,12 +389,12 @@ async fn operator_does_not_start_without_the_mounted_certificate() {
         .await
         .unwrap();
     assert_eq!(ended.code(), Some(1));
-    let said = child.log_text().unwrap();
-    for words in [
+    let output = child.log_text().unwrap();
+    for expected in [
         "--metrics-cert-path: certificate of /metrics: mount a folder with tls.crt and tls.key (PEM)",
         "tls.crt: No such file",
     ] {
-        assert!(said.contains(words), "{said}");
+        assert!(output.contains(expected), "{output}");
     }
 }
 

@@ -135,7 +135,7 @@ async fn operator_serves_probes_metrics_and_logs() {
         "no label names an object"
     );
 
-    let mut passes = 0;
+    let mut reconciles = 0;
     for line in operator.logs().lines() {
         let line: Value =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -146,7 +146,7 @@ async fn operator_serves_probes_metrics_and_logs() {
             );
         }
         if line["controller"].is_string() {
-            passes += 1;
+            reconciles += 1;
             for key in ["controllerGroup", "controllerKind", "namespace", "name"] {
                 assert!(line[key].is_string(), "no {key}: {line}");
             }
@@ -159,7 +159,7 @@ async fn operator_serves_probes_metrics_and_logs() {
             );
         }
     }
-    assert!(passes > 3);
+    assert!(reconciles > 3);
 }
 
 #[tokio::test]

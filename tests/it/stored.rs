@@ -205,10 +205,10 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
                 ready.reason.unwrap_or_default(),
                 ready.message.unwrap_or_default(),
             );
-            let told = reason == "SpecInvalid"
+            let reported = reason == "SpecInvalid"
                 && message.contains("spec is 1300")
                 && message.contains("Shorten it");
-            anyhow::ensure!(told, "{:?} says {reason}: {message}", app.metadata.name);
+            anyhow::ensure!(reported, "{:?} says {reason}: {message}", app.metadata.name);
         }
         Ok(Some(()))
     });
@@ -338,10 +338,10 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     bed.delivered("arguments", &[("Created", Some("nginx:1"))])
         .await;
     for name in ["variables", "volumes"] {
-        let said = bed.waiting(name, "TargetUnreadable: ").await;
+        let message = bed.waiting(name, "TargetUnreadable: ").await;
         assert!(
-            said.contains("takes more than 24 MiB of memory once it is decoded: shorten it"),
-            "{said}"
+            message.contains("takes more than 24 MiB of memory once it is decoded: shorten it"),
+            "{message}"
         );
     }
     // The operator gets them through the watches and by reads, several at once.
@@ -490,11 +490,11 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
                     ready["message"]
                 )
             });
-            let said = waiting.or(ready).unwrap_or_default();
-            let is_invalid = said.starts_with("SpecInvalid")
-                && said.contains("spec is 300")
-                && said.contains("Shorten it");
-            anyhow::ensure!(is_invalid == invalid, "it says {said:?}");
+            let message = waiting.or(ready).unwrap_or_default();
+            let is_invalid = message.starts_with("SpecInvalid")
+                && message.contains("spec is 300")
+                && message.contains("Shorten it");
+            anyhow::ensure!(is_invalid == invalid, "it says {message:?}");
             Ok(Some(()))
         });
         read.await.unwrap();
@@ -520,10 +520,10 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
     {
         let api = objects(&bed, kind);
         api.delete(name, &DeleteParams::default()).await.unwrap();
-        let gone = until(format!("{} {name} is gone", kind.kind), SOON, async || {
+        let deleted = until(format!("{} {name} is gone", kind.kind), SOON, async || {
             Ok(api.get_opt(name).await?.is_none().then_some(()))
         });
-        gone.await.unwrap();
+        deleted.await.unwrap();
     }
     // The operator did not read what the large spec says about copies, so they stay.
     let left = bed.api::<ConfigMap>().get("copy").await.unwrap();

@@ -37,7 +37,7 @@ impl Collector {
             .env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=it")
     }
 
-    fn taken(&self) -> Vec<ExportTraceServiceRequest> {
+    fn accepted(&self) -> Vec<ExportTraceServiceRequest> {
         let requests = self.0.requests();
         let taken = requests
             .iter()
@@ -56,7 +56,7 @@ impl Collector {
 
     fn spans(&self) -> Vec<Span> {
         let resources = self
-            .taken()
+            .accepted()
             .into_iter()
             .flat_map(|request| request.resource_spans);
         resources
@@ -96,7 +96,7 @@ fn is(span: &Span, key: &str, value: &str) -> bool {
 }
 
 /// Selects the reconcile of a controller for the object of this name.
-fn pass_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
+fn reconcile_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
     move |span| is(span, "controller", controller) && is(span, "name", name)
 }
 
@@ -114,8 +114,8 @@ async fn reconcile_span_contains_its_requests_and_messages() {
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
 
     // Sent requests are children of a reconcile that offered them.
-    let is_beneath = |span: &Span, pass: &Span| {
-        span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id
+    let is_beneath = |span: &Span, reconcile: &Span| {
+        span.parent_span_id == reconcile.span_id && span.trace_id == reconcile.trace_id
     };
     let sent = collector
         .span("the message", |span| {
@@ -126,14 +126,15 @@ async fn reconcile_span_contains_its_requests_and_messages() {
         is(&sent, "messaging.batch.message_count", "1") && is(&sent, "name", "chat"),
         "{sent:?}"
     );
-    let pass = collector
-        .span("the pass", |pass| is_beneath(&sent, pass))
+    let reconcile = collector
+        .span("the pass", |reconcile| is_beneath(&sent, reconcile))
         .await;
     assert!(
-        pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace),
-        "{pass:?}"
+        reconcile_of("trackedfield", "replicas")(&reconcile)
+            && is(&reconcile, "namespace", &bed.namespace),
+        "{reconcile:?}"
     );
-    assert!(pass.parent_span_id.is_empty());
+    assert!(reconcile.parent_span_id.is_empty());
     let template = "/apis/tg.azamaton.ru/v1/namespaces/{namespace}/trackedfields/{name}/status";
     let written = collector
         .span("its status", |span| is(span, "url.template", template))
@@ -147,16 +148,22 @@ async fn reconcile_span_contains_its_requests_and_messages() {
         is(&written, "http.response.status_code", "200"),
         "{written:?}"
     );
-    let asked = attributes(&written.attributes);
+    let attributes_of_request = attributes(&written.attributes);
     let at = format!(
         "https://{}:{}/apis/tg.azamaton.ru/",
-        asked["server.address"], asked["server.port"]
+        attributes_of_request["server.address"], attributes_of_request["server.port"]
     );
-    assert!(asked["url.full"].starts_with(&at), "{asked:?}");
+    assert!(
+        attributes_of_request["url.full"].starts_with(&at),
+        "{attributes_of_request:?}"
+    );
     let writer = collector
-        .span("whose it is", |pass| is_beneath(&written, pass))
+        .span("whose it is", |reconcile| is_beneath(&written, reconcile))
         .await;
-    assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
+    assert!(
+        reconcile_of("trackedfield", "replicas")(&writer),
+        "{writer:?}"
+    );
 
     // A failed reconcile is marked as failed: AWS does not know the subnets.
     let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
@@ -169,7 +176,9 @@ async fn reconcile_span_contains_its_requests_and_messages() {
     assert!(is(&refused, "error.type", "SubnetNotFound"), "{refused:?}");
     assert_eq!(refused.status.as_ref().unwrap().code(), Standing::Error);
     let failed = collector
-        .span("the pass that failed", |pass| is_beneath(&refused, pass))
+        .span("the pass that failed", |reconcile| {
+            is_beneath(&refused, reconcile)
+        })
         .await;
     assert_eq!(failed.status.as_ref().unwrap().code(), Standing::Error);
     assert!(
@@ -200,7 +209,7 @@ async fn reconcile_span_contains_its_requests_and_messages() {
 
     // The resource attributes; and no part of a secret.
     let resource = attributes(
-        &collector.taken().remove(0).resource_spans[0]
+        &collector.accepted().remove(0).resource_spans[0]
             .resource
             .as_ref()
             .unwrap()
@@ -237,7 +246,7 @@ async fn spans_accepted_at_last_are_not_reported_as_lost() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     collector
-        .span("what came second", pass_of("configmapsync", "first"))
+        .span("what came second", reconcile_of("configmapsync", "first"))
         .await;
     assert_eq!(
         collector.0.requests()[0].answered,
@@ -260,9 +269,9 @@ async fn missing_collector_changes_nothing() {
         .settings()
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", &with_password);
     let mut operator = Operator::start(&bed, settings).await;
-    let says = async |words: &str| {
-        until(words, SOON, async || {
-            Ok(operator.logs().contains(words).then_some(()))
+    let says = async |line: &str| {
+        until(line, SOON, async || {
+            Ok(operator.logs().contains(line).then_some(()))
         })
         .await
         .unwrap();
@@ -287,12 +296,12 @@ async fn missing_collector_changes_nothing() {
     bed.create::<ConfigMapSync>("second", sync(&bed, "second"))
         .await;
     collector
-        .span("what came later", pass_of("configmapsync", "second"))
+        .span("what came later", reconcile_of("configmapsync", "second"))
         .await;
     says("exporting spans succeeds again").await;
-    let said = operator.logs();
-    assert_eq!(said.matches(lost).count(), 1, "{said}");
-    assert!(!said.contains("hunter2"), "{said}");
+    let logs = operator.logs();
+    assert_eq!(logs.matches(lost).count(), 1, "{logs}");
+    assert!(!logs.contains("hunter2"), "{logs}");
 
     // A hanging collector blocks neither the work nor the shutdown.
     collector.0.always(Reply::hang());
@@ -316,10 +325,10 @@ async fn failed_export_is_reported_and_blocks_nothing() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     bed.until("first", "Ready", is_ready).await;
-    let said = operator.logs();
+    let logs = operator.logs();
     assert!(
-        said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
-        "{said}"
+        logs.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
+        "{logs}"
     );
     // Waiting spans are sent at the end.
     operator.child().terminate().unwrap();

@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, READY, SOON, SYSTEM, Settings, changes, texts, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, READY, SOON, SYSTEM, Settings, actions_and_values, changes, texts,
+};
 
 fn requested_at(value: &str) -> Value {
     json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": value } } })
@@ -125,12 +127,16 @@ async fn every_reason_is_reported_and_cleared() {
     }
     // Without a contact point, changes are recorded and not sent; without a target, a field or a permission, nothing is
     // recorded.
-    for (name, wanted) in [
+    for (name, expected_entries) in [
         ("nowhere", &[("Created", Some("1"))][..]),
         ("target", &[]),
         ("scope", &[]),
     ] {
-        assert_eq!(told(&bed.history(name).await), wanted, "{name}");
+        assert_eq!(
+            actions_and_values(&bed.history(name).await),
+            expected_entries,
+            "{name}"
+        );
     }
     bed.until("point", "pending", |field: &TrackedField| {
         field
@@ -219,8 +225,8 @@ async fn entries_wait_for_deleted_contact_points() {
     bed.scale("web", 2).await;
     pending(2).await;
     bed.webhook("hook", &receiver.url()).await;
-    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected_entries = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
 
     // Entries are kept for the next contact point of that name.
@@ -245,8 +251,8 @@ async fn entries_wait_for_deleted_contact_points() {
     };
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;
-    wanted.push(("Updated", Some("3")));
-    bed.delivered("it", &wanted).await;
+    expected_entries.push(("Updated", Some("3")));
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
     assert_eq!(
         changes(&other)
@@ -265,8 +271,8 @@ async fn entries_wait_for_deleted_contact_points() {
         .await;
     bed.patch::<TrackedField>("it", json!({ "spec": { "contactPoint": "spare" } }))
         .await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("it", &wanted).await;
+    expected_entries.push(("Updated", Some("4")));
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
     assert_eq!(changes(&receiver).last().unwrap()["value"], "4");
 }

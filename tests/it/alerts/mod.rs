@@ -69,7 +69,7 @@ fn panels() -> Vec<Value> {
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = panel["title"].as_str().unwrap().to_owned();
-        let asked = |target: &Value| {
+        let queried = |target: &Value| {
             target["expr"]
                 .as_str()
                 .unwrap()
@@ -78,7 +78,7 @@ fn expressions() -> Vec<(String, String)> {
         let targets = panel["targets"].as_array().unwrap();
         targets
             .iter()
-            .map(|target| (title.clone(), asked(target)))
+            .map(|target| (title.clone(), queried(target)))
             .collect::<Vec<_>>()
     };
     let expressions: Vec<_> = panels().iter().flat_map(of).collect();

@@ -40,8 +40,9 @@ async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
 
 #[tokio::test]
 async fn rules_are_valid() {
-    let (well, said) = promtool(&["check", "rules", "--lint=all", "--lint-fatal", RULES], "").await;
-    assert!(well && said.contains("9 rules found"), "{said}");
+    let (succeeded, output) =
+        promtool(&["check", "rules", "--lint=all", "--lint-fatal", RULES], "").await;
+    assert!(succeeded && output.contains("9 rules found"), "{output}");
 }
 
 /// A rule may contain any query.
@@ -53,21 +54,21 @@ async fn queries_of_the_dashboard_are_valid() {
         .map(|(at, (_, expr))| json!({ "record": format!("panel:expression:{at}"), "expr": expr }))
         .collect();
     let rules = json!({ "groups": [{ "name": "panels", "rules": rules }] }).to_string();
-    let (well, said) = promtool(&["check", "rules", "--lint=none"], &rules).await;
-    assert!(well, "{said}");
-    let (well, said) = promtool(
+    let (succeeded, output) = promtool(&["check", "rules", "--lint=none"], &rules).await;
+    assert!(succeeded, "{output}");
+    let (succeeded, output) = promtool(
         &["check", "rules", "--lint=none"],
         &rules.replacen("sum(", "sum((", 1),
     )
     .await;
-    assert!(!well, "{said}");
+    assert!(!succeeded, "{output}");
 }
 
 #[tokio::test]
 async fn each_alert_fires_only_under_its_condition() {
     let file = "tests/alerts/quartermaster.yaml";
-    let (well, said) = promtool(&["test", "rules", file], "").await;
-    assert!(well, "{said}");
+    let (succeeded, output) = promtool(&["test", "rules", file], "").await;
+    assert!(succeeded, "{output}");
     // The tests of the rules have a firing and a silent case of each alert.
     let cases: Value = serde_saphyr::from_str(&text(file)).unwrap();
     let cases = cases["tests"].as_array().unwrap();
@@ -94,10 +95,10 @@ async fn each_alert_fires_only_under_its_condition() {
 
 #[tokio::test]
 async fn metrics_follow_the_conventions_of_prometheus() {
-    let (well, said) = promtool(
+    let (succeeded, output) = promtool(
         &["check", "metrics"],
         &qm_runtime::metrics::plain(&every_metric()),
     )
     .await;
-    assert!(well, "{said}");
+    assert!(succeeded, "{output}");
 }

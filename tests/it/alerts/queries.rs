@@ -40,7 +40,7 @@ struct Selector {
 
 /// Selectors and labels of a query. Prometheus checks the syntax (`promtool`); this type only splits the text into tokens.
 #[derive(Default)]
-struct Asked {
+struct ParsedQuery {
     selectors: Vec<Selector>,
     by: BTreeSet<String>,
 }
@@ -57,9 +57,9 @@ const LISTS: [&str; 6] = [
     "group_right",
 ];
 
-impl Asked {
+impl ParsedQuery {
     fn of(expression: &str) -> Self {
-        let mut asked = Self::default();
+        let mut query = Self::default();
         let mut rest = expression;
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         while let Some(c) = rest.chars().next() {
@@ -71,7 +71,7 @@ impl Asked {
                 rest = after.trim_start();
                 if LISTS.contains(&word) {
                     let (labels, after) = rest.strip_prefix('(').unwrap().split_once(')').unwrap();
-                    asked.by.extend(
+                    query.by.extend(
                         labels
                             .split(',')
                             .map(|label| label.trim().to_owned())
@@ -80,7 +80,7 @@ impl Asked {
                     rest = after;
                 } else if let Some(list) = rest.strip_prefix('{') {
                     let (matchers, after) = list.split_once('}').unwrap();
-                    asked.selectors.push(Selector {
+                    query.selectors.push(Selector {
                         name: word.to_owned(),
                         matchers: matchers.split(',').map(matcher).collect(),
                     });
@@ -89,7 +89,7 @@ impl Asked {
                     && !rest.starts_with('(')
                     && !LISTS.iter().any(|list| rest.starts_with(list))
                 {
-                    asked.selectors.push(Selector {
+                    query.selectors.push(Selector {
                         name: word.to_owned(),
                         matchers: Vec::new(),
                     });
@@ -101,8 +101,8 @@ impl Asked {
                 rest = &rest[c.len_utf8()..];
             }
         }
-        assert!(!asked.selectors.is_empty(), "{expression} asks for nothing");
-        asked
+        assert!(!query.selectors.is_empty(), "{expression} asks for nothing");
+        query
     }
 }
 
@@ -135,9 +135,9 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
 /// Returns the problems of a query.
 fn faults(expression: &str) -> Vec<String> {
     let served = served();
-    let asked = Asked::of(expression);
+    let query = ParsedQuery::of(expression);
     let (mut faults, mut known) = (Vec::new(), BTreeSet::from(ADDED.map(str::to_owned)));
-    for Selector { name, matchers } in &asked.selectors {
+    for Selector { name, matchers } in &query.selectors {
         let nothing = BTreeMap::new();
         // Metrics about the scrape itself.
         let labels = if name == "up" {
@@ -179,7 +179,7 @@ fn faults(expression: &str) -> Vec<String> {
         }
     }
     faults.extend(
-        asked
+        query
             .by
             .difference(&known)
             .map(|label| format!("nothing has a label {label}")),
@@ -210,7 +210,7 @@ fn every_panel_queries_served_metrics() {
 
 #[test]
 fn unserved_metrics_are_detected() {
-    for (expression, words) in [
+    for (expression, expected) in [
         (
             "rate(quartermaster_delivery_attempt_total{job=\"x\"}[5m])",
             "there is no metric \"quartermaster_delivery_attempt_total\"",
@@ -243,7 +243,7 @@ fn unserved_metrics_are_detected() {
     ] {
         let faults = faults(expression);
         assert!(
-            faults.len() == 1 && faults[0].contains(words),
+            faults.len() == 1 && faults[0].contains(expected),
             "{expression}: {faults:?}"
         );
     }
@@ -256,8 +256,8 @@ fn every_metric_has_an_alert_or_a_panel() {
         .into_iter()
         .map(|alert| alert.expr)
         .chain(expressions().into_iter().map(|(_, it)| it));
-    let asked: BTreeSet<_> = expressions
-        .flat_map(|it| Asked::of(&it).selectors)
+    let query: BTreeSet<_> = expressions
+        .flat_map(|it| ParsedQuery::of(&it).selectors)
         .map(|selector| selector.name)
         .collect();
     let parts = |name: &str| {
@@ -269,6 +269,6 @@ fn every_metric_has_an_alert_or_a_panel() {
         .into_keys()
         .filter(|name| name.starts_with("quartermaster_") && !parts(name))
     {
-        assert!(asked.contains(&name), "nobody asks for {name}");
+        assert!(query.contains(&name), "nobody asks for {name}");
     }
 }

@@ -10,7 +10,9 @@ use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{app, looked_at, not_ready, original, ready, respec, standing, writes};
+use super::{
+    app, create_original_children, not_ready, ready, ready_condition, reconciled, respec, writes,
+};
 use crate::support::{Bed, Operator, Settings};
 
 /// No Pod runs: the test compares specs only.
@@ -34,7 +36,7 @@ fn autoscaled(autoscaling: Value) -> Value {
 }
 
 /// Returns the spec of each of an app's children, without the fields that the cluster chooses for each Service.
-async fn stands(bed: &Bed, name: &str) -> Value {
+async fn children_specs(bed: &Bed, name: &str) -> Value {
     let deployment: Deployment = bed.api().get(name).await.unwrap();
     let service = bed
         .api::<Service>()
@@ -72,10 +74,10 @@ async fn stands(bed: &Bed, name: &str) -> Value {
 /// Waits until the operator has applied the spec, and returns the children's specs.
 async fn applied(bed: &Bed, name: &str) -> Value {
     bed.until(name, "says how it stands", |app: &AppService| {
-        standing(app).is_some()
+        ready_condition(app).is_some()
     })
     .await;
-    stands(bed, name).await
+    children_specs(bed, name).await
 }
 
 /// Returns whether all of `wanted` is in `there`; lists have the same length.
@@ -160,7 +162,7 @@ async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) 
     if taken_over {
         let old = json!({ "metadata": { "annotations": { "old/spec": base().to_string() } } });
         bed.patch::<AppService>("web", old).await;
-        original(&bed, &made, json!({})).await;
+        create_original_children(&bed, &made, json!({})).await;
     }
     let _operator = Operator::start(&bed, Settings::default()).await;
     let first = applied(&bed, "web").await;
@@ -254,17 +256,18 @@ async fn app_waits_for_a_node_port_in_use() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     let holder = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80 }] } });
     let holder: Service = bed.create("holder", holder).await;
-    let taken = holder.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
-    let spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken }] });
+    let taken_port = holder.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
+    let spec =
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken_port }] });
     app(&bed, "web", spec).await;
-    let words = not_ready(&bed, "web", "NodePortTaken").await;
+    let message = not_ready(&bed, "web", "NodePortTaken").await;
     assert!(
-        words.ends_with(&format!(
-            "Invalid value: {taken}: provided port is already allocated"
+        message.ends_with(&format!(
+            "Invalid value: {taken_port}: provided port is already allocated"
         )),
-        "{words}"
+        "{message}"
     );
-    assert_eq!(bed.event("web", "NodePortTaken").await, words);
+    assert_eq!(bed.event("web", "NodePortTaken").await, message);
     bed.delete::<Service>("holder").await;
     ready(&bed, "web").await;
     assert_eq!(
@@ -277,7 +280,7 @@ async fn app_waits_for_a_node_port_in_use() {
             .ports
             .unwrap()[0]
             .node_port,
-        Some(taken)
+        Some(taken_port)
     );
 
     // A node port outside the range does not become valid by waiting.
@@ -287,10 +290,10 @@ async fn app_waits_for_a_node_port_in_use() {
         json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] }),
     )
     .await;
-    let words = not_ready(&bed, "far", "WriteRejected").await;
+    let message = not_ready(&bed, "far", "WriteRejected").await;
     assert!(
-        words.contains("provided port is not in the valid range"),
-        "{words}"
+        message.contains("provided port is not in the valid range"),
+        "{message}"
     );
     // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
     // events.
@@ -310,9 +313,9 @@ async fn app_waits_for_a_node_port_in_use() {
     .await;
     app(&bed, "next", json!({ "size": 0, "image": "i" })).await;
     ready(&bed, "next").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let tried = writes(&bed, since).await;
     assert!(
         !tried.contains(&"create services".to_owned()),

@@ -16,8 +16,10 @@ use testbed::control_plane::audit::Mark;
 use testbed::proxy::{ApiRequest, Fault, Match, Order, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
-use super::drift::{add, remove, replace, said};
-use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use super::drift::{add, operator_fields, remove, replace};
+use super::{
+    app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
+};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CONTAINER: &str = "/spec/template/spec/containers/0";
@@ -58,8 +60,8 @@ async fn restored(bed: &Bed, before: &(Value, Value)) {
     let mut last = json!(null);
     let right = until("both children are as they were", SOON, async || {
         let now = (
-            said(&deployment(bed, "web").await),
-            said(&service(bed, "web").await),
+            operator_fields(&deployment(bed, "web").await),
+            operator_fields(&service(bed, "web").await),
         );
         last = json!(now);
         Ok((now == *before).then_some(()))
@@ -69,20 +71,20 @@ async fn restored(bed: &Bed, before: &(Value, Value)) {
         panic!(
             "{error:#}\n{:#}\n{last:#}\n{:#?}",
             json!(before),
-            standing(&app)
+            ready_condition(&app)
         );
     }
 }
 
 async fn both(bed: &Bed) -> (Value, Value) {
     (
-        said(&deployment(bed, "web").await),
-        said(&service(bed, "web").await),
+        operator_fields(&deployment(bed, "web").await),
+        operator_fields(&service(bed, "web").await),
     )
 }
 
 /// Counts the operator's requests about a resource of the test's namespace since `since`, with these verbs.
-async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
+async fn request_count(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed
         .plane
@@ -132,7 +134,7 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
     }
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     let child = if resource == "services" {
         "Service"
     } else {
@@ -143,8 +145,8 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
         bed.namespace
     );
     assert!(
-        words.starts_with(&expected) && words.contains(" the AppService instead"),
-        "{words}"
+        message.starts_with(&expected) && message.contains(" the AppService instead"),
+        "{message}"
     );
 }
 
@@ -174,12 +176,12 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     ready(&bed, "web").await;
     // The labels go first, then follow changes that only the label's watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
-    let gone: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
-    let gone: Vec<_> = ["label", "deployment/web"]
+    let removals: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
+    let removals: Vec<_> = ["label", "deployment/web"]
         .into_iter()
-        .chain(gone.iter().map(String::as_str))
+        .chain(removals.iter().map(String::as_str))
         .collect();
-    bed.kubectl(&gone).await;
+    bed.kubectl(&removals).await;
     bed.kubectl(&["scale", "deployment/web", "--replicas=2"])
         .await;
     bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"])
@@ -210,8 +212,8 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     spec["image"] = json!("nginx:1.8");
     respec(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
-    let theirs = vec![
+    reconciled(&bed, "web").await;
+    let foreign_patches = vec![
         add(
             "/spec/template/spec/containers/-",
             json!({ "name": "sidecar", "image": "proxy" }),
@@ -233,8 +235,8 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
             json!([{ "key": "gpu", "operator": "Exists" }]),
         ),
     ];
-    edit::<Deployment>(&bed, "injector", theirs).await;
-    looked_at(&bed, "web").await;
+    edit::<Deployment>(&bed, "injector", foreign_patches).await;
+    reconciled(&bed, "web").await;
     let before = both(&bed).await;
 
     bed.kubectl(&["set", "env", "deployment/web", "-c", "web", "A=literal"])
@@ -272,8 +274,11 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     restored(&bed, &before).await;
     ready(&bed, "web").await;
     for manager in ["kubectl-set", "prober", "porter"] {
-        let told = bed.events("web", "DriftCorrected").await;
-        let notes: Vec<_> = told.iter().filter_map(|event| event.note.clone()).collect();
+        let corrections = bed.events("web", "DriftCorrected").await;
+        let notes: Vec<_> = corrections
+            .iter()
+            .filter_map(|event| event.note.clone())
+            .collect();
         assert!(
             notes
                 .iter()
@@ -289,7 +294,10 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     ready(&bed, "web").await;
     let mut expected = before.0["spec"].clone();
     expected["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
-    assert_eq!(said(&deployment(&bed, "web").await)["spec"], expected);
+    assert_eq!(
+        operator_fields(&deployment(&bed, "web").await)["spec"],
+        expected
+    );
 }
 
 /// A limit that others set blocks a later request; the app's newer value wins.
@@ -307,7 +315,7 @@ async fn change_of_the_app_applies_although_a_sibling_field_forbids_it() {
         vec![add(&format!("{CONTAINER}/resources"), limits)],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
@@ -323,10 +331,10 @@ async fn change_of_the_app_applies_although_a_sibling_field_forbids_it() {
             .resources
     );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
-        "{words}"
+        message.contains("resources.limits of ") && message.contains("vertical-scaler"),
+        "{message}"
     );
 }
 
@@ -345,13 +353,13 @@ async fn invalid_spec_takes_nothing_from_other_managers() {
         vec![add(&format!("{CONTAINER}/resources"), limits.clone())],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "-1" }, "limits": { "cpu": "4" } });
     respec(&bed, "web", spec.clone()).await;
-    let words = not_ready(&bed, "web", "WriteRejected").await;
+    let message = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
-        words.contains("must be greater than or equal to 0"),
-        "{words}"
+        message.contains("must be greater than or equal to 0"),
+        "{message}"
     );
     let now = deployment(&bed, "web").await;
     assert_eq!(
@@ -427,16 +435,16 @@ async fn correction_is_reported_once_an_episode_and_counted_each_time() {
         "quartermaster.dev/requested-at=now",
     ])
     .await;
-    looked_at(&bed, "web").await;
-    let words = bed.event("web", "DriftCorrected").await;
+    reconciled(&bed, "web").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("spec.template.spec.containers[name=web].image")
-            && words.contains("kubectl-set"),
-        "{words}"
+        message.contains("spec.template.spec.containers[name=web].image")
+            && message.contains("kubectl-set"),
+        "{message}"
     );
     assert!(
-        words.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"),
-        "{words}"
+        message.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"),
+        "{message}"
     );
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     assert!(
@@ -491,14 +499,14 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
         .await
         .unwrap();
     }
-    let words = bed.event("web", "Recreated").await;
+    let message = bed.event("web", "Recreated").await;
     let what = format!(
         "Deployment {}/web was deleted by another client",
         bed.namespace
     );
     assert!(
-        words.starts_with(&what) && words.ends_with("change the AppService instead"),
-        "{words}"
+        message.starts_with(&what) && message.ends_with("change the AppService instead"),
+        "{message}"
     );
     assert_eq!(
         bed.events("web", "Recreated").await.len(),
@@ -529,14 +537,14 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         scale(&bed, "kube-controller-manager", 4).await;
         bed.until("web", "has its size again", sized(1)).await;
     }
-    let words = not_ready(&bed, "web", "DriftContested").await;
-    for said in [
+    let message = not_ready(&bed, "web", "DriftContested").await;
+    for part in [
         "kube-controller-manager",
         "spec.replicas",
         "Deployment ",
         "scaleTargetRef",
     ] {
-        assert!(words.contains(said), "{said}: {words}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     // Corrections are now rarer than changes, while the app stays `DriftContested`.
@@ -546,7 +554,7 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         scale(&bed, "kube-controller-manager", replicas).await;
         until("the app reports it, or it is corrected", SOON, async || {
             let app: AppService = bed.api().get("web").await?;
-            let ready = standing(&app).unwrap();
+            let ready = ready_condition(&app).unwrap();
             assert_eq!(
                 (ready.status.as_str(), ready.reason.as_deref()),
                 ("False", Some("DriftContested"))
@@ -557,7 +565,7 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         .await
         .unwrap();
     }
-    let corrected = asked(&bed, since, "deployments", &["patch"]).await;
+    let corrected = request_count(&bed, since, "deployments", &["patch"]).await;
     assert!(corrected <= 8, "{corrected} corrections of 12 changes");
 
     // The autoscaler stops: the app recovers once corrections have stopped.
@@ -575,7 +583,7 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
         "resources": { "requests": { "cpu": "100m" } } });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for replicas in 2..7 {
         scale(&bed, "kube-controller-manager", replicas).await;
@@ -586,8 +594,8 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
         };
         bed.until("web", "runs them", complete).await;
     }
-    looked_at(&bed, "web").await;
-    let written = asked(
+    reconciled(&bed, "web").await;
+    let written = request_count(
         &bed,
         since,
         "deployments",
@@ -595,7 +603,7 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
     )
     .await;
     assert_eq!(written, 0);
-    let read = asked(&bed, since, "deployments", &["get"]).await;
+    let read = request_count(&bed, since, "deployments", &["get"]).await;
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
@@ -648,7 +656,7 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     let spec = json!({ "size": 0, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "0.5", "memory": "1000m" } } });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(
         pulls(&deployment(&bed, "web").await).as_deref(),
         Some("Always")
@@ -660,28 +668,28 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
         vec![add("/metadata/labels/team", "theirs")],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(
-        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        request_count(&bed, since, "deployments", &["patch", "update"]).await,
         0
     );
     operator.kill();
     operator.restart();
     operator.ready().await;
     for _ in 0..3 {
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
-    let applied = asked(&bed, since, "deployments", &["patch", "update"]).await;
+    let applied = request_count(&bed, since, "deployments", &["patch", "update"]).await;
     assert!(applied <= 2, "the hand-over and the apply: {applied}");
     let since = bed.plane.audit().mark().await.unwrap();
     operator.kill();
     operator.restart();
     operator.ready().await;
     for _ in 0..3 {
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
     assert_eq!(
-        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        request_count(&bed, since, "deployments", &["patch", "update"]).await,
         1
     );
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
@@ -715,10 +723,10 @@ async fn duplicated_variable_is_corrected() {
     };
     edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
     restored(&bed, &before).await;
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "),
-        "{words}"
+        message.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "),
+        "{message}"
     );
     // The edit also happens while no operator runs.
     operator.kill();
@@ -740,12 +748,12 @@ async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
     )
     .await;
     ready(&bed, "web").await;
-    let theirs = vec![add(
+    let foreign_patches = vec![add(
         &format!("{CONTAINER}/ports/-"),
         json!({ "containerPort": 9090 }),
     )];
-    edit::<Deployment>(&bed, "injector", theirs).await;
-    looked_at(&bed, "web").await;
+    edit::<Deployment>(&bed, "injector", foreign_patches).await;
+    reconciled(&bed, "web").await;
     edit::<Deployment>(
         &bed,
         "kubectl-edit",
@@ -773,7 +781,7 @@ async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
         numbers(deployment).contains(&80)
     })
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(numbers(&deployment(&bed, "web").await), [80, 9090].into());
 }
 
@@ -789,7 +797,7 @@ async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     )
     .await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for stamp in 0..3 {
         let stamps = || {
@@ -800,11 +808,11 @@ async fn annotation_of_an_agent_on_a_child_costs_no_request() {
         };
         edit::<Deployment>(&bed, "agent", stamps()).await;
         edit::<Service>(&bed, "agent", stamps()).await;
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
     for resource in ["deployments", "services"] {
         assert_eq!(
-            asked(&bed, since, resource, &["get", "patch", "update"]).await,
+            request_count(&bed, since, resource, &["get", "patch", "update"]).await,
             0,
             "{resource}"
         );
@@ -903,7 +911,7 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
         vec![add(&format!("{CONTAINER}/resources"), limits)],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let patches = cut_the_apply_after_a_dry_run(&proxy);
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
@@ -921,10 +929,10 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
             .resources
     );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
-        "{words}"
+        message.contains("resources.limits of ") && message.contains("vertical-scaler"),
+        "{message}"
     );
 }
 
@@ -945,7 +953,7 @@ async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
         vec![add(&format!("{CONTAINER}/resources"), resources.clone())],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let dry_run = Match::verb(Verb::Create)
         .resource("deployments")
         .name("web");

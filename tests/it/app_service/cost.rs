@@ -5,7 +5,7 @@ use qm_api::AppService;
 use serde_json::json;
 use testbed::Options;
 
-use super::{app, deployment, looked_at, not_ready, ready, service, writes};
+use super::{app, deployment, not_ready, ready, reconciled, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 #[tokio::test]
@@ -69,8 +69,11 @@ async fn new_app_costs_three_writes_and_no_read() {
         json!({ "size": 1, "image": "i", "ports": ports }),
     )
     .await;
-    let words = not_ready(&bed, "late", "NodePortTaken").await;
-    assert!(words.contains("failed to allocate a nodePort"), "{words}");
+    let message = not_ready(&bed, "late", "NodePortTaken").await;
+    assert!(
+        message.contains("failed to allocate a nodePort"),
+        "{message}"
+    );
     bed.delete::<AppService>("web").await;
     bed.delete::<Service>("web").await;
     bed.until("late", "has its port", |app: &AppService| {
@@ -99,7 +102,7 @@ async fn operator_writes_nothing_at_rest() {
     app(&bed, "off", json!({ "size": 0, "image": "i" })).await;
     for name in ["web", "scaled", "off"] {
         ready(&bed, name).await;
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
     assert!(
         bed.api::<k8s_openapi::api::apps::v1::Deployment>()
@@ -119,14 +122,14 @@ async fn operator_writes_nothing_at_rest() {
     };
     let before = versions().await;
     for name in ["web", "scaled", "off", "suspended"] {
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
     // A new process finds unchanged objects.
     operator.kill();
     operator.restart();
     operator.ready().await;
     for name in ["web", "scaled", "off", "suspended"] {
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
     assert_eq!(versions().await, before);
     let ours = writes(&bed, since).await;

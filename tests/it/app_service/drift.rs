@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{app, looked_at, ready};
+use super::{app, ready, reconciled};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn spec() -> Value {
@@ -34,7 +34,7 @@ fn spec() -> Value {
 }
 
 /// Returns the fields that the operator sets on an object: spec and ownership metadata.
-pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
+pub(super) fn operator_fields<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
     let mut metadata = object.meta().clone();
     metadata.managed_fields = None;
     metadata.resource_version = None;
@@ -48,7 +48,7 @@ pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Val
 }
 
 /// Applies each JSON patch of `harm` to the object, and waits until the operator has restored it.
-async fn put_right<K>(bed: &Bed, harm: &[Value])
+async fn assert_corrected<K>(bed: &Bed, harm: &[Value])
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -68,18 +68,22 @@ where
             .patch("web", &parameters, &Patch::<()>::Json(operations))
             .await;
         let harmed = harmed.unwrap_or_else(|error| panic!("{patch}: {error}"));
-        assert_ne!(said(&harmed), said(&before), "{patch} harms nothing");
+        assert_ne!(
+            operator_fields(&harmed),
+            operator_fields(&before),
+            "{patch} harms nothing"
+        );
         let mut last = json!(null);
         let right = until(format!("{patch} is put right"), SOON, async || {
-            last = said(&api.get("web").await?);
-            Ok((last == said(&before)).then_some(()))
+            last = operator_fields(&api.get("web").await?);
+            Ok((last == operator_fields(&before)).then_some(()))
         });
         if let Err(error) = right.await {
             let app: AppService = bed.api().get("web").await.unwrap();
             panic!(
                 "{error:#}\n{:#}\n{last:#}\n{:#?}",
-                said(&before),
-                super::standing(&app)
+                operator_fields(&before),
+                super::ready_condition(&app)
             );
         }
     }
@@ -105,9 +109,9 @@ async fn every_field_of_the_operator_is_corrected() {
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
     // By then the operator has released the field `replicas`, after the first reconcile.
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
 
-    let marks = [
+    let ownership = [
         remove("/metadata/labels/app"),
         replace("/metadata/labels/app.kubernetes.io~1name", json!("x")),
         remove("/metadata/labels/quartermaster.dev~1owner-uid"),
@@ -122,7 +126,7 @@ async fn every_field_of_the_operator_is_corrected() {
     ];
     let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
     let pod = |rest: &str| format!("/spec/template/spec/{rest}");
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace(&container("image"), json!("nginx:evil")),
         replace(&container("imagePullPolicy"), json!("Always")),
@@ -137,9 +141,9 @@ async fn every_field_of_the_operator_is_corrected() {
         replace(&container("livenessProbe/httpGet/path"), json!("/x")),
         remove(&pod("imagePullSecrets")),
     ]);
-    put_right::<Deployment>(&bed, &harm).await;
+    assert_corrected::<Deployment>(&bed, &harm).await;
 
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/ports/0/port", json!(8080)),
         replace("/spec/ports/0/targetPort", json!(8080)),
@@ -170,15 +174,15 @@ async fn every_field_of_the_operator_is_corrected() {
     }
     super::respec(&bed, "web", with_ports).await;
     ready(&bed, "web").await;
-    put_right::<Service>(&bed, &harm).await;
+    assert_corrected::<Service>(&bed, &harm).await;
 
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/maxReplicas", json!(30)),
         replace("/spec/scaleTargetRef/name", json!("other")),
     ]);
-    put_right::<HorizontalPodAutoscaler>(&bed, &harm).await;
-    let mut harm = marks.to_vec();
+    assert_corrected::<HorizontalPodAutoscaler>(&bed, &harm).await;
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/rules/0/host", json!("evil.example.com")),
         replace(
@@ -186,18 +190,18 @@ async fn every_field_of_the_operator_is_corrected() {
             json!("evil"),
         ),
     ]);
-    put_right::<Ingress>(&bed, &harm).await;
+    assert_corrected::<Ingress>(&bed, &harm).await;
 
     // Without an autoscaler the operator owns the number of Pods too.
     let mut plain = spec();
     plain.as_object_mut().unwrap().remove("autoscaling");
     super::respec(&bed, "web", plain).await;
     ready(&bed, "web").await;
-    put_right::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
+    assert_corrected::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
 }
 
 /// Deletes the object, and waits until another one exists.
-async fn again<K>(bed: &Bed)
+async fn assert_recreated<K>(bed: &Bed)
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -221,10 +225,10 @@ async fn deleted_child_is_recreated() {
     spec["imagePullSecrets"] = json!([]);
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    again::<Deployment>(&bed).await;
-    again::<Service>(&bed).await;
-    again::<Ingress>(&bed).await;
-    again::<HorizontalPodAutoscaler>(&bed).await;
+    assert_recreated::<Deployment>(&bed).await;
+    assert_recreated::<Service>(&bed).await;
+    assert_recreated::<Ingress>(&bed).await;
+    assert_recreated::<HorizontalPodAutoscaler>(&bed).await;
     ready(&bed, "web").await;
 }
 
@@ -243,7 +247,7 @@ async fn fields_of_others_stay(#[case] applied: bool) {
     }
     app(&bed, "web", newer.clone()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let by = PatchParams {
         field_manager: Some("somebody".into()),
         ..PatchParams::default()
@@ -287,14 +291,14 @@ async fn fields_of_others_stay(#[case] applied: bool) {
     newer["ports"][0]["appProtocol"] = json!("http");
     super::respec(&bed, "web", newer).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let (deployment, service) = (
         super::deployment(&bed, "web").await,
         super::service(&bed, "web").await,
     );
-    let mut expected = said(&changed);
+    let mut expected = operator_fields(&changed);
     expected["spec"]["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
-    let mut now = said(&deployment);
+    let mut now = operator_fields(&deployment);
     for object in [&mut expected, &mut now] {
         object["metadata"]["annotations"]
             .as_object_mut()
@@ -341,14 +345,14 @@ async fn external_scaler_is_named() {
                 |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
             bed.until(name, "has its size again", back).await;
         }
-        let words = bed.event(name, "DriftCorrected").await;
+        let message = bed.event(name, "DriftCorrected").await;
         let expected = format!(
             "corrected spec.replicas of Deployment {}/{name}, changed by {manager}: ",
             bed.namespace
         );
         assert!(
-            words.starts_with(&expected) && words.contains("scaleTargetRef"),
-            "{words}"
+            message.starts_with(&expected) && message.contains("scaleTargetRef"),
+            "{message}"
         );
         assert_eq!(bed.events(name, "DriftCorrected").await.len(), 1);
     }

@@ -11,7 +11,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{app, deployment, looked_at, not_ready, ready, replica_sets, service, writes};
+use super::{app, deployment, not_ready, ready, reconciled, replica_sets, service, writes};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn spec() -> Value {
@@ -51,20 +51,20 @@ async fn second_of_two_foreign_objects_is_adopted_as_soon_as_the_first(#[case] o
             "kubectl annotate {resource} web -n {} {adopt}",
             bed.namespace
         );
-        let words = not_ready(&bed, "web", "Conflict").await;
-        assert!(words.contains(&command), "{words}");
+        let message = not_ready(&bed, "web", "Conflict").await;
+        assert!(message.contains(&command), "{message}");
         if turn == 1 {
             // The backoff has reached its maximum, and the status no longer changes.
-            looked_at(&bed, "web").await;
+            reconciled(&bed, "web").await;
             tokio::time::sleep(std::time::Duration::from_secs(8)).await;
         }
         bed.kubectl(&["annotate", resource, "web", &adopt]).await;
         let plain = format!("the app no longer says that {resource} are foreign");
         bed.until("web", &plain, |app: &AppService| {
-            let said = super::standing(app)
+            let message = super::ready_condition(app)
                 .and_then(|ready| ready.message.clone())
                 .unwrap_or_default();
-            !said.contains(&command)
+            !message.contains(&command)
         })
         .await;
     }
@@ -94,13 +94,13 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
     let before = look().await;
     let since = bed.plane.audit().mark().await.unwrap();
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
+    let message = not_ready(&bed, "web", "Conflict").await;
     let namespace = bed.namespace.clone();
     let command = format!(
         "kubectl annotate {resource} web -n {namespace} quartermaster.dev/adopt-by={namespace}/web"
     );
-    assert!(words.ends_with(&command), "{words}");
-    looked_at(&bed, "web").await;
+    assert!(message.ends_with(&command), "{message}");
+    reconciled(&bed, "web").await;
     let plural = resource.split('.').next().unwrap();
     let written = bed
         .plane
@@ -130,7 +130,7 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
         }
     }
     assert_eq!(after, before);
-    let told = |app: &AppService| {
+    let names_command = |app: &AppService| {
         app.status
             .as_ref()
             .is_some_and(|status| status.replicas.is_some())
@@ -140,7 +140,7 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
         .until(
             "web",
             "says nothing of what is not its own, and the rest",
-            told,
+            names_command,
         )
         .await;
     let status = app.status.unwrap();
@@ -190,8 +190,8 @@ async fn every_foreign_object_is_named() {
     bed.patch::<Deployment>("web", marks.clone()).await;
     bed.patch::<Service>("web", marks).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
-    let commands: Vec<_> = words
+    let message = not_ready(&bed, "web", "Conflict").await;
+    let commands: Vec<_> = message
         .split("kubectl ")
         .skip(1)
         .map(|rest| rest.split(';').next().unwrap())
@@ -205,10 +205,10 @@ async fn every_foreign_object_is_named() {
     assert_eq!(
         commands,
         ["deployments.apps", "services"].map(hand_over),
-        "{words}"
+        "{message}"
     );
     // By then the watches have shown both.
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let status = bed
         .api::<AppService>()
         .get("web")
@@ -255,10 +255,10 @@ async fn foreign_autoscaler_or_ingress_is_unchanged() {
         };
         spec["resources"] = json!({ "requests": { "cpu": "100m" } });
         app(&bed, name, spec).await;
-        let words = not_ready(&bed, name, "Conflict").await;
+        let message = not_ready(&bed, name, "Conflict").await;
         assert!(
-            words.contains(&format!("kubectl annotate {resource} {name} ")),
-            "{words}"
+            message.contains(&format!("kubectl annotate {resource} {name} ")),
+            "{message}"
         );
         bed.until(name, "says what is its own", |app: &AppService| {
             let status = app.status.as_ref().unwrap();
@@ -302,10 +302,10 @@ async fn object_of_another_controller_is_not_adoptable() {
     bed.create::<Deployment>("web", json!({ "metadata": metadata, "spec": spec_of }))
         .await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
+    let message = not_ready(&bed, "web", "Conflict").await;
     assert!(
-        words.contains("is controlled by Something other") && !words.contains("kubectl"),
-        "{words}"
+        message.contains("is controlled by Something other") && !message.contains("kubectl"),
+        "{message}"
     );
 }
 
@@ -331,10 +331,10 @@ async fn object_without_ownership_metadata_is_unowned() {
         .patch("web", &by, &Patch::<()>::Json(operations))
         .await
         .unwrap();
-    let words = not_ready(&bed, "web", "Conflict").await;
-    assert!(words.starts_with("deployments.apps "), "{words}");
+    let message = not_ready(&bed, "web", "Conflict").await;
+    assert!(message.starts_with("deployments.apps "), "{message}");
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;
     assert!(
         !written.iter().any(|write| write == "patch deployments"),
@@ -347,7 +347,7 @@ async fn object_without_ownership_metadata_is_unowned() {
 }
 
 /// Returns an object in the form that a backup stores.
-fn afresh<K: Resource>(mut object: K) -> K {
+fn as_backed_up<K: Resource>(mut object: K) -> K {
     let metadata = object.meta_mut();
     (
         metadata.uid,
@@ -385,8 +385,8 @@ async fn ownership_is_restored_after_a_backup() {
         field_manager: Some("velero".into()),
         ..PostParams::default()
     };
-    let old = bed.api().create(&by, &afresh(old)).await.unwrap();
-    let served = bed.api().create(&by, &afresh(served)).await.unwrap();
+    let old = bed.api().create(&by, &as_backed_up(old)).await.unwrap();
+    let served = bed.api().create(&by, &as_backed_up(served)).await.unwrap();
     let again = app(&bed, "web", spec()).await;
     operator.restart();
     bed.until("web", "is passed over", |app: &AppService| {
@@ -469,8 +469,8 @@ async fn recreated_app_restarts_nothing() {
     let third = app(&bed, "web", spec()).await;
     operator.child().thaw().unwrap();
     until("the third is told to be ready", SOON, async || {
-        let told = bed.events("web", "Ready").await;
-        Ok(told
+        let names_command = bed.events("web", "Ready").await;
+        Ok(names_command
             .into_iter()
             .find(|event| event.regarding.as_ref().unwrap().uid == third.uid()))
     })
@@ -487,7 +487,7 @@ async fn ingress_never_routes_to_a_foreign_service() {
     spec["ingress"] = json!({ "host": "app.example.com" });
     app(&bed, "web", spec).await;
     not_ready(&bed, "web", "Conflict").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     bed.delete::<Service>("web").await;
     bed.until("web", "leads to its own", |_: &Ingress| true)
@@ -506,10 +506,10 @@ async fn object_with_an_immutable_difference_is_not_adopted() {
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
     let theirs: Deployment = bed.create("web", theirs).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "WriteRejected").await;
+    let message = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
-        words.contains("spec.selector") && words.contains("field is immutable"),
-        "{words}"
+        message.contains("spec.selector") && message.contains("field is immutable"),
+        "{message}"
     );
     let after = deployment(&bed, "web").await;
     assert_eq!(

@@ -7,7 +7,7 @@ use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
-use super::{app, original, respec, standing};
+use super::{app, create_original_children, ready_condition, respec};
 use crate::support::{Bed, Operator, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -38,7 +38,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     let old = app(&bed, "web", spec.clone()).await;
     let annotated = json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } } });
     bed.patch::<AppService>("web", annotated).await;
-    original(&bed, &old, json!({})).await;
+    create_original_children(&bed, &old, json!({})).await;
     spec["ports"].as_array_mut().unwrap().remove(1);
     spec["size"] = json!(1);
     spec["autoscaling"] = json!({ "max": 5 });
@@ -46,7 +46,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     respec(&bed, "web", spec.clone()).await;
 
     let changes = async {
-        let first = said(&bed).await;
+        let first = end_state(&bed).await;
         assert_eq!(
             first["deployment"]["replicas"], 3,
             "the running count stays"
@@ -54,7 +54,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
         spec["autoscaling"] = Value::Null;
         spec["ports"] = json!([]);
         respec(&bed, "web", spec.clone()).await;
-        said(&bed).await
+        end_state(&bed).await
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
@@ -70,9 +70,9 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
 }
 
 /// Returns the end state once the status has the present generation. No kubelet runs Pods here.
-async fn said(bed: &Bed) -> Value {
+async fn end_state(bed: &Bed) -> Value {
     let says = |app: &AppService| {
-        standing(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
+        ready_condition(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
     };
     let app = bed.until("web", "says that it is on its way", says).await;
     let deployment = bed.api::<Deployment>().get("web").await.unwrap();
@@ -113,7 +113,7 @@ async fn run_with_lost_answers() {
         json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "nodePort": 30_021 }] }),
     )
     .await;
-    let state = said(&bed).await;
+    let state = end_state(&bed).await;
     assert_eq!(state["service"], true);
     assert_eq!(lost.hits(), 2);
 }

@@ -12,6 +12,7 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
+mod adoption;
 mod changes;
 mod corrections;
 mod cost;
@@ -22,8 +23,7 @@ mod restarts;
 mod restricted;
 mod scaling;
 mod stale;
-mod standing;
-mod taking_over;
+mod status;
 mod walkthrough;
 
 /// Creates an app with this spec.
@@ -46,14 +46,14 @@ async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
 }
 
 /// Returns the app's condition `Ready` once its observed generation is the present one.
-fn standing(app: &AppService) -> Option<&AppCondition> {
+fn ready_condition(app: &AppService) -> Option<&AppCondition> {
     let status = app.status.as_ref()?;
     (status.observed_generation == app.metadata.generation).then(|| status.condition("Ready"))?
 }
 
 async fn ready(bed: &Bed, name: &str) -> AppService {
     bed.until(name, "is ready", |app| {
-        standing(app).is_some_and(|ready| ready.status == "True")
+        ready_condition(app).is_some_and(|ready| ready.status == "True")
     })
     .await
 }
@@ -62,12 +62,12 @@ async fn ready(bed: &Bed, name: &str) -> AppService {
 async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
     let app = bed
         .until(name, reason, |app| {
-            standing(app).is_some_and(|ready| {
+            ready_condition(app).is_some_and(|ready| {
                 ready.status == "False" && ready.reason.as_deref() == Some(reason)
             })
         })
         .await;
-    standing(&app).unwrap().message.clone().unwrap()
+    ready_condition(&app).unwrap().message.clone().unwrap()
 }
 
 async fn deployment(bed: &Bed, name: &str) -> Deployment {
@@ -91,7 +91,11 @@ async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
 
 /// Creates an app's children as the document's program does: with a plain POST under another manager's name. `more` is
 /// merged into the metadata of both.
-async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Service) {
+async fn create_original_children(
+    bed: &Bed,
+    app: &AppService,
+    more: Value,
+) -> (Deployment, Service) {
     let name = app.name_any();
     let mut metadata = json!(ObjectMeta {
         name: Some(name.clone()),
@@ -172,10 +176,11 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<St
 const MARKER: &str = "marker-";
 
 /// Triggers a reconcile of the app and waits for its end: a reconcile of a marker, requested later, has ended.
-async fn looked_at(bed: &Bed, name: &str) {
+async fn reconciled(bed: &Bed, name: &str) {
     let now = uuid::Uuid::new_v4().to_string();
-    let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-    bed.patch::<AppService>(name, asked).await;
+    let annotation =
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
+    bed.patch::<AppService>(name, annotation).await;
     let marker = format!("{MARKER}{}", &now[..8]);
     app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
     bed.until(&marker, "is passed over", |app: &AppService| {

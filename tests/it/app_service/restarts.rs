@@ -130,11 +130,11 @@ async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
         .unwrap()
         .into_iter()
         .map(|request| request.subject);
-    let asked: Vec<_> = requests
+    let sent_requests: Vec<_> = requests
         .filter(|it| it.user == operator && it.resource == "deployments" && it.name == labelled)
         .map(|it| it.verb)
         .collect();
-    assert!(asked.is_empty(), "{asked:?}");
+    assert!(sent_requests.is_empty(), "{sent_requests:?}");
     assert!(
         sized(2)(&deployment(&bed, labelled).await),
         "{labelled} still waits"
@@ -158,32 +158,32 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     }
     not_ready(&bed, "web", "DriftContested").await;
     let condition = async || {
-        let ready = standing(&bed.api::<AppService>().get("web").await.unwrap())
+        let ready = ready_condition(&bed.api::<AppService>().get("web").await.unwrap())
             .cloned()
             .unwrap();
         (ready.reason, ready.message, ready.last_transition_time)
     };
     let before = condition().await;
-    let told = async || {
-        let mut told = Vec::new();
+    let corrections = async || {
+        let mut corrections = Vec::new();
         for reason in ["Ready", "DriftContested", "DriftCorrected"] {
             let events = bed.events("web", reason).await;
-            told.push(
+            corrections.push(
                 events
                     .iter()
                     .map(|it| 1 + it.series.as_ref().map_or(0, |series| series.count))
                     .sum::<i32>(),
             );
         }
-        told
+        corrections
     };
     bed.event("web", "DriftContested").await;
-    let events = told().await;
+    let events = corrections().await;
     for _ in 0..2 {
         operator.kill();
         operator.restart();
         operator.ready().await;
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
         assert_eq!(condition().await, before);
     }
 
@@ -200,5 +200,5 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     })
     .await;
     assert_eq!(condition().await, before);
-    assert_eq!(told().await, events);
+    assert_eq!(corrections().await, events);
 }

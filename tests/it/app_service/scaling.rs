@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use testbed::wait::until;
 use tokio::task::JoinHandle;
 
-use super::{app, deployment, looked_at, ready, respec};
+use super::{app, deployment, ready, reconciled, respec};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// Every number of replicas that a Deployment had in its spec.
@@ -28,9 +28,9 @@ impl Counts {
         let (api, into) = (bed.api::<Deployment>(), Arc::clone(&seen));
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let task = tokio::spawn(async move {
-            let mut shown = std::pin::pin!(watcher(api, config).applied_objects());
-            while let Some(shown) = shown.next().await {
-                let replicas = shown.unwrap().spec.unwrap().replicas.unwrap();
+            let mut objects = std::pin::pin!(watcher(api, config).applied_objects());
+            while let Some(objects) = objects.next().await {
+                let replicas = objects.unwrap().spec.unwrap().replicas.unwrap();
                 let mut seen = into.lock().unwrap();
                 if seen.last() != Some(&replicas) {
                     seen.push(replicas);
@@ -94,14 +94,14 @@ async fn app_scales_to_zero_and_back() {
     // The operator corrects a change of the Deployment alone.
     scale(&bed, "web", 5).await;
     counts.are(&[1, 3, 0, 2, 5, 2]).await;
-    let told = bed.kubectl(&[
+    let event = bed.kubectl(&[
         "get",
         "appsvc/web",
         "--subresource=scale",
         "-o",
         "jsonpath={.spec.replicas} {.status.selector}",
     ]);
-    assert_eq!(told.await, "2 app=web");
+    assert_eq!(event.await, "2 app=web");
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn own_autoscaler_keeps_the_running_count() {
     ready(&bed, "web").await;
     operator.kill();
     operator.restart();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(*counts.seen.lock().unwrap(), [2, 3]);
 
     // Off: one write from the running count to the size.
@@ -178,9 +178,9 @@ async fn own_autoscaler_keeps_the_running_count() {
     ready(&bed, "web").await;
     counts.are(&[2, 3, 2]).await;
     assert!(scalers.get_opt("web").await.unwrap().is_none());
-    let words = bed.event("web", "AutoscalingDisabled").await;
+    let message = bed.event("web", "AutoscalingDisabled").await;
     assert_eq!(
-        words,
+        message,
         "autoscaling is off: the autoscaler wanted 3 Pods, and spec.size is 2"
     );
     scale(&bed, "web", 5).await;
@@ -209,7 +209,7 @@ async fn autoscaled_app_starts_within_its_bounds() {
         spec["autoscaling"] = json!({ "min": 2, "max": 4 });
         let app = app(&bed, name, spec).await;
         ready(&bed, name).await;
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
         counts.are(&[begins]).await;
         let scaler: HorizontalPodAutoscaler = bed.api().get(name).await.unwrap();
         assert_eq!(scaler.owner_references()[0].uid, app.uid().unwrap());

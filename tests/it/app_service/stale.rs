@@ -14,7 +14,7 @@ fn served() -> Value {
 }
 
 /// Creates an app that the operator knows, freezes its watch, on a control plane without garbage collector.
-async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
+async fn known_app(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
     let bed = Bed::bare(name).await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
@@ -24,7 +24,7 @@ async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
 }
 
 /// Waits until the operator has read whether the app in its cache still exists.
-async fn asked(proxy: &Proxy) {
+async fn existence_checked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("appservices").name("web");
     until("it asks whether the app is there", SOON, async || {
         Ok((proxy.count(&asked) > 0).then_some(()))
@@ -40,19 +40,19 @@ async fn owners(bed: &Bed) -> Vec<OwnerReference> {
 /// In the cache, no app has the UID of the Deployment's owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_app_restores_no_ownership() {
-    let (bed, proxy, _operator) = known("app-restored", served()).await;
+    let (bed, proxy, _operator) = known_app("app-restored", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     let new = app(&bed, "web", served()).await;
-    let mut theirs = owners(&bed).await;
-    theirs[0].uid = new.uid().unwrap();
+    let mut former_owners = owners(&bed).await;
+    former_owners[0].uid = new.uid().unwrap();
     proxy.forget();
-    let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": theirs });
+    let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": former_owners });
     bed.patch::<Deployment>("web", json!({ "metadata": metadata }))
         .await;
-    asked(&proxy).await;
-    assert_eq!(owners(&bed).await, theirs);
+    existence_checked(&proxy).await;
+    assert_eq!(owners(&bed).await, former_owners);
     silent.take_back();
     // The children of the deleted app get the new owner.
     until("it has its Service", SOON, async || {
@@ -60,13 +60,14 @@ async fn stale_app_restores_no_ownership() {
     })
     .await
     .unwrap();
-    assert_eq!(owners(&bed).await, theirs);
+    assert_eq!(owners(&bed).await, former_owners);
 }
 
 /// The operator does not delete objects that the deleted app did not have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_app_deletes_nothing() {
-    let (bed, proxy, _operator) = known("app-unserved", json!({ "size": 1, "image": "i" })).await;
+    let (bed, proxy, _operator) =
+        known_app("app-unserved", json!({ "size": 1, "image": "i" })).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
@@ -76,14 +77,14 @@ async fn stale_app_deletes_nothing() {
         controller: Some(true),
         ..new.owner_ref(&()).unwrap()
     };
-    let marks = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
+    let ownership = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
     let made = bed
         .create::<Service>(
             "web",
-            json!({ "metadata": marks, "spec": { "ports": [{ "port": 80 }] } }),
+            json!({ "metadata": ownership, "spec": { "ports": [{ "port": 80 }] } }),
         )
         .await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert_eq!(service(&bed, "web").await.metadata, made.metadata);
     silent.take_back();
     not_ready(&bed, "web", "Progressing").await;
@@ -93,13 +94,13 @@ async fn stale_app_deletes_nothing() {
 /// The operator does not recreate children of a deleted app: they would be deleted again, and so on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_app_creates_nothing() {
-    let (bed, proxy, _operator) = known("app-gone", served()).await;
+    let (bed, proxy, _operator) = known_app("app-gone", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     proxy.forget();
     bed.delete::<Deployment>("web").await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert_eq!(
         proxy.count(&Match::verb(Verb::Create).resource("deployments")),
         0

@@ -16,19 +16,19 @@ async fn document_002_works_as_printed() {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let columns = async |arguments: &[&str]| {
         let table = kubectl(arguments).await;
-        let words: Vec<_> = table
+        let message: Vec<_> = table
             .lines()
             .last()
             .unwrap()
             .split_whitespace()
             .map(str::to_owned)
             .collect();
-        words
+        message
     };
 
-    let said = kubectl(&["apply", "-f", SAMPLE]).await;
+    let output = kubectl(&["apply", "-f", SAMPLE]).await;
     assert_eq!(
-        said.trim(),
+        output.trim(),
         "appservice.kosmos.io/appservice-sample created"
     );
     kubectl(&[
@@ -59,10 +59,10 @@ async fn document_002_works_as_printed() {
     ])
     .await;
 
-    let said = kubectl(&["delete", "-f", SAMPLE]).await;
+    let output = kubectl(&["delete", "-f", SAMPLE]).await;
     assert!(
-        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
-        "{said}"
+        output.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{output}"
     );
     // The garbage collector discovers new kinds only every 30 s.
     until("what it had is gone", SOON * 3, async || {

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The result of a command.
 #[derive(Debug)]
-struct Came {
+struct CommandResult {
     code: i32,
     out: String,
     err: String,
@@ -117,14 +117,14 @@ impl Run {
     }
 
     /// Runs a command to its end.
-    async fn run(&self, arguments: &[&str]) -> Came {
+    async fn run(&self, arguments: &[&str]) -> CommandResult {
         let child = self.command(arguments).spawn().unwrap();
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
         let output = ended
             .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
             .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Came {
+        CommandResult {
             code: output.status.code().unwrap(),
             out: text(output.stdout),
             err: text(output.stderr),
@@ -132,7 +132,7 @@ impl Run {
     }
 
     /// Runs a command to its end with a closed standard output.
-    async fn unread(&self, arguments: &[&str]) -> i32 {
+    async fn run_unread(&self, arguments: &[&str]) -> i32 {
         let mut child = self.command(arguments).spawn().unwrap();
         drop(child.stdout.take());
         let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
@@ -156,13 +156,13 @@ impl Run {
 
     /// Runs a command, checks its exit code, and returns what it printed.
     async fn ends(&self, code: i32, arguments: &[&str]) -> String {
-        let came = self.run(arguments).await;
-        assert_eq!(came.code, code, "{arguments:?}: {came:#?}");
+        let result = self.run(arguments).await;
+        assert_eq!(result.code, code, "{arguments:?}: {result:#?}");
         assert!(
-            !came.out.contains('\u{1b}') && !came.err.contains('\u{1b}'),
-            "no colours but on a terminal: {came:#?}"
+            !result.out.contains('\u{1b}') && !result.err.contains('\u{1b}'),
+            "no colours but on a terminal: {result:#?}"
         );
-        format!("{}{}", came.out, came.err)
+        format!("{}{}", result.out, result.err)
     }
 }
 

@@ -59,11 +59,11 @@ async fn status_shows_every_object_and_its_problem() {
     receiver.always(Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
-    let shown = until("two changes wait", SOON, async || {
+    let printed = until("two changes wait", SOON, async || {
         let report = report(&run, here).await;
         Ok((report["summary"]["undelivered"] == 2).then_some(report))
     });
-    let report = shown.await.unwrap();
+    let report = printed.await.unwrap();
     assert_eq!(
         report["summary"]["oldestUndelivered"],
         format!("{here}/replicas")
@@ -116,12 +116,12 @@ async fn status_shows_every_object_and_its_problem() {
     );
 
     // Errors are escaped, too.
-    let said = run
+    let output = run
         .ends(1, &["status", "--context", "no\u{1b}[2Jsuch"])
         .await;
     assert!(
-        said.starts_with("error: ") && said.contains(r"no\u{1b}[2Jsuch"),
-        "{said}"
+        output.starts_with("error: ") && output.contains(r"no\u{1b}[2Jsuch"),
+        "{output}"
     );
 
     // The program as a plugin of kubectl, by either name.
@@ -239,9 +239,9 @@ async fn status_shows_missing_crds_and_the_leader() {
 
     // The message names the missing permission.
     let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
-    let said = nobody.ends(1, &["status"]).await;
+    let output = nobody.ends(1, &["status"]).await;
     assert!(
-        said.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
-        "{said}"
+        output.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
+        "{output}"
     );
 }

@@ -14,8 +14,8 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
     let here = shop.bed.namespace.clone();
 
     shop.sync("s", json!({ "destinationNamespace": far })).await;
-    let words = shop.reads("s", "SourceNotFound").await;
-    assert!(words.contains(&format!("{here}/settings")), "{words}");
+    let message = shop.reads("s", "SourceNotFound").await;
+    assert!(message.contains(&format!("{here}/settings")), "{message}");
 
     shop.map(
         &here,
@@ -38,7 +38,7 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
         .unwrap();
     assert_eq!((status.copies, status.destinations), (Some(1), Some(1)));
     let first = status.last_sync_time.unwrap();
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     let status = shop
         .bed
         .api::<ConfigMapSync>()
@@ -77,7 +77,7 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
                 > Some(first.clone())
         })
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
@@ -104,9 +104,9 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
         json!({ "sourceNamespace": far, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("s", "SourceNotFound").await;
+    let message = shop.reads("s", "SourceNotFound").await;
     assert_eq!(
-        words,
+        message,
         format!(
             "namespace {far} of ConfigMap settings does not exist: correct spec.sourceNamespace, or create both \
              (existing copies are kept)"
@@ -118,12 +118,12 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
             "s",
             "says that the ConfigMap is missing",
             |sync: &ConfigMapSync| {
-                let words = format!(
+                let message = format!(
                     "ConfigMap {far}/settings does not exist: create it (existing copies are kept)"
                 );
                 sync.status
                     .as_ref()
-                    .is_some_and(|status| status.conditions[0].message == words)
+                    .is_some_and(|status| status.conditions[0].message == message)
             },
         )
         .await;
@@ -148,11 +148,11 @@ async fn correction_of_a_copy_is_reported_once_an_episode() {
             .await;
         shop.copied(&far, "settings", data.clone()).await;
     }
-    let words = shop.bed.event("s", "DriftCorrected").await;
+    let message = shop.bed.event("s", "DriftCorrected").await;
     let expected = format!("corrected data.a of ConfigMap {far}/settings, changed by ");
     assert!(
-        words.starts_with(&expected) && words.ends_with(": change the source instead"),
-        "{words}"
+        message.starts_with(&expected) && message.ends_with(": change the source instead"),
+        "{message}"
     );
     // A change of the source is no drift.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
@@ -227,7 +227,7 @@ async fn edited_copy_is_corrected() {
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", data.clone()).await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
     // The operator ignores metadata that it does not copy.
     shop.bed
@@ -241,7 +241,7 @@ async fn edited_copy_is_corrected() {
             json!({ "metadata": { "labels": { "theirs": "x" } } }),
         )
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&labelled)
@@ -305,7 +305,7 @@ async fn replaced_immutable_source_replaces_its_copy() {
     })
     .await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 }
 
 #[rstest]

@@ -14,11 +14,11 @@ mod crowd;
 mod kills;
 mod namespaces;
 mod owners;
-mod refused;
+mod rejected;
 mod stale;
 
 /// Label of a copy: UID of its sync.
-const MARK: &str = "quartermaster.dev/owner-uid";
+const OWNER_LABEL: &str = "quartermaster.dev/owner-uid";
 
 /// The namespaces of a test: that of the syncs and of the source, and others.
 pub struct Shop {
@@ -193,7 +193,7 @@ pub fn version(object: &impl ResourceExt) -> String {
 impl Shop {
     /// Triggers reconciles of a sync, and asserts that none of them writes anything. Reconciles of one object run one after
     /// the other: when the second reads the source, the first has made all of its writes.
-    pub async fn rests(&self, sync: &str) {
+    pub async fn assert_at_rest(&self, sync: &str) {
         // A pending status write would come after the first reconcile, once the annotation no longer precedes it.
         let says = |sync: &ConfigMapSync| {
             sync.status
@@ -205,7 +205,7 @@ impl Shop {
             .await;
         let audit = self.bed.plane.audit();
         let mut mark = audit.mark().await.unwrap();
-        let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        let operator_user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
         for number in 0..3 {
             let round = audit.mark().await.unwrap();
             // By the end of the first reconcile, the previous ones have written their results.
@@ -215,12 +215,15 @@ impl Shop {
             let at = uuid::Uuid::new_v4().to_string();
             let patch =
                 json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
-            let asked: ConfigMapSync = self.bed.patch(sync, patch).await;
-            let (namespace, name) = (&asked.spec.source_namespace, &asked.spec.config_map_name);
+            let annotated: ConfigMapSync = self.bed.patch(sync, patch).await;
+            let (namespace, name) = (
+                &annotated.spec.source_namespace,
+                &annotated.spec.config_map_name,
+            );
             until(format!("a pass over {sync}"), SOON, async || {
                 let requests = audit.requests(round).await?;
                 let looked = requests.iter().map(|request| &request.subject).any(|it| {
-                    it.user == ours
+                    it.user == operator_user
                         && it.verb == "get"
                         && it.namespace == *namespace
                         && it.name == *name
@@ -235,7 +238,9 @@ impl Shop {
             .iter()
             .map(|request| &request.subject)
             .filter(|it| {
-                it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace)
+                it.user == operator_user
+                    && it.is_write()
+                    && it.namespace.starts_with(&self.bed.namespace)
             })
             // Events are written beside the reconciles: one of an earlier reconcile may come late. So may the status of
             // another sync.

@@ -23,11 +23,11 @@ async fn where_copied(shop: &Shop, name: &str) -> BTreeSet<String> {
     copies.map(|map| map.namespace().unwrap()).collect()
 }
 
-async fn until_copied(shop: &Shop, name: &str, wanted: &BTreeSet<String>) {
+async fn until_copied(shop: &Shop, name: &str, expected: &BTreeSet<String>) {
     until(
-        format!("{name} is in {} namespaces", wanted.len()),
+        format!("{name} is in {} namespaces", expected.len()),
         SOON,
-        async || Ok((where_copied(shop, name).await == *wanted).then_some(())),
+        async || Ok((where_copied(shop, name).await == *expected).then_some(())),
     )
     .await
     .unwrap();
@@ -70,7 +70,7 @@ async fn selector_covers_every_matching_namespace() {
     .await;
     let labels = json!({ "team": "x" });
     let names: Vec<_> = (0..200).map(|number| format!("n{number}")).collect();
-    let mut wanted = open_many(&shop, &names, &labels).await;
+    let mut expected = open_many(&shop, &names, &labels).await;
     relabel(&shop, &here, labels.clone()).await;
     relabel(&shop, "kube-public", labels.clone()).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
@@ -79,12 +79,12 @@ async fn selector_covers_every_matching_namespace() {
     shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
         .await;
     // The sync's own namespace and those of Kubernetes are left out.
-    until_copied(&shop, "settings", &wanted).await;
+    until_copied(&shop, "settings", &expected).await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     // An apiserver that lags behind the others would show some namespaces without the label.
-    let asked = proxy.requests();
-    let mut lists = asked
+    let before = proxy.requests();
+    let mut lists = before
         .iter()
         .map(|seen| &seen.request)
         .filter(|request| request.resource == "namespaces");
@@ -92,21 +92,21 @@ async fn selector_covers_every_matching_namespace() {
     assert!(lists.all(|request| !request.query.contains("sendInitialEvents")));
 
     // Some namespaces appear, lose the label, disappear.
-    wanted.insert(shop.open("new", labels.clone()).await);
+    expected.insert(shop.open("new", labels.clone()).await);
     let lost = shop.far("n0");
     relabel(&shop, &lost, json!({ "team": null })).await;
-    wanted.remove(&lost);
+    expected.remove(&lost);
     let closed = shop.far("n1");
     close(&shop, &closed).await;
-    wanted.remove(&closed);
+    expected.remove(&closed);
     let unlabelled = shop.open("later", json!({})).await;
-    until_copied(&shop, "settings", &wanted).await;
+    until_copied(&shop, "settings", &expected).await;
     relabel(&shop, &unlabelled, labels.clone()).await;
-    wanted.insert(unlabelled);
-    until_copied(&shop, "settings", &wanted).await;
+    expected.insert(unlabelled);
+    until_copied(&shop, "settings", &expected).await;
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
-    for namespace in &wanted {
+    for namespace in &expected {
         shop.copied(namespace, "settings", json!({ "a": "2" }))
             .await;
     }
@@ -114,7 +114,7 @@ async fn selector_covers_every_matching_namespace() {
 
     // A `ConfigMap` of that name which is not a copy, and copies of another sync, outlive the sync. The operator is killed
     // in the middle.
-    let theirs = shop
+    let foreign = shop
         .map(&lost, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.sync(
@@ -134,9 +134,9 @@ async fn selector_covers_every_matching_namespace() {
     middle.spring(&mut operator).await;
     let left = where_copied(&shop, "settings").await.len();
     assert!(
-        0 < left && left < wanted.len(),
+        0 < left && left < expected.len(),
         "{left} of {}",
-        wanted.len()
+        expected.len()
     );
     assert!(
         shop.bed
@@ -154,7 +154,7 @@ async fn selector_covers_every_matching_namespace() {
     assert_eq!(where_copied(&shop, "others").await, others);
     assert_eq!(
         version(&shop.maps(&lost).get("settings").await.unwrap()),
-        version(&theirs)
+        version(&foreign)
     );
 
     // A namespace does not exist, is created, is Terminating, and is recreated.
@@ -166,7 +166,7 @@ async fn selector_covers_every_matching_namespace() {
             .await
             .contains(&format!("create namespace {place}"))
     );
-    shop.rests("p").await;
+    shop.assert_at_rest("p").await;
     shop.open("place", json!({})).await;
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
     shop.edit(
@@ -177,7 +177,7 @@ async fn selector_covers_every_matching_namespace() {
     .await;
     close(&shop, &place).await;
     shop.reads("p", "NamespaceTerminating").await;
-    shop.rests("p").await;
+    shop.assert_at_rest("p").await;
     shop.edit(
         &place,
         "settings",

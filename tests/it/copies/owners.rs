@@ -12,29 +12,29 @@ async fn foreign_config_map_is_unchanged_until_adoption() {
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let theirs = shop
+    let foreign = shop
         .map(&far, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
-    let words = shop.reads("s", "Conflict").await;
+    let message = shop.reads("s", "Conflict").await;
     let command = format!(
         "kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s"
     );
-    assert!(words.ends_with(&command), "{words}");
+    assert!(message.ends_with(&command), "{message}");
     // Triggers of every kind: the source and the ConfigMap are edited, the sync is changed, the operator restarts.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     let edited = shop
         .edit(&far, "settings", json!({ "data": { "their": "new" } }))
         .await;
-    shop.rests("s").await;
-    assert_eq!(edited.uid(), theirs.uid());
+    shop.assert_at_rest("s").await;
+    assert_eq!(edited.uid(), foreign.uid());
     drop(operator);
     let _operator = shop.operator(&["far"]).await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&edited)
@@ -45,26 +45,26 @@ async fn foreign_config_map_is_unchanged_until_adoption() {
     shop.bed.plane.run_kubectl(&arguments, "").await.unwrap();
     let copy = shop.copied(&far, "settings", json!({ "a": "2" })).await;
     assert!(
-        copy.uid() == theirs.uid()
+        copy.uid() == foreign.uid()
             && !copy
                 .annotations()
                 .contains_key("quartermaster.dev/adopt-by")
     );
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
     // Without the label nothing proves ownership: the annotation does not.
     let stripped = shop
         .edit(
             &far,
             "settings",
-            json!({ "metadata": { "labels": { MARK: null } } }),
+            json!({ "metadata": { "labels": { OWNER_LABEL: null } } }),
         )
         .await;
     shop.reads("s", "Conflict").await;
     shop.edit(&here, "settings", json!({ "data": { "a": "3" } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&stripped)
@@ -86,16 +86,16 @@ async fn foreign_config_map_newer_than_the_sync_is_unchanged() {
     let here = shop.bed.namespace.clone();
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     shop.reads("s", "SourceNotFound").await;
-    let theirs = shop
+    let foreign = shop
         .map(&far, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;
     shop.reads("s", "Conflict").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
-        version(&theirs)
+        version(&foreign)
     );
     // Once the ConfigMap is deleted, the operator creates the copy at once: the watch shows the deletion.
     shop.drop(&far, "settings").await;
@@ -120,18 +120,18 @@ async fn first_of_two_syncs_keeps_the_copy() {
         json!({ "configMapName": "others", "destinationName": "settings", "destinationNamespace": far }),
     )
     .await;
-    let words = shop.reads("second", "Conflict").await;
+    let message = shop.reads("second", "Conflict").await;
     assert!(
-        words.contains(&format!("belongs to ConfigMapSync {here}/first")),
-        "{words}"
+        message.contains(&format!("belongs to ConfigMapSync {here}/first")),
+        "{message}"
     );
-    shop.rests("second").await;
+    shop.assert_at_rest("second").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&copy)
     );
     // The command in the message moves the copy from one sync to the other, and back.
-    let words = hand_over(&shop, &words, "second").await;
+    let message = run_adopt_command(&shop, &message, "second").await;
     shop.reads("first", "Conflict").await;
     assert_eq!(
         shop.copied(&far, "settings", json!({ "a": "second" }))
@@ -140,14 +140,14 @@ async fn first_of_two_syncs_keeps_the_copy() {
         copy.uid()
     );
     assert!(
-        words.contains(&format!("belongs to ConfigMapSync {here}/second")),
-        "{words}"
+        message.contains(&format!("belongs to ConfigMapSync {here}/second")),
+        "{message}"
     );
-    hand_over(&shop, &words, "first").await;
+    run_adopt_command(&shop, &message, "first").await;
     shop.copied(&far, "settings", json!({ "a": "first" })).await;
     shop.reads("second", "Conflict").await;
-    shop.rests("second").await;
-    shop.rests("first").await;
+    shop.assert_at_rest("second").await;
+    shop.assert_at_rest("first").await;
     // The second sync adopts the copy once the first is deleted.
     shop.bed.delete::<ConfigMapSync>("first").await;
     shop.copied(&far, "settings", json!({ "a": "second" }))
@@ -156,8 +156,8 @@ async fn first_of_two_syncs_keeps_the_copy() {
 }
 
 /// Runs the command at the end of a conflict's message, for `sync`; returns the other sync's message.
-async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
-    let (_, command) = words.split_once("kubectl ").unwrap();
+async fn run_adopt_command(shop: &Shop, message: &str, sync: &str) -> String {
+    let (_, command) = message.split_once("kubectl ").unwrap();
     shop.bed
         .plane
         .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
@@ -207,18 +207,18 @@ async fn chain_works_and_loop_does_not_spin() {
         json!({ "sourceNamespace": c, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("ca", "Loop").await;
+    let message = shop.reads("ca", "Loop").await;
     for link in ["ab", "bc"] {
         assert!(
-            words.contains(&format!("ConfigMapSync {here}/{link}")),
-            "{words}"
+            message.contains(&format!("ConfigMapSync {here}/{link}")),
+            "{message}"
         );
     }
     let source = shop
         .edit(&here, "settings", json!({ "data": { "a": "3" } }))
         .await;
     shop.copied(&c, "settings", json!({ "a": "3" })).await;
-    shop.rests("ab").await;
+    shop.assert_at_rest("ab").await;
     assert_eq!(
         version(&shop.maps(&here).get("settings").await.unwrap()),
         version(&source)
@@ -270,14 +270,14 @@ async fn loop_message_names_no_object_of_another_namespace() {
         json!({ "sourceNamespace": c, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("closing", "Loop").await;
+    let message = shop.reads("closing", "Loop").await;
     assert!(
-        words.contains(&format!(
+        message.contains(&format!(
             "ConfigMapSync {here}/mine and a ConfigMapSync of another namespace"
         )),
-        "{words}"
+        "{message}"
     );
-    assert!(!words.contains("confidential"), "{words}");
+    assert!(!message.contains("confidential"), "{message}");
     let noted = shop.bed.event("closing", "Loop").await;
     assert!(!noted.contains("confidential"), "{noted}");
     drop(operator);
@@ -316,16 +316,16 @@ async fn deletion_of_a_copy_is_reported_unless_the_operator_replaces() {
     )
     .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert!(shop.bed.events("s", "Recreated").await.is_empty());
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    let words = shop.bed.event("s", "Recreated").await;
+    let message = shop.bed.event("s", "Recreated").await;
     assert!(
-        words.starts_with(&format!(
+        message.starts_with(&format!(
             "ConfigMap {far}/settings was deleted by another client"
         )),
-        "{words}"
+        "{message}"
     );
 }
 
@@ -335,12 +335,12 @@ async fn copy_restored_from_a_backup_is_owned_again() {
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let marks = json!({ "labels": { MARK: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+    let ownership = json!({ "labels": { OWNER_LABEL: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
     let restored = shop
         .map(
             &far,
             "settings",
-            json!({ "metadata": marks, "data": { "a": "old" } }),
+            json!({ "metadata": ownership, "data": { "a": "old" } }),
         )
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
@@ -348,7 +348,7 @@ async fn copy_restored_from_a_backup_is_owned_again() {
     let sync = shop.sync("s", json!({ "destinationNamespace": far })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     assert_eq!(
-        (copy.uid(), &copy.labels()[MARK]),
+        (copy.uid(), &copy.labels()[OWNER_LABEL]),
         (restored.uid(), &sync.uid().unwrap())
     );
     // The deletion of the sync deletes its copies elsewhere, and those of its predecessor; a copy of an existing sync
@@ -364,7 +364,7 @@ async fn copy_restored_from_a_backup_is_owned_again() {
         ("former", uuid::Uuid::new_v4().to_string()),
         ("mixed", other.uid().unwrap()),
     ] {
-        let marks = json!({ "labels": { MARK: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+        let ownership = json!({ "labels": { OWNER_LABEL: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
         shop.bed
             .patch::<ConfigMapSync>("s", json!({ "spec": { "suspend": true } }))
             .await;
@@ -372,7 +372,7 @@ async fn copy_restored_from_a_backup_is_owned_again() {
         shop.map(
             &far,
             name,
-            json!({ "metadata": marks, "data": { "a": "old" } }),
+            json!({ "metadata": ownership, "data": { "a": "old" } }),
         )
         .await;
     }
@@ -402,12 +402,13 @@ async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
     let copy = shop.copied(&here, "copy", json!({ "a": "1" })).await;
     assert_eq!(copy.owner_references().len(), 1);
     for patch in [
-        json!({ "labels": { MARK: null } }),
+        json!({ "labels": { OWNER_LABEL: null } }),
         json!({ "ownerReferences": null }),
     ] {
         shop.edit(&here, "copy", json!({ "metadata": patch })).await;
-        let whole =
-            |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
+        let whole = |map: &ConfigMap| {
+            map.labels().contains_key(OWNER_LABEL) && map.owner_references().len() == 1
+        };
         shop.until(&here, "copy", "has label and owner reference", whole)
             .await;
     }
@@ -415,11 +416,11 @@ async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
         .edit(
             &here,
             "copy",
-            json!({ "metadata": { "labels": { MARK: null }, "ownerReferences": null } }),
+            json!({ "metadata": { "labels": { OWNER_LABEL: null }, "ownerReferences": null } }),
         )
         .await;
     shop.reads("s", "Conflict").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&here).get("copy").await.unwrap()),
         version(&stripped)
@@ -468,7 +469,7 @@ async fn unneeded_copy_is_deleted_or_released() {
     shop.edit(
         &here,
         "renamed",
-        json!({ "metadata": { "labels": { MARK: null } } }),
+        json!({ "metadata": { "labels": { OWNER_LABEL: null } } }),
     )
     .await;
 
@@ -479,7 +480,7 @@ async fn unneeded_copy_is_deleted_or_released() {
     for namespace in [b, c, here] {
         let copy = shop.maps(&namespace).get("renamed").await.unwrap();
         assert!(
-            !copy.labels().contains_key(MARK)
+            !copy.labels().contains_key(OWNER_LABEL)
                 && !copy.annotations().contains_key("quartermaster.dev/owner")
         );
         assert!(
@@ -515,23 +516,23 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } }))
         .await;
-    let words = shop.reads("s", "Conflict").await;
+    let message = shop.reads("s", "Conflict").await;
     assert!(
-        words.starts_with("0 of 1 copies") && words.ends_with(stays),
-        "{words}"
+        message.starts_with("0 of 1 copies") && message.ends_with(stays),
+        "{message}"
     );
     let typo = json!({ "destinationName": null, "destinationNamespaces": [shop.far("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": typo }))
         .await;
-    let words = shop.reads("s", "NamespaceNotFound").await;
-    assert!(words.ends_with(stays), "{words}");
+    let message = shop.reads("s", "NamespaceNotFound").await;
+    assert!(message.ends_with(stays), "{message}");
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.copied(&b, "settings", data.clone()).await),
         copy,
@@ -631,7 +632,7 @@ async fn finalizers_of_others_stay_in_any_number() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&refused, kube::Error::Api(said) if said.code == 422),
+        matches!(&refused, kube::Error::Api(error) if error.code == 422),
         "{refused}"
     );
     shop.bed

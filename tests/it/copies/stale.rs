@@ -51,7 +51,7 @@ async fn new_leader_undoes_no_later_change() {
 }
 
 /// A sync that has copied, and another sync that has its name by now and that the watch does not show.
-struct Past {
+struct StaleSync {
     shop: Shop,
     far: String,
     proxy: Proxy,
@@ -60,7 +60,7 @@ struct Past {
     _operator: Operator,
 }
 
-impl Past {
+impl StaleSync {
     async fn new(name: &str, spec: Value) -> Self {
         let shop = Shop::bare(name).await;
         let far = shop.open("far", json!({})).await;
@@ -96,13 +96,13 @@ impl Past {
     }
 
     /// Returns the ownership metadata of the sync that has the name now.
-    fn marks(&self) -> Value {
+    fn ownership(&self) -> Value {
         let path = format!("{}/s", self.shop.bed.namespace);
-        json!({ "labels": { MARK: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
+        json!({ "labels": { OWNER_LABEL: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
     }
 
     /// Waits until the operator has read whether the sync in its cache still exists.
-    async fn asked(&self) {
+    async fn existence_checked(&self) {
         let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
         let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
         until("it asks whether the sync is there", SOON, asks)
@@ -113,12 +113,12 @@ impl Past {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_sync_restores_no_ownership() {
-    let past = Past::new("taken-back", json!({})).await;
-    let Past { shop, far, .. } = &past;
+    let past = StaleSync::new("taken-back", json!({})).await;
+    let StaleSync { shop, far, .. } = &past;
     let copy = shop
-        .edit(far, "settings", json!({ "metadata": past.marks() }))
+        .edit(far, "settings", json!({ "metadata": past.ownership() }))
         .await;
-    past.asked().await;
+    past.existence_checked().await;
     assert_eq!(
         version(&shop.maps(far).get("settings").await.unwrap()),
         version(&copy)
@@ -126,23 +126,23 @@ async fn stale_sync_restores_no_ownership() {
     past.silent.take_back();
     shop.reads("s", "Synced").await;
     assert_eq!(
-        shop.maps(far).get("settings").await.unwrap().labels()[MARK],
+        shop.maps(far).get("settings").await.unwrap().labels()[OWNER_LABEL],
         past.new.uid().unwrap()
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_sync_deletes_nothing() {
-    let past = Past::new("let-go", json!({ "destinationName": "moved" })).await;
-    let Past { shop, far, .. } = &past;
+    let past = StaleSync::new("let-go", json!({ "destinationName": "moved" })).await;
+    let StaleSync { shop, far, .. } = &past;
     let copy = shop
         .map(
             far,
             "moved",
-            json!({ "metadata": past.marks(), "data": { "a": "1" } }),
+            json!({ "metadata": past.ownership(), "data": { "a": "1" } }),
         )
         .await;
-    past.asked().await;
+    past.existence_checked().await;
     assert_eq!(
         version(&shop.maps(far).get("moved").await.unwrap()),
         version(&copy)

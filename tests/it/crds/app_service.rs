@@ -320,17 +320,17 @@ async fn app_service_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = AppService::api_resource();
     check(&client, &kind, &cases()).await;
-    let theirs = [
+    let foreign_fields = [
         "env",
         "envFrom",
         "livenessProbe",
         "readinessProbe",
         "startupProbe",
     ];
-    every_field_has_a_case("AppService", &theirs, &cases());
+    every_field_has_a_case("AppService", &foreign_fields, &cases());
 
     let spec = json!({ "size": 1, "image": "i" });
-    for (name, taken) in [
+    for (name, accepted) in [
         ("a".to_owned(), true),
         ("a-1".to_owned(), true),
         ("a".repeat(63), true),
@@ -339,10 +339,10 @@ async fn app_service_fields_are_validated_at_their_boundaries() {
         ("a.b".to_owned(), false),
     ] {
         match create(&client, &kind, &name, Some(&spec), true).await {
-            Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(
-                !taken && said.contains("the Service has this name too"),
-                "{name}: {said}"
+            Ok(_) => assert!(accepted, "{name} is accepted"),
+            Err(error) => assert!(
+                !accepted && error.contains("the Service has this name too"),
+                "{name}: {error}"
             ),
         }
     }
@@ -532,10 +532,10 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
         };
         wait_until(&format!("{name} is refused"), today).await;
         let patched = async |patch: Value| {
-            let said = apps
+            let error = apps
                 .patch(name, &PatchParams::default(), &Patch::Merge(patch))
                 .await;
-            said.unwrap_or_else(|said| panic!("{name}: {said}"))
+            error.unwrap_or_else(|error| panic!("{name}: {error}"))
         };
         patched(
             json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } }),
@@ -545,7 +545,7 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
         let status = Patch::Merge(json!({ "status": { "replicas": 1, "selector": "app=a" } }));
         apps.patch_status(name, &PatchParams::default(), &status)
             .await
-            .unwrap_or_else(|said| panic!("{name}: {said}"));
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         apps.delete(name, &DeleteParams::default()).await.unwrap();
         patched(json!({ "metadata": { "finalizers": null } })).await;
         assert!(

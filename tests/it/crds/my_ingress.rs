@@ -173,7 +173,7 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
     // The load balancer has the same name, with a suffix.
     let spec = json!({ "subnets": ["subnet-1", "subnet-2"] });
     let (longest, longer) = ("a".repeat(28), "a".repeat(29));
-    for (name, taken) in [
+    for (name, accepted) in [
         ("a", true),
         ("0-a", true),
         (&longest, true),
@@ -184,10 +184,10 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
         ("internals", true),
     ] {
         match create(&client, &kind, name, Some(&spec), true).await {
-            Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(
-                !taken && said.contains("take a name of at most 28"),
-                "{name}: {said}"
+            Ok(_) => assert!(accepted, "{name} is accepted"),
+            Err(error) => assert!(
+                !accepted && error.contains("take a name of at most 28"),
+                "{name}: {error}"
             ),
         }
     }
@@ -202,7 +202,7 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
     create(&client, &kind, "inside", Some(&internal), false)
         .await
         .unwrap();
-    for (name, scheme, taken) in [
+    for (name, scheme, accepted) in [
         ("facing", json!("internet-facing"), true),
         ("facing", Value::Null, true),
         ("facing", json!("internal"), false),
@@ -215,20 +215,20 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await
         {
-            Err(Error::Api(said)) => {
+            Err(Error::Api(error)) => {
                 assert!(
-                    !taken && said.message.contains("delete this MyIngress"),
+                    !accepted && error.message.contains("delete this MyIngress"),
                     "{}",
-                    said.message
+                    error.message
                 );
             }
-            patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
+            patched => assert!(patched.is_ok() && accepted, "{name} {scheme}"),
         }
     }
     // The scheme cannot be changed by removing the spec either.
     let bare = Patch::Merge(json!({ "spec": null }));
-    let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else {
+    let Err(Error::Api(error)) = api.patch("inside", &PatchParams::default(), &bare).await else {
         panic!()
     };
-    assert!(said.message.contains("write a spec"), "{}", said.message);
+    assert!(error.message.contains("write a spec"), "{}", error.message);
 }

@@ -236,37 +236,37 @@ async fn old_object_lives_on(
         let object = api
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await;
-        object.unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+        object.unwrap_or_else(|error| panic!("{yaml:?}: {error}"))
     };
     let found = api.get(name).await.unwrap();
     assert_eq!(&found.data["status"], status, "{name} kept its status");
 
     // A status of this version, with fields that the old CRD did not have.
-    let ours = if status.is_array() {
+    let present_status = if status.is_array() {
         json!([{ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": "4", "id": "i", "delivery": "Pending" }])
     } else if kind.kind == "AppService" {
         let ready = json!({ "type": "Ready", "status": "False", "reason": "SpecInvalid", "observedGeneration": 1 });
         json!({ "replicas": 1, "selector": "app=a", "observedGeneration": 1, "conditions": [ready] })
     } else if kind.kind == "ConfigMapSync" || kind.kind == "MyIngress" {
-        let mut ours = status.clone();
-        ours["observedGeneration"] = 1.into();
-        ours
+        let mut present_status = status.clone();
+        present_status["observedGeneration"] = 1.into();
+        present_status
     } else {
-        let mut ours = json!({ "ready": false, "observedGeneration": 1 });
+        let mut present_status = json!({ "ready": false, "observedGeneration": 1 });
         if status.is_object() {
-            ours["initialized"] = true.into();
+            present_status["initialized"] = true.into();
         }
-        ours
+        present_status
     };
-    let patch = json!({ "status": ours });
+    let patch = json!({ "status": present_status });
     let patched = api
         .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
         .await;
     assert_eq!(
         patched
-            .unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+            .unwrap_or_else(|error| panic!("{yaml:?}: {error}"))
             .data["status"],
-        ours
+        present_status
     );
     let mut again = api.get(name).await.unwrap();
     again.data["status"] = status.clone();
@@ -332,7 +332,7 @@ async fn changed_field_has_to_satisfy_the_rules() {
         "default",
         &TrackedField::api_resource(),
     );
-    for (api, name, patch, words) in [
+    for (api, name, patch, expected) in [
         (
             &points,
             "chat",
@@ -391,10 +391,10 @@ async fn changed_field_has_to_satisfy_the_rules() {
             )
             .await;
         match patched {
-            Ok(_) => assert!(words.is_empty(), "{patch} is accepted"),
-            Err(said) => assert!(
-                !words.is_empty() && said.to_string().contains(words),
-                "{patch}: {said}"
+            Ok(_) => assert!(expected.is_empty(), "{patch} is accepted"),
+            Err(error) => assert!(
+                !expected.is_empty() && error.to_string().contains(expected),
+                "{patch}: {error}"
             ),
         }
     }

@@ -180,8 +180,8 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
         ["1"],
         "nothing more of it until its outcome is stored"
     );
-    let words = bed.event("refused", "WriteRejected").await;
-    assert!(words.contains(because), "{words}");
+    let message = bed.event("refused", "WriteRejected").await;
+    assert!(message.contains(because), "{message}");
     let named = bed.until("hook", "names it", |point: &ContactPoint| {
         let conditions = &point.status.as_ref().unwrap().conditions;
         conditions
@@ -200,15 +200,15 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
         "{}",
         condition.message
     );
-    let shown = Command::new(env!("CARGO_BIN_EXE_quartermaster"))
+    let output = Command::new(env!("CARGO_BIN_EXE_quartermaster"))
         .args(["status", "-n", &bed.namespace])
         .env("KUBECONFIG", bed.plane.admin_kubeconfig())
         .output()
         .unwrap();
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        shown.contains("WriteRejected") && shown.contains(&condition.message),
-        "{shown}"
+        output.contains("WriteRejected") && output.contains(&condition.message),
+        "{output}"
     );
     let metrics = operator.metrics().await;
     let counted = metrics
@@ -245,12 +245,12 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
     .await;
 
     refusing.remove().await;
-    let told = |field: &TrackedField| {
+    let recorded = |field: &TrackedField| {
         let history = field.history().unwrap();
         history.last().unwrap().value.as_deref() == Some("3")
             && history.iter().all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("refused", "goes on", told).await;
+    bed.until("refused", "goes on", recorded).await;
     bed.waiting("refused", "").await;
     bed.until("hook", "names none", |point: &ContactPoint| {
         point
@@ -262,10 +262,10 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
             .all(|condition| condition.type_ != "OutcomesRecorded")
     })
     .await;
-    let told = of(&receiver, "refused");
+    let recorded = of(&receiver, "refused");
     assert!(
-        told.iter().filter(|value| *value == "1").count() <= 2,
-        "{told:?}"
+        recorded.iter().filter(|value| *value == "1").count() <= 2,
+        "{recorded:?}"
     );
 }
 

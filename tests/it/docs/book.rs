@@ -46,10 +46,10 @@ async fn book_builds_without_warning_and_links_resolve() {
         .arg(folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.success() && !said.contains("WARN") && !said.contains("ERROR"),
-        "{said}"
+        output.status.success() && !stderr.contains("WARN") && !stderr.contains("ERROR"),
+        "{stderr}"
     );
 
     let (pages, mut followed) = (built(folder.path()), 0);

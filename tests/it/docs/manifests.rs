@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::{pages, root};
 
 /// Returns every `yaml` block of the operator's kinds in a page, whatever its indent.
-fn shown() -> Vec<Value> {
-    let mut shown = Vec::new();
+fn manifests_of_pages() -> Vec<Value> {
+    let mut manifests = Vec::new();
     for (path, page) in pages() {
         for block in page
             .split("```yaml\n")
@@ -22,16 +22,16 @@ fn shown() -> Vec<Value> {
         {
             let object: Value = serde_saphyr::from_str(block)
                 .unwrap_or_else(|error| panic!("{}: {error}\n{block}", path.display()));
-            shown.push(object);
+            manifests.push(object);
         }
     }
-    shown.retain(|object| {
+    manifests.retain(|object| {
         ["tg.azamaton.ru/v1", "demo.rtfm.co.ua/v1", "kosmos.io/v1"]
             .iter()
             .any(|version| object["apiVersion"] == *version)
     });
-    assert!(shown.len() >= 8);
-    shown
+    assert!(manifests.len() >= 8);
+    manifests
 }
 
 /// Returns whether all of `written` is in `read`: deserialisation drops a field that the types do not have.
@@ -70,7 +70,7 @@ fn view() -> View {
 
 #[test]
 fn every_manifest_parses_and_its_templates_render() {
-    for object in shown() {
+    for object in manifests_of_pages() {
         match object["kind"].as_str().unwrap() {
             "ContactPoint" => {
                 let point: ContactPoint = parse(&object);
@@ -134,7 +134,7 @@ fn no_sample_has_an_image_that_nodes_reject() {
         }
     }
     images.extend(
-        shown()
+        manifests_of_pages()
             .iter()
             .filter_map(|object| object["spec"]["image"].as_str().map(str::to_owned)),
     );
@@ -147,7 +147,7 @@ fn no_sample_has_an_image_that_nodes_reject() {
 /// The pages contain the samples of webhooks unchanged.
 #[test]
 fn samples_match_the_pages() {
-    let shown = shown();
+    let shown = manifests_of_pages();
     let mut compared = 0;
     for file in fs::read_dir(root().join("config/samples"))
         .unwrap()

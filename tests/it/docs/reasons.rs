@@ -303,13 +303,13 @@ fn every_reason_in_a_runbook_exists() {
 #[test]
 fn policy_matches_the_code() {
     let page = page("my-ingress.md");
-    let shown = page
+    let mentioned = page
         .split("```json\n")
         .nth(1)
         .and_then(|rest| rest.split("```").next())
         .unwrap();
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(shown).unwrap(),
+        serde_json::from_str::<serde_json::Value>(mentioned).unwrap(),
         action::policy(&qm_api::common::NAMES)
     );
 }

@@ -13,10 +13,10 @@ use super::page;
 
 /// Returns the names that an error lists: `there is no variable `x`; there are a, b`.
 fn listed(refusal: Result<(), String>) -> Vec<String> {
-    let words = refusal.unwrap_err();
-    let list = words
+    let message = refusal.unwrap_err();
+    let list = message
         .split_once("there are ")
-        .unwrap_or_else(|| panic!("{words}"))
+        .unwrap_or_else(|| panic!("{message}"))
         .1;
     list.split(", ").map(str::to_owned).collect()
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use testbed::proxy::{Fault, Lost, Match, Refusal, Times, Verb};
 use testbed::wait::until;
 
-use super::told::told;
+use super::deliveries::deliveries;
 use super::{Scene, scene};
 use crate::support::SOON;
 
@@ -41,17 +41,17 @@ fn status_writes(resource: &str) -> Match {
 
 impl Scene {
     /// Asserts that every entry that a status ever held was sent once, in order, and nothing else.
-    async fn assert_told_once(&self) {
+    async fn assert_sent_once(&self) {
         until("all is told", SOON, async || {
             Ok(self
                 .ledger
-                .untold(&told(&self.receiver))
+                .undelivered(&deliveries(&self.receiver))
                 .is_empty()
                 .then_some(()))
         })
         .await
         .unwrap();
-        self.assert_well_told();
+        self.assert_sent_in_order();
     }
 }
 
@@ -78,7 +78,7 @@ async fn entries_are_sent_once_after_any_fault_of_a_status_write() {
             order.take_back();
         }
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 /// Each entry has another object than the one before, so versions do not tell what is recorded already.
@@ -112,7 +112,7 @@ async fn entries_survive_lost_answers_while_the_target_is_recreated() {
         lost.wait_for_hits(2, SOON).await.unwrap();
         lost.take_back();
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +144,7 @@ async fn unrecorded_change_outlives_a_change_of_the_spec() {
         &[&before[..], &[("Created", Some("nginx:latest"))]].concat(),
     )
     .await;
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 /// Neither the cache nor the answers show what was written.
@@ -177,7 +177,7 @@ async fn entries_survive_lost_answers_while_the_cache_lags() {
         .map(|(action, value)| (*action, Some(value.as_str())))
         .collect();
     scene.bed.delivered("web", &history).await;
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -256,5 +256,5 @@ async fn unwritable_status_is_retried_with_backoff() {
             })
             .await;
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }

@@ -9,8 +9,8 @@ use serde_json::json;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::told::told;
 use super::{assert_no_repeats, assert_order, caught_up, own};
 use crate::support::{Operator, SOON, Settings};
 
@@ -81,9 +81,9 @@ async fn changes_survive_restarts_of_the_apiserver_under_load() {
         .map(|name| (name.clone(), (1 + ROUNDS).to_string()))
         .collect();
     caught_up(&bed, &ledger, &receiver, &newest).await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    assert_no_repeats(&deliveries);
     assert!(
         operator.child().ended().unwrap().is_none(),
         "it never ended"

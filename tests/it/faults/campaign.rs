@@ -13,10 +13,10 @@ use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::kills::seeded;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
-use super::told::told;
 use super::{CAUGHT_UP, assert_order, bare};
 use crate::support::{Bed, Operator};
 
@@ -101,8 +101,8 @@ async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     );
 
     caught_up(&bed, &ledger, &newest).await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
     assert_alternating(&ledger);
     assert_failed_truly(&ledger, &receiver);
     let repeated = assert_acceptances_bounded(&receiver);
@@ -337,22 +337,22 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
 /// contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
 /// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
-    let told: Vec<_> = told(receiver)
+    let deliveries: Vec<_> = deliveries(receiver)
         .into_iter()
         .filter(|request| request.taken)
         .collect();
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         last.insert((&request.path, &request.sender), at);
     }
-    let (mut came, mut repeated): (HashMap<&str, usize>, HashSet<&str>) =
+    let (mut accepted_count, mut repeated): (HashMap<&str, usize>, HashSet<&str>) =
         (HashMap::new(), HashSet::new());
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else {
+            let Some(before) = accepted_count.insert(&entry.id, at) else {
                 continue;
             };
-            let (path, sender) = (&told[before].path, &told[before].sender);
+            let (path, sender) = (&deliveries[before].path, &deliveries[before].sender);
             assert_ne!(
                 *sender, request.sender,
                 "accepted twice from one sender: {entry:?}"

@@ -8,7 +8,7 @@ use testbed::proxy::{Match, Point};
 use testbed::receiver::Receiver;
 
 use super::bare;
-use super::told::{Told, told};
+use super::deliveries::{Delivery, deliveries};
 use crate::support::{Bed, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,15 +58,15 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
         changes,
     )
     .await;
-    assert_told(&receiver);
+    assert_sent(&receiver);
     (killed, end_state(&bed).await)
 }
 
 /// Asserts that all three changes were sent, and that at most the request in flight was repeated.
-fn assert_told(receiver: &Receiver) {
-    let told = told(receiver);
-    let tests = receiver.requests().len() - told.len();
-    let mut ids: Vec<_> = told
+fn assert_sent(receiver: &Receiver) {
+    let deliveries = deliveries(receiver);
+    let tests = receiver.requests().len() - deliveries.len();
+    let mut ids: Vec<_> = deliveries
         .iter()
         .flat_map(|request| &request.entries)
         .map(|entry| &entry.id)
@@ -77,28 +77,28 @@ fn assert_told(receiver: &Receiver) {
         .filter(|pair| pair[0] == pair[1])
         .map(|pair| pair[0])
         .collect();
-    let within = |request: &Told| {
+    let within = |request: &Delivery| {
         repeated
             .iter()
             .all(|id| request.entries.iter().any(|entry| entry.id == **id))
     };
     assert!(
         !ids.windows(3).any(|three| three[0] == three[2]),
-        "an entry was told three times: {told:?}"
+        "an entry was told three times: {deliveries:?}"
     );
     assert_eq!(
         ids.len() - repeated.len(),
         3,
-        "an entry was never told: {told:?}"
+        "an entry was never told: {deliveries:?}"
     );
     let well = if repeated.is_empty() {
         tests <= 2
     } else {
-        tests == 1 && told.iter().any(within)
+        tests == 1 && deliveries.iter().any(within)
     };
     assert!(
         well,
-        "more than one request was repeated: {told:?} and {tests} test messages"
+        "more than one request was repeated: {deliveries:?} and {tests} test messages"
     );
 }
 

@@ -12,8 +12,8 @@ use testbed::proxy::{Fault, Lost, Match, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::told::told;
 use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare, own};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
@@ -84,10 +84,10 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
 /// Asserts that each sent entry counts the changes since the one before it, and all together count all: nothing lost,
 /// nothing counted twice, in order. Returns the number of changes that were merged into others.
 fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
-    let told = told(receiver);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(receiver);
+    assert_no_repeats(&deliveries);
     let (mut counted, mut entries) = (0, 0);
-    for entry in told
+    for entry in deliveries
         .iter()
         .filter(|request| request.taken)
         .flat_map(|request| &request.entries)
@@ -149,8 +149,11 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
             set_map(&maps, "huge", &huge(change)).await;
         }
     }
-    let words = bed.event("small", "EntriesMerged").await;
-    assert!(words.contains("joined with their neighbours"), "{words}");
+    let message = bed.event("small", "EntriesMerged").await;
+    assert!(
+        message.contains("joined with their neighbours"),
+        "{message}"
+    );
     let memory = metric(&operator, "process_resident_memory_bytes").await;
     receiver.accept().await.unwrap();
 
@@ -161,11 +164,11 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
         metric(&operator, "quartermaster_entries_merged_total").await,
         folded
     );
-    let told: Vec<_> = told(&receiver)
+    let deliveries: Vec<_> = deliveries(&receiver)
         .into_iter()
         .flat_map(|request| request.entries)
         .collect();
-    let cut: Vec<_> = told
+    let cut: Vec<_> = deliveries
         .iter()
         .filter(|entry| entry.field == "huge")
         .map(|it| (&*it.action, it.length))

@@ -8,8 +8,8 @@ use testbed::wait::until;
 use tokio::sync::Notify;
 
 use super::bare;
+use super::deliveries::deliveries;
 use super::flood::{maps as api, set_map, track_map};
-use super::told::told;
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// More objects than reconciles that run at once.
@@ -196,7 +196,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     }
     receiver.accept().await.unwrap();
     until("the first message is delivered", SOON, async || {
-        Ok(told(&receiver)
+        Ok(deliveries(&receiver)
             .iter()
             .any(|request| request.taken)
             .then_some(()))
@@ -204,7 +204,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     .await
     .unwrap();
     let metric = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"delivered\"} ";
-    let sent = 2 + told(&receiver).len() + told(&other).len();
+    let sent = 2 + deliveries(&receiver).len() + deliveries(&other).len();
     until("its outcome is known", SOON, async || {
         let metrics = operator.metrics().await;
         let count = metrics

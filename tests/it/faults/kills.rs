@@ -13,8 +13,8 @@ use serde_json::json;
 use testbed::receiver::Receiver;
 use tokio::sync::watch;
 
+use super::deliveries::deliveries;
 use super::ledger::{Ledger, made, version};
-use super::told::told;
 use super::{assert_order, assert_repeats_bounded, bare, caught_up};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
@@ -122,9 +122,9 @@ async fn run(name: &str, plan: Plan) {
     let ((changes, newest), (lives, _operators)) = tokio::join!(writer, killer);
     caught_up(&bed, &ledger, &receiver, &newest).await;
 
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    let repeated = assert_repeats_bounded(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    let repeated = assert_repeats_bounded(&deliveries);
     let covered = assert_no_change_missed(&ledger, &changes, &lives);
     assert!(
         covered > 0,
@@ -136,7 +136,7 @@ async fn run(name: &str, plan: Plan) {
         stderr,
         "{name}: {} changes, {entries} entries, {} messages, {repeated} entries repeated; {covered} changes had to be seen",
         changes.len(),
-        told.len(),
+        deliveries.len(),
     )
     .unwrap();
 }

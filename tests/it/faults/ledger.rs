@@ -13,7 +13,7 @@ use qm_api::tracked_field::Entry;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::told::Told;
+use super::deliveries::Delivery;
 use crate::support::Bed;
 
 /// A record of what every status ever held, from its start to its drop.
@@ -71,8 +71,8 @@ impl Ledger {
     }
 
     /// Returns ids of entries that no receiver accepted.
-    pub fn untold(&self, told: &[Told]) -> Vec<String> {
-        let taken = told
+    pub fn undelivered(&self, deliveries: &[Delivery]) -> Vec<String> {
+        let taken = deliveries
             .iter()
             .filter(|request| request.taken)
             .flat_map(|request| &request.entries);

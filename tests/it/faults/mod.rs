@@ -10,13 +10,14 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
+use self::deliveries::{Delivery, deliveries};
 use self::ledger::Ledger;
-use self::told::{Told, told};
 use crate::support::{Bed, Operator, Settings, fill_tracker_role};
 
 mod answers;
 mod apiserver;
 mod campaign;
+mod deliveries;
 mod each_write;
 mod flood;
 mod hanging;
@@ -27,7 +28,6 @@ mod replicas;
 mod rest;
 mod silence;
 mod standby;
-mod told;
 mod watches;
 
 /// Maximum time in which the operator catches up with all changes of a test.
@@ -79,10 +79,10 @@ struct Scene {
 
 impl Scene {
     /// Asserts that entries arrived in order, and none twice.
-    fn assert_well_told(&self) {
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
+    fn assert_sent_in_order(&self) {
+        let deliveries = deliveries(&self.receiver);
+        assert_order(&self.ledger, &deliveries);
+        assert_no_repeats(&deliveries);
     }
 }
 
@@ -136,17 +136,17 @@ async fn caught_up(
                 );
                 let waiting = history.iter().filter(|entry| entry.is_pending()).count();
                 anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
-                let (stands, seen) = (history.last(), ledger.fields().remove(field));
+                let (last_stored, seen) = (history.last(), ledger.fields().remove(field));
                 let id = |entry: Option<&Entry>| entry.and_then(|entry| entry.id.clone());
                 anyhow::ensure!(
-                    id(seen.unwrap_or_default().last()) == id(stands),
+                    id(seen.unwrap_or_default().last()) == id(last_stored),
                     "our own watch of {field} lags behind"
                 );
             }
-            let untold = ledger.untold(&told(receiver));
+            let undelivered = ledger.undelivered(&deliveries(receiver));
             anyhow::ensure!(
-                untold.is_empty(),
-                "never told, though they stood in a status: {untold:?}"
+                undelivered.is_empty(),
+                "never told, though they stood in a status: {undelivered:?}"
             );
             Ok(Some(()))
         },
@@ -155,30 +155,30 @@ async fn caught_up(
 }
 
 /// Asserts that each field's entries arrived in the order of its status.
-fn assert_order(ledger: &Ledger, told: &[Told]) {
+fn assert_order(ledger: &Ledger, deliveries: &[Delivery]) {
     for (field, entries) in ledger.fields() {
         let stood: Vec<&str> = entries
             .iter()
             .filter_map(|entry| entry.id.as_deref())
             .collect();
-        let mut came: Vec<&str> = Vec::new();
-        for entry in told
+        let mut arrived: Vec<&str> = Vec::new();
+        for entry in deliveries
             .iter()
             .flat_map(|request| &request.entries)
             .filter(|entry| entry.field == field)
         {
-            if !came.contains(&entry.id.as_str()) {
-                came.push(&entry.id);
+            if !arrived.contains(&entry.id.as_str()) {
+                arrived.push(&entry.id);
             }
         }
-        assert_eq!(came, stood, "the order of {field}");
+        assert_eq!(arrived, stood, "the order of {field}");
     }
 }
 
 /// Asserts that no entry was sent twice.
-fn assert_no_repeats(told: &[Told]) {
+fn assert_no_repeats(deliveries: &[Delivery]) {
     let mut times: HashMap<&str, usize> = HashMap::new();
-    for entry in told.iter().flat_map(|request| &request.entries) {
+    for entry in deliveries.iter().flat_map(|request| &request.entries) {
         *times.entry(&entry.id).or_default() += 1;
     }
     times.retain(|_, times| *times > 1);
@@ -187,17 +187,17 @@ fn assert_no_repeats(told: &[Told]) {
 
 /// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
 /// that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
-fn assert_repeats_bounded(told: &[Told]) -> usize {
+fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         last.insert((&request.path, &request.sender), at);
     }
-    let life = |at: usize| -> usize { told[at].sender["life-".len()..].parse().unwrap() };
-    let mut came: HashMap<&str, usize> = HashMap::new();
+    let life = |at: usize| -> usize { deliveries[at].sender["life-".len()..].parse().unwrap() };
+    let mut arrived: HashMap<&str, usize> = HashMap::new();
     let mut repeated = 0;
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else {
+            let Some(before) = arrived.insert(&entry.id, at) else {
                 continue;
             };
             assert_ne!(
@@ -207,7 +207,7 @@ fn assert_repeats_bounded(told: &[Told]) -> usize {
             );
             // A request that a frozen sender had in flight comes after those of its successor.
             let older = if life(before) < life(at) { before } else { at };
-            let sender = told[older].sender.as_str();
+            let sender = deliveries[older].sender.as_str();
             assert_eq!(
                 last[&(request.path.as_str(), sender)],
                 older,

@@ -14,9 +14,9 @@ use testbed::proxy::{Fault, Lost, Match, Point, Proxy, Then, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::flood::{maps, set_map, track_map};
 use super::ledger::Ledger;
-use super::told::told;
 use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up, own};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
@@ -131,7 +131,7 @@ impl Scene {
     async fn telling(&self, life: usize) {
         let sender = format!("life-{life}");
         let by = || {
-            told(&self.receiver)
+            deliveries(&self.receiver)
                 .iter()
                 .filter(|request| request.sender == sender)
                 .count()
@@ -206,9 +206,9 @@ async fn leader_frozen_past_its_lease_writes_nothing_more() {
     };
     let (newest, _last) = tokio::join!(scene.write(&enough), freezes);
     caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
-    let told = told(&scene.receiver);
-    assert_order(&scene.ledger, &told);
-    assert_repeats_bounded(&told);
+    let deliveries = deliveries(&scene.receiver);
+    assert_order(&scene.ledger, &deliveries);
+    assert_repeats_bounded(&deliveries);
 }
 
 /// Asserts that since `mark` no write of this replica took effect, but for one Event.
@@ -324,7 +324,7 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
     }
     let late = receivers
         .iter()
-        .flat_map(told)
+        .flat_map(deliveries)
         .filter(|request| request.sender == "life-0")
         .count();
     assert_eq!(late, 0, "sent without the lease");
@@ -356,16 +356,16 @@ async fn new_leader_with_a_stale_cache_repeats_nothing() {
     leads(&standby).await;
     let listed = Match::verb(Verb::List).resource("trackedfields");
     until("it has listed what waits, or sent it", SOON, async || {
-        Ok((proxy.count(&listed) > 1 || told(&receiver).len() > 1).then_some(()))
+        Ok((proxy.count(&listed) > 1 || deliveries(&receiver).len() > 1).then_some(()))
     })
     .await
     .unwrap();
     bed.scale("web", 2).await;
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    assert_no_repeats(&deliveries);
 }
 
 /// The operator discovers this kind, unlike the three that every cluster has.
@@ -582,7 +582,7 @@ async fn terminated_leader_releases_its_lease() {
     };
     let (newest, _last) = tokio::join!(scene.write(&enough), handovers);
     caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
-    let told = told(&scene.receiver);
-    assert_order(&scene.ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&scene.receiver);
+    assert_order(&scene.ledger, &deliveries);
+    assert_no_repeats(&deliveries);
 }

@@ -99,10 +99,10 @@ async fn thousand_fields_at_rest_cost_no_write() {
             .await?
             .items;
         let histories = fields.iter().map(|field| field.history().unwrap());
-        let told = histories
+        let all_sent = histories
             .filter(|entries| matches!(&entries[..], [entry] if !entry.is_pending()))
             .count();
-        anyhow::ensure!(told == FIELDS, "{told} do");
+        anyhow::ensure!(all_sent == FIELDS, "{all_sent} do");
         Ok(Some(()))
     });
     settled.await.unwrap();
@@ -116,14 +116,14 @@ async fn thousand_fields_at_rest_cost_no_write() {
     }
 
     let mark = bed.plane.audit().mark().await.unwrap();
-    let asked = receiver.requests().len();
+    let before = receiver.requests().len();
     tokio::time::sleep(WINDOW).await;
     let requests = bed.plane.audit().requests(mark).await.unwrap();
-    let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let operator_user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let (writes, reads): (Vec<_>, Vec<_>) = requests
         .iter()
         .map(|request| &request.subject)
-        .filter(|it| it.user == ours)
+        .filter(|it| it.user == operator_user)
         .partition(|it| it.is_write());
     let (lease, others): (Vec<_>, Vec<_>) =
         writes.into_iter().partition(|it| it.resource == "leases");
@@ -139,7 +139,7 @@ async fn thousand_fields_at_rest_cost_no_write() {
     };
     assert!(of("deployments") > FIELDS, "{}", of("deployments"));
     assert!(of("secrets") > 5, "{}", of("secrets"));
-    let late = receiver.requests()[asked..].to_vec();
+    let late = receiver.requests()[before..].to_vec();
     assert!(
         late.iter().all(|request| request.path == "/stopped") && late.len() > 3,
         "{late:?}"

@@ -46,7 +46,7 @@ async fn hanging_reconcile_is_cancelled_and_blocks_no_other() {
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -71,7 +71,7 @@ async fn requests_without_answer_are_retried() {
             .delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,7 +98,7 @@ async fn leader_without_renewals_exits_and_another_takes_the_lease() {
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,7 +123,7 @@ async fn silent_watches_are_restarted() {
     scene.bed.delivered("new", &[("Created", Some("1"))]).await;
     scene.bed.ready("new").await;
     assert!(frozen.hits() > 0, "they were never silent");
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,14 +157,14 @@ async fn change_missing_from_a_watch_is_found_in_time() {
         (2, begun),
         "no watch and no list told of it"
     );
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_list_is_restarted() {
     let scene = scene("gone", &["web", "other"], &[]).await;
     let watches = Match::verb(Verb::Watch);
-    let gone = scene
+    let expired = scene
         .proxy
         .inject(watches.clone(), Times::First(9), Fault::Gone);
     let hidden = scene
@@ -176,7 +176,10 @@ async fn expired_list_is_restarted() {
     hidden.wait_for_hits(2, SOON).await.unwrap();
     hidden.take_back();
     scene.proxy.end_watches(&watches, Ending::Gone);
-    gone.wait_for_hits(9, Duration::from_mins(1)).await.unwrap();
+    expired
+        .wait_for_hits(9, Duration::from_mins(1))
+        .await
+        .unwrap();
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))])
@@ -185,5 +188,5 @@ async fn expired_list_is_restarted() {
         .bed
         .delivered("other", &[("Created", Some("1"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }

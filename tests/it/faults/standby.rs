@@ -9,9 +9,9 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use super::bare;
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
-use super::told::told;
 use super::{assert_no_repeats, assert_order};
 use crate::support::{Bed, Operator, SOON, Settings};
 
@@ -67,7 +67,7 @@ impl Pair {
     }
 
     /// Returns how often the standby requested a list of Deployments, and a single one.
-    fn asked(&self) -> (usize, usize) {
+    fn request_counts(&self) -> (usize, usize) {
         let listed = Match::any().resource("deployments").and(|request| {
             request.verb == Verb::List || request.query.contains("sendInitialEvents=true")
         });
@@ -75,10 +75,10 @@ impl Pair {
         (self.proxy.count(&listed), self.proxy.count(&read))
     }
 
-    fn assert_well_told(&self) {
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
+    fn assert_sent_in_order(&self) {
+        let deliveries = deliveries(&self.receiver);
+        assert_order(&self.ledger, &deliveries);
+        assert_no_repeats(&deliveries);
     }
 }
 
@@ -100,7 +100,7 @@ async fn new_leader_records_a_return_to_its_last_seen_value() {
     leads(&pair.standby).await;
     expected.push(("Updated", Some("1")));
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,7 +114,7 @@ async fn new_leader_lists_once_whatever_is_tracked() {
             .await;
         pair.bed.delivered(field, &[("Created", Some("1"))]).await;
     }
-    assert_eq!(pair.asked(), (1, 0));
+    assert_eq!(pair.request_counts(), (1, 0));
     pair.leader.kill();
     for field in &fields {
         pair.bed.scale(field, 2).await;
@@ -125,8 +125,8 @@ async fn new_leader_lists_once_whatever_is_tracked() {
             .delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    assert_eq!(pair.asked(), (2, 0));
-    pair.assert_well_told();
+    assert_eq!(pair.request_counts(), (2, 0));
+    pair.assert_sent_in_order();
 }
 
 /// A connection died silently while this replica was a standby.
@@ -145,7 +145,7 @@ async fn new_leader_finds_changes_missing_from_a_silent_watch() {
         expected.push(("Updated", Some(value)));
     }
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }
 
 /// A user restored the `TrackedField` from a backup.
@@ -181,14 +181,15 @@ async fn newest_value_is_recorded_again_after_its_loss_from_the_history() {
     .await
     .unwrap();
     bed.delivered("web", &expected).await;
-    let told = told(&receiver);
+    let deliveries = deliveries(&receiver);
     assert_eq!(
-        told.iter()
+        deliveries
+            .iter()
             .map(|request| request.entries.len())
             .sum::<usize>(),
         3
     );
-    assert_no_repeats(&told);
+    assert_no_repeats(&deliveries);
 }
 
 /// A streamed list comes from the apiserver's cache, which may be staler than the last leader's.
@@ -227,5 +228,5 @@ async fn new_leader_never_records_a_stale_value() {
     pair.bed.scale("web", 4).await;
     expected.push(("Updated", Some("4")));
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }

@@ -69,7 +69,7 @@ async fn resumed_watch_misses_nothing() {
         .filter_map(|entry| entry.value.clone())
         .collect();
     assert_eq!(values, expected, "every change is an entry");
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +120,7 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
             bed.delivered("web", &expected).await;
         }
     }
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 /// A target that is tracked before it exists is read, with the result 404. The answer comes late.
@@ -128,14 +128,14 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
 async fn read_older_than_the_watch_deletes_nothing() {
     let scene = scene("overtaken", &["web"], &[]).await;
     let bed = &scene.bed;
-    let (asked, shown) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (requested, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let late = Fault::hook(Point::AfterApplied, {
-        let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+        let (requested, answered) = (Arc::clone(&requested), Arc::clone(&answered));
         move |_| {
-            let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+            let (requested, answered) = (Arc::clone(&requested), Arc::clone(&answered));
             async move {
-                asked.notify_one();
-                shown.notified().await;
+                requested.notify_one();
+                answered.notified().await;
                 Then::GoOn
             }
         }
@@ -147,7 +147,7 @@ async fn read_older_than_the_watch_deletes_nothing() {
     );
     bed.track("late", "Deployment", "late", "replicas", "hook")
         .await;
-    timeout(SOON, asked.notified())
+    timeout(SOON, requested.notified())
         .await
         .expect("what is followed from the middle of a watch is read");
     bed.deployment("late", 1).await;
@@ -155,7 +155,7 @@ async fn read_older_than_the_watch_deletes_nothing() {
     bed.scale("web", 2).await;
     bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    shown.notify_one();
+    answered.notify_one();
     until("it is read once more", SOON, async || {
         Ok((scene
             .proxy
@@ -168,7 +168,7 @@ async fn read_older_than_the_watch_deletes_nothing() {
     bed.scale("late", 2).await;
     bed.delivered("late", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 /// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's own
@@ -176,7 +176,7 @@ async fn read_older_than_the_watch_deletes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_objects_are_listed_up_to_date() {
     let scene = scene("newest", &["web"], &[]).await;
-    let asked = |resource: &'static str| {
+    let requested = |resource: &'static str| {
         let seen = scene.proxy.requests();
         let of = move |seen: &Arc<Seen>| {
             seen.request.resource == resource && seen.request.name.is_none()
@@ -193,11 +193,14 @@ async fn operator_objects_are_listed_up_to_date() {
                 format!("{resource} are listed {lists} times, then watched"),
                 SOON,
                 async || {
-                    let asked = asked(resource);
-                    let all = asked.iter().filter(|(verb, _)| *verb == Verb::List).count();
+                    let requested = requested(resource);
+                    let all = requested
+                        .iter()
+                        .filter(|(verb, _)| *verb == Verb::List)
+                        .count();
                     Ok(
                         (all == lists && scene.proxy.running_watches(&Match::watch(resource)) == 1)
-                            .then_some(asked),
+                            .then_some(requested),
                     )
                 },
             );
@@ -218,5 +221,5 @@ async fn operator_objects_are_listed_up_to_date() {
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }

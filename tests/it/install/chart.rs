@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::same::{assert_alerts_are_of_the_job_of, kustomized};
+use super::equivalence::{assert_alerts_are_of_the_job_of, kustomized};
 use super::*;
 use crate::support::SYSTEM;
 use crate::support::tool;
@@ -27,7 +27,7 @@ pub async fn helm() -> &'static str {
 /// Runs helm template; returns whether helm succeeded, and its output.
 pub async fn template(values: &[&str]) -> (bool, String) {
     let fixed = ["template", "quartermaster", CHART, "--namespace", SYSTEM];
-    told(
+    result_of(
         &tree_command(helm().await)
             .args(fixed)
             .args(values)
@@ -38,10 +38,10 @@ pub async fn template(values: &[&str]) -> (bool, String) {
 }
 
 /// Returns the objects that the chart renders with these values.
-pub async fn made(values: &[&str]) -> BTreeMap<String, Value> {
-    let (done, said) = template(values).await;
-    assert!(done, "{values:?}: {said}");
-    objects(&said)
+pub async fn rendered(values: &[&str]) -> BTreeMap<String, Value> {
+    let (done, output) = template(values).await;
+    assert!(done, "{values:?}: {output}");
+    objects(&output)
 }
 
 /// Removes the metadata that only Helm's users expect.
@@ -74,7 +74,7 @@ async fn default_values_render_config_default() {
             (name, object)
         })
     };
-    let ours: BTreeMap<_, _> = plained(made(&[]).await).collect();
+    let ours: BTreeMap<_, _> = plained(rendered(&[]).await).collect();
     let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
     // helm creates it by itself: --create-namespace.
     assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
@@ -89,14 +89,14 @@ async fn default_values_render_config_default() {
 
 #[tokio::test]
 async fn chart_passes_lint() {
-    let (done, said) = told(
+    let (done, output) = result_of(
         &tree_command(helm().await)
             .args(["lint", "--strict", CHART])
             .output()
             .await
             .unwrap(),
     );
-    assert!(done, "{said}");
+    assert!(done, "{output}");
 }
 
 /// The apiserver accepts the output of the chart: no rejection, and no unknown field.
@@ -144,7 +144,7 @@ async fn apiserver_accepts_the_chart_with_any_values() {
             .output()
             .await
             .unwrap();
-        let (done, manifests) = told(&output);
+        let (done, manifests) = result_of(&output);
         assert!(done, "{manifests}");
         let dry = [
             "create",
@@ -159,19 +159,19 @@ async fn apiserver_accepts_the_chart_with_any_values() {
         let crds = manifests
             .split("---\n")
             .filter(|it| !it.contains("kind: CustomResourceDefinition"));
-        let said = plane
+        let output = plane
             .run_kubectl(&dry, &crds.collect::<Vec<_>>().join("---\n"))
             .await
             .unwrap();
-        assert!(said.contains("deployment.apps/"), "{said}");
+        assert!(output.contains("deployment.apps/"), "{output}");
     }
 }
 
 #[tokio::test]
 async fn network_policy_of_metrics_is_replaced_by_a_value() {
     let from = async |value: &str| {
-        let made = made(&["--set", value]).await;
-        let (_, policy) = made
+        let rendered = rendered(&["--set", value]).await;
+        let (_, policy) = rendered
             .iter()
             .find(|(name, _)| name.contains(" NetworkPolicy "))
             .unwrap();
@@ -192,8 +192,8 @@ async fn network_policy_of_metrics_is_replaced_by_a_value() {
 #[tokio::test]
 async fn uninstall_job_waits_for_an_operator_without_a_lease() {
     let waits = async |values: &str| {
-        let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
-        let (_, job) = made
+        let rendered = rendered(&["--set", &format!("crds.keep=false{values}")]).await;
+        let (_, job) = rendered
             .iter()
             .find(|(name, _)| name.contains(" Job "))
             .unwrap();
@@ -218,14 +218,14 @@ async fn uninstall_job_reads_the_lease() {
         ("", "quartermaster"),
         (",leaderElection.id=mine,rbac.create=false", "mine"),
     ] {
-        let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
+        let rendered = rendered(&["--set", &format!("crds.keep=false{values}")]).await;
         let named = |kind: &str| {
             format!("rbac.authorization.k8s.io/v1 {kind} {SYSTEM}/quartermaster-uninstall")
         };
         let read = json!([{ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get"] }]);
-        assert_eq!(made[&named("Role")]["rules"], read, "{values}");
+        assert_eq!(rendered[&named("Role")]["rules"], read, "{values}");
         assert_eq!(
-            made[&named("RoleBinding")]["roleRef"]["name"],
+            rendered[&named("RoleBinding")]["roleRef"]["name"],
             "quartermaster-uninstall",
             "{values}"
         );
@@ -246,15 +246,15 @@ async fn notes_match_the_values() {
             "--set",
             values,
         ];
-        let (done, said) = told(
+        let (done, output) = result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
                 .await
                 .unwrap(),
         );
-        assert!(done, "{said}");
-        said.split_once("\nNOTES:\n").unwrap().1.to_owned()
+        assert!(done, "{output}");
+        output.split_once("\nNOTES:\n").unwrap().1.to_owned()
     };
     let notes = async |values: &str| notes_in(SYSTEM, values).await;
     let (example, metrics) = (
@@ -263,26 +263,26 @@ async fn notes_match_the_values() {
     );
     let label = "kubectl label namespace NAMESPACE metrics=enabled";
     let plain = notes("replicas=2").await;
-    for words in [
+    for expected in [
         example,
         metrics,
         label,
         "kubectl get quartermaster -A",
         "quartermaster uninstall --purge",
     ] {
-        assert!(plain.contains(words), "{words}: {plain}");
+        assert!(plain.contains(expected), "{expected}: {plain}");
     }
     // The examples are elsewhere, and objects of others are not the user's own.
     let some = notes("watchNamespaces={a,b}").await;
-    for words in [
+    for expected in [
         "kubectl get quartermaster -n b\n",
         "quartermaster uninstall -n a\n  quartermaster uninstall -n b\n",
     ] {
-        assert!(some.contains(words), "{words}: {some}");
+        assert!(some.contains(expected), "{expected}: {some}");
     }
     // The Lease may have another place and name, which `uninstall` needs to see that the operator runs.
     let lease = "--operator-namespace=ops --leader-election-id=mine";
-    for (values, words) in [
+    for (values, expected) in [
         (
             "watchNamespaces={a}",
             format!("quartermaster uninstall -n a {lease}\n"),
@@ -297,8 +297,8 @@ async fn notes_match_the_values() {
             format!("quartermaster uninstall {lease}\n"),
         ),
     ] {
-        let said = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
-        assert!(said.contains(&words), "{words}: {said}");
+        let output = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
+        assert!(output.contains(&expected), "{expected}: {output}");
     }
     assert!(
         !some.contains(example) && !some.contains("--purge"),
@@ -312,12 +312,16 @@ async fn notes_match_the_values() {
         assert!(!notes(open).await.contains(metrics), "{open}");
     }
     assert!(!notes("networkPolicy.enabled=false").await.contains(label));
-    let gone = "deletes every object of its kinds in every namespace, and then the CRDs";
-    assert!(notes("crds.keep=false").await.contains(&format!("{gone}.")));
+    let warning = "deletes every object of its kinds in every namespace, and then the CRDs";
+    assert!(
+        notes("crds.keep=false")
+            .await
+            .contains(&format!("{warning}."))
+    );
     let some = notes("crds.keep=false,watchNamespaces={a}").await;
     assert!(
         some.contains(&format!(
-            "{gone}: all that\nother releases look after goes, too"
+            "{warning}: all that\nother releases look after goes, too"
         )),
         "{some}"
     );
@@ -337,13 +341,14 @@ async fn monitor_selects_the_service() {
         ),
         (",metrics.secure=false", "http", Value::Null),
     ] {
-        let made = made(&[
+        let rendered = rendered(&[
             "--set",
             &format!("metrics.serviceMonitor.enabled=true{values}"),
         ])
         .await;
         let one = |kind: &str| {
-            made.iter()
+            rendered
+                .iter()
                 .find(|(name, _)| name.contains(&format!(" {kind} ")))
                 .unwrap()
                 .1
@@ -366,7 +371,7 @@ async fn monitor_selects_the_service() {
 
 #[tokio::test]
 async fn certificate_is_mounted_at_the_path_of_the_flag() {
-    let deployment = &made(&[
+    let deployment = &rendered(&[
         "--set",
         "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v",
     ])
@@ -393,7 +398,7 @@ async fn certificate_is_mounted_at_the_path_of_the_flag() {
 
 #[tokio::test]
 async fn alerts_select_the_service_and_link_their_pages() {
-    let made = async |values: &str| {
+    let rendered = async |values: &str| {
         let fixed = [
             "template",
             "other",
@@ -403,29 +408,30 @@ async fn alerts_select_the_service_and_link_their_pages() {
             "--set",
             values,
         ];
-        let (done, said) = told(
+        let (done, output) = result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
                 .await
                 .unwrap(),
         );
-        assert!(done, "{said}");
-        objects(&said)
+        assert!(done, "{output}");
+        objects(&output)
     };
-    let one = |made: &BTreeMap<String, Value>, kind: &str| {
-        made.iter()
+    let one = |rendered: &BTreeMap<String, Value>, kind: &str| {
+        rendered
+            .iter()
             .find(|(name, _)| name.contains(&format!(" {kind} ")))
             .map(|(_, object)| object.clone())
     };
     assert_eq!(
-        one(&made("replicas=2").await, "PrometheusRule"),
+        one(&rendered("replicas=2").await, "PrometheusRule"),
         None,
         "it needs the Prometheus operator"
     );
     let values =
         "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
-    let plain = made(values).await;
+    let plain = rendered(values).await;
     let (rules, service) = (
         one(&plain, "PrometheusRule").unwrap(),
         one(&plain, "Service").unwrap(),
@@ -439,22 +445,22 @@ async fn alerts_select_the_service_and_link_their_pages() {
     assert_eq!(pages, 0, "nobody knows where they are");
     let elsewhere =
         format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
-    let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
+    let rules = one(&rendered(&elsewhere).await, "PrometheusRule").unwrap();
     assert_eq!(
         page(&rules),
         "https://docs.example.com/runbooks/QuartermasterDown.md"
     );
     // The chart leaves Prometheus' own templates alone.
-    let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
+    let expected = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
         .as_str()
         .unwrap();
-    assert!(words.contains("{{ $labels.controller }}"), "{words}");
+    assert!(expected.contains("{{ $labels.controller }}"), "{expected}");
 }
 
 #[tokio::test]
 async fn dashboard_is_that_of_the_repository() {
-    let made = made(&["--set", "metrics.dashboard.enabled=true"]).await;
-    let dashboard = &made[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
+    let rendered = rendered(&["--set", "metrics.dashboard.enabled=true"]).await;
+    let dashboard = &rendered[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
     let shown: Value =
         serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();

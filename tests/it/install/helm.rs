@@ -49,9 +49,9 @@ impl Site {
     }
 
     pub async fn done(&self, arguments: &[&str]) -> String {
-        let (done, said) = self.helm(arguments).await;
-        assert!(done, "{arguments:?}: {said}");
-        said
+        let (done, output) = self.helm(arguments).await;
+        assert!(done, "{arguments:?}: {output}");
+        output
     }
 
     /// Returns the values that point to the fakes outside of the cluster.
@@ -77,7 +77,7 @@ async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bo
     command
         .env("KUBECONFIG", plane.admin_kubeconfig())
         .args(arguments);
-    told(&command.output().await.unwrap())
+    result_of(&command.output().await.unwrap())
 }
 
 #[tokio::test]
@@ -111,12 +111,13 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "--set-string",
         &values,
     ];
-    let (came, said) = site.helm(&install).await;
+    let (succeeded, output) = site.helm(&install).await;
     assert!(
-        !came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
-        "{said}"
+        !succeeded
+            && output.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
+        "{output}"
     );
-    let said = done(
+    let output = done(
         &[
             &install[..],
             &[
@@ -130,8 +131,8 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     )
     .await;
     assert!(
-        said.contains("STATUS: deployed") && said.contains("rollout status deployment/"),
-        "{said}"
+        output.contains("STATUS: deployed") && output.contains("rollout status deployment/"),
+        "{output}"
     );
     assert_eq!(crds().await, registry::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
@@ -142,7 +143,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
 
     // Upgrade and rollback.
     let installed = args().await;
-    let said = done(&[
+    let output = done(&[
         "upgrade",
         "quartermaster",
         CHART,
@@ -153,7 +154,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "clusterName=prod",
     ])
     .await;
-    assert!(said.contains("STATUS: deployed"), "{said}");
+    assert!(output.contains("STATUS: deployed"), "{output}");
     assert!(args().await.contains("--cluster-name=prod"));
     // An override of the full name does not make another release.
     let renamed = [
@@ -166,10 +167,10 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "--set",
         "fullnameOverride=qm",
     ];
-    let said = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
+    let output = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
     assert!(
-        said.contains("name: qm-controller-manager\n") && !said.contains("not alone"),
-        "{said}"
+        output.contains("name: qm-controller-manager\n") && !output.contains("not alone"),
+        "{output}"
     );
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
@@ -209,7 +210,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
 
     // CRDs that a release left behind may belong to another one, although other objects of it exist.
     kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
-    let marks = [
+    let release_annotations = [
         "meta.helm.sh/release-name=quartermaster",
         &format!("meta.helm.sh/release-namespace={SYSTEM}"),
     ];
@@ -219,8 +220,8 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "annotate",
         "deployment",
         "web",
-        marks[0],
-        marks[1],
+        release_annotations[0],
+        release_annotations[1],
     ])
     .await;
     let another = [
@@ -232,7 +233,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "--create-namespace",
         "--dry-run=server",
     ];
-    let (came, said) = site.helm(&another).await;
+    let (succeeded, output) = site.helm(&another).await;
     let take = [
         "--take-ownership",
         "--force-conflicts",
@@ -240,10 +241,13 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "crds.takeOver=true",
     ];
     assert!(
-        !came && said.contains("release quartermaster in quartermaster-system had it"),
-        "{said}"
+        !succeeded && output.contains("release quartermaster in quartermaster-system had it"),
+        "{output}"
     );
-    assert!(said.contains(&format!("add {}", take.join(" "))), "{said}");
+    assert!(
+        output.contains(&format!("add {}", take.join(" "))),
+        "{output}"
+    );
     done(&[&another[..], &take].concat()).await;
 
     // A new install adopts the remaining objects, once the objects that were installed without helm are deleted.
@@ -259,20 +263,20 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     ];
     let without_crds = [&elsewhere[..], &["--set", "crds.install=false"]].concat();
     for install in [&install[..], &elsewhere, &another, &without_crds] {
-        let (came, said) = site.helm(&[install, &take].concat()).await;
+        let (succeeded, output) = site.helm(&[install, &take].concat()).await;
         assert!(
-            !came && said.contains(&format!("(kubectl {})", delete.join(" "))),
-            "{install:?}: {said}"
+            !succeeded && output.contains(&format!("(kubectl {})", delete.join(" "))),
+            "{install:?}: {output}"
         );
     }
     kubectl(&delete).await;
-    let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
+    let output = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
     assert!(
-        said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
-        "{said}"
+        output.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
+        "{output}"
     );
-    let said = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
-    assert!(!said.contains("not alone"), "{said}");
+    let output = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
+    assert!(!output.contains("not alone"), "{output}");
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     kubectl(&[
         "wait",
@@ -324,14 +328,14 @@ async fn second_release_installs_beside_the_first(site: &Site) {
     assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
-            let (came, said) = site.helm(&[&install(name)[..], more].concat()).await;
+            let (succeeded, output) = site.helm(&[&install(name)[..], more].concat()).await;
             assert!(
-                !came && said.contains(&format!("belongs to {theirs}")),
-                "{said}"
+                !succeeded && output.contains(&format!("belongs to {theirs}")),
+                "{output}"
             );
             assert!(
-                said.contains("add --set crds.install=false") && !said.contains("take"),
-                "{said}"
+                output.contains("add --set crds.install=false") && !output.contains("take"),
+                "{output}"
             );
         }
     }
@@ -370,17 +374,20 @@ async fn second_release_installs_beside_the_first(site: &Site) {
             "--set",
             &values,
         ];
-        let (came, said) = site.helm(&[&install[..], &take].concat()).await;
-        let words = format!("{what} belongs to {theirs}: give this release another name");
-        assert!(!came && said.contains(&words), "{value}: {said}");
+        let (succeeded, output) = site.helm(&[&install[..], &take].concat()).await;
+        let expected = format!("{what} belongs to {theirs}: give this release another name");
+        assert!(
+            !succeeded && output.contains(&expected),
+            "{value}: {output}"
+        );
     }
     let install_there = ["install", "another", CHART, "-n", SYSTEM, "--set", none];
-    let (came, said) = site.helm(&install_there).await;
+    let (succeeded, output) = site.helm(&install_there).await;
     assert!(
-        !came
-            && said
+        !succeeded
+            && output
                 .contains("has the Lease quartermaster, with which only one of the two would act"),
-        "{said}"
+        "{output}"
     );
     assert_eq!(ours().await, before);
 
@@ -396,8 +403,8 @@ async fn second_release_installs_beside_the_first(site: &Site) {
         ),
     ] {
         let dry = ["--dry-run=server", "--set", values];
-        let said = site.done(&[&install("another")[..], &dry].concat()).await;
-        let notes = said.split_once("\nNOTES:\n").unwrap().1;
+        let output = site.done(&[&install("another")[..], &dry].concat()).await;
+        let notes = output.split_once("\nNOTES:\n").unwrap().1;
         assert!(
             notes.contains(
                 "It is not alone: quartermaster in quartermaster-system may act in the same"
@@ -442,7 +449,7 @@ async fn namespaced_install_works_without_forbidden_requests() {
         "--set-string",
         &values,
     ];
-    let said = site
+    let output = site
         .done(
             &[
                 &install[..],
@@ -455,8 +462,8 @@ async fn namespaced_install_works_without_forbidden_requests() {
         )
         .await;
     let alone = "It is not alone: team in ops may act in the same namespaces";
-    assert!(!said.contains("not alone"), "{said}");
-    for (values, told) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
+    assert!(!output.contains("not alone"), "{output}");
+    for (values, reported) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
         let values = format!("crds.install=false,{values}");
         let beside = [
             "install",
@@ -468,11 +475,11 @@ async fn namespaced_install_works_without_forbidden_requests() {
             "--set",
             &values,
         ];
-        let said = site.done(&beside).await;
+        let output = site.done(&beside).await;
         assert_eq!(
-            (said.contains(alone), said.contains("not alone")),
-            (told, told),
-            "{values}: {said}"
+            (output.contains(alone), output.contains("not alone")),
+            (reported, reported),
+            "{values}: {output}"
         );
     }
     let since = site.bed.plane.audit().mark().await.unwrap();
@@ -490,13 +497,13 @@ async fn namespaced_install_works_without_forbidden_requests() {
         "--set",
         values,
     ];
-    let (came, said) = site
+    let (succeeded, output) = site
         .helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat())
         .await;
-    let words = format!(
+    let expected = format!(
         "leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one"
     );
-    assert!(!came && said.contains(&words), "{said}");
+    assert!(!succeeded && output.contains(&expected), "{output}");
     // An operator that acts without leader election has no Lease.
     let alone =
         "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
@@ -549,7 +556,7 @@ async fn namespaced_install_works_without_forbidden_requests() {
     let subnets = json!({ "subnets": ["subnet-abc", "subnet-def"] });
     bed.create::<MyIngress>("front", json!({ "spec": subnets }))
         .await;
-    let well = [
+    let is_ready = [
         "contactpoint/chat",
         "configmapsync/copy",
         "myapp/app",
@@ -559,7 +566,7 @@ async fn namespaced_install_works_without_forbidden_requests() {
     bed.kubectl(
         &[
             &["wait", "--for=condition=Ready", "--timeout=60s"],
-            &well[..],
+            &is_ready[..],
         ]
         .concat(),
     )
@@ -630,13 +637,13 @@ async fn admin_of_one_namespace_may_install_there() {
         &["upgrade", "team", CHART, "--set", &values],
         &["uninstall", "team"],
     ] {
-        let (done, said) = helm_on(
+        let (done, output) = helm_on(
             &plane,
             &home,
             &[way, &["-n", &namespace, "--kube-as-user", &user]].concat(),
         )
         .await;
-        assert!(done, "{way:?}: {said}");
+        assert!(done, "{way:?}: {output}");
     }
 }
 
@@ -682,14 +689,17 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
             .args(args)
             .envs(container.env)
             .env("KUBECONFIG", &container.kubeconfig);
-        let (well, said) = told(&command.output().await.unwrap());
-        kubelet::end(&bed.plane, SYSTEM, &container.pod, well)
+        let (is_ready, output) = result_of(&command.output().await.unwrap());
+        kubelet::end(&bed.plane, SYSTEM, &container.pod, is_ready)
             .await
             .unwrap();
-        said
+        output
     };
-    let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
-    assert!(!gone && said.contains("DeletionProtected"), "{said}");
+    let ((uninstalled, _), output) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
+    assert!(
+        !uninstalled && output.contains("DeletionProtected"),
+        "{output}"
+    );
     let kept = [
         "get",
         "deployment,serviceaccount,crd",
@@ -707,8 +717,8 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
     // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     aws.protect(&balancer.arn, false).await.unwrap();
-    let ((gone, helms), said) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
-    assert!(gone, "{helms}\n{said}");
+    let ((uninstalled, helms), output) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
+    assert!(uninstalled, "{helms}\n{output}");
     assert_eq!(aws.balancers().await.unwrap(), []);
     assert_eq!(
         site.kubectl(&[
@@ -770,13 +780,13 @@ async fn leaving_crds_out_deletes_nothing(site: &Site) {
     let annotate = ["annotate", "crd", "contactpoints.tg.azamaton.ru"];
     site.kubectl(&[&annotate[..], &["helm.sh/resource-policy-"]].concat())
         .await;
-    let (came, said) = site
+    let (succeeded, output) = site
         .helm(&[&upgrade[..], &["crds.install=false"]].concat())
         .await;
     let keep = [&annotate[..], &["helm.sh/resource-policy=keep"]].concat();
     assert!(
-        !came && said.contains(&format!("(kubectl {})", keep.join(" "))),
-        "{said}"
+        !succeeded && output.contains(&format!("(kubectl {})", keep.join(" "))),
+        "{output}"
     );
     site.kubectl(&keep).await;
     for value in ["crds.install=false", "crds.install=true"] {

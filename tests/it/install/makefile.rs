@@ -8,8 +8,8 @@ use super::*;
 use crate::support::{Bed, SYSTEM};
 
 async fn done(bed: &Bed, arguments: &[&str]) {
-    let (done, said) = make(&bed.plane, arguments).await;
-    assert!(done, "{arguments:?}: {said}");
+    let (done, printed) = make(&bed.plane, arguments).await;
+    assert!(done, "{arguments:?}: {printed}");
 }
 
 async fn crds(bed: &Bed) -> usize {
@@ -56,10 +56,10 @@ pub async fn all_targets(bed: &Bed) {
 
     done(&["install"]).await;
     assert_eq!(crds(bed).await, registry::KINDS.len());
-    let (is_deployed, said) = make(&bed.plane, &["deploy"]).await;
+    let (is_deployed, printed) = make(&bed.plane, &["deploy"]).await;
     assert!(
-        !is_deployed && said.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),
-        "{said}"
+        !is_deployed && printed.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),
+        "{printed}"
     );
     let image = "registry.example.com/quartermaster:1.2.3";
     done(&["deploy", &format!("IMG={image}")]).await;
@@ -107,21 +107,21 @@ async fn placeholder_is_no_image() {
             .output()
             .await
             .unwrap();
-        let (done, said) = told(&output);
-        assert!(!done, "{target}: {said}");
+        let (done, printed) = result_of(&output);
+        assert!(!done, "{target}: {printed}");
         assert!(
-            said.contains(&format!(
+            printed.contains(&format!(
                 "make {target}: IMG is still the placeholder quartermaster:latest"
             )),
-            "{said}"
+            "{printed}"
         );
         assert!(
-            said.contains(&format!(
+            printed.contains(&format!(
                 "  make {target} IMG=YOUR.REGISTRY/quartermaster:TAG\n"
             )),
-            "{said}"
+            "{printed}"
         );
-        assert!(!said.contains("/no/"), "{said}");
+        assert!(!printed.contains("/no/"), "{printed}");
     }
 }
 
@@ -129,7 +129,7 @@ async fn placeholder_is_no_image() {
 async fn undeploy_deletes_nothing_without_its_programs() {
     // kubectl does not exist: a target that runs it prints its name.
     let absent = ["QUARTERMASTER=/no/quartermaster", "KUBECTL=/no/kubectl"];
-    let (done, said) = told(
+    let (done, printed) = result_of(
         &tree_command("make")
             .arg("undeploy")
             .args(absent)
@@ -138,10 +138,10 @@ async fn undeploy_deletes_nothing_without_its_programs() {
             .unwrap(),
     );
     assert!(
-        !done && said.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"),
-        "{said}"
+        !done && printed.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"),
+        "{printed}"
     );
-    assert!(!said.contains("/no/kubectl"), "{said}");
+    assert!(!printed.contains("/no/kubectl"), "{printed}");
 }
 
 /// No container engine exists on this machine, so the test can only show the commands.
@@ -164,8 +164,8 @@ async fn container_tools_get_the_right_arguments() {
             .output()
             .await
             .unwrap();
-        let (done, said) = told(&output);
-        assert!(done, "{arguments:?}: {said}");
+        let (done, printed) = result_of(&output);
+        assert!(done, "{arguments:?}: {printed}");
         let asked = std::fs::read_to_string(&log).unwrap();
         std::fs::remove_file(&log).unwrap();
         // The archive's folder has another name each time.

@@ -14,11 +14,11 @@ use tokio::process::Command;
 use crate::support::{Bed, TOKEN};
 
 mod chart;
+mod equivalence;
 mod helm;
 mod makefile;
-mod rights;
-mod same;
-mod upgraded;
+mod permissions;
+mod upgrade;
 mod values;
 mod walkthrough;
 mod workflows;
@@ -38,7 +38,7 @@ async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     command
         .env("KUBECONFIG", plane.admin_kubeconfig())
         .env("KUBECACHEDIR", cache.path());
-    told(&command.output().await.unwrap())
+    result_of(&command.output().await.unwrap())
 }
 
 /// Returns a command in the repository's root that inherits nothing of a `make` that runs this test.
@@ -51,11 +51,11 @@ fn tree_command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-fn told(output: &Output) -> (bool, String) {
-    let said = [&*output.stdout, &*output.stderr]
+fn result_of(output: &Output) -> (bool, String) {
+    let printed = [&*output.stdout, &*output.stderr]
         .map(|text| String::from_utf8_lossy(text).into_owned())
         .concat();
-    (output.status.success(), said)
+    (output.status.success(), printed)
 }
 
 /// Returns the objects in this YAML, by kind and name.
@@ -101,10 +101,10 @@ async fn examples_are_there(bed: &Bed) {
     .await;
     let token = format!("--from-literal=token={TOKEN}");
     kubectl(&["create", "secret", "generic", "telegram-cp-token", &token]).await;
-    let said = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
+    let printed = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
     assert!(
-        said.contains("appservice.kosmos.io/appservice-sample created"),
-        "{said}"
+        printed.contains("appservice.kosmos.io/appservice-sample created"),
+        "{printed}"
     );
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command as Subcommand};
 
-use super::chart::{CHART, helm, made, template};
+use super::chart::{CHART, helm, rendered, template};
 use super::*;
 use crate::support::SYSTEM;
 
@@ -134,7 +134,7 @@ async fn every_flag_has_a_value() {
     ];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
-    let shown = run
+    let help = run
         .get_arguments()
         .filter(|flag| !flag.is_hide_set())
         .filter_map(|flag| flag.get_long());
@@ -143,7 +143,7 @@ async fn every_flag_has_a_value() {
         .map(|(flag, ..)| *flag)
         .chain(["operator-namespace", "help"])
         .collect();
-    let missing: Vec<_> = shown.filter(|flag| !known.contains(flag)).collect();
+    let missing: Vec<_> = help.filter(|flag| !known.contains(flag)).collect();
     assert!(
         missing.is_empty(),
         "values.yaml has nothing for {missing:?}"
@@ -161,7 +161,7 @@ async fn every_flag_has_a_value() {
 /// No webhook may reach the operator itself, so the chart passes its addresses.
 #[tokio::test]
 async fn operator_gets_its_own_addresses() {
-    let deployment = &made(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let deployment = &rendered(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let env = &deployment["spec"]["template"]["spec"]["containers"][0]["env"];
     let variable = Cli::command();
     let variable = variable
@@ -184,7 +184,7 @@ async fn operator_gets_its_own_addresses() {
 /// Returns the operator's arguments.
 async fn args(value: &str) -> Vec<String> {
     let deployment =
-        &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+        &rendered(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
     container["args"]
@@ -382,10 +382,10 @@ async fn values_that_stop_the_operator_are_rejected() {
             &["--metrics-bind-address=:8443", "--metrics-bind-address=:1"],
         ),
     ] {
-        let (done, said) = template(&["--set-string", value]).await;
+        let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && said.contains(words) && !said.contains("sesame"),
-            "{value}: {said}"
+            !done && output.contains(words) && !output.contains("sesame"),
+            "{value}: {output}"
         );
         let run = [&["run"], flags].concat();
         assert!(understood(&run).is_err(), "it would start: {flags:?}");
@@ -397,7 +397,7 @@ async fn values_that_stop_the_operator_are_rejected() {
 async fn proxy_password_comes_only_from_a_secret() {
     let values = "webhook.proxySecret.name=proxy,webhook.proxySecret.key=url";
     let deployment =
-        &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+        &rendered(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
@@ -455,10 +455,10 @@ async fn proxy_password_comes_only_from_a_secret() {
             "/webhook/proxySecret/name",
         ),
     ] {
-        let (done, said) = template(&["--set-string", value]).await;
+        let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && said.contains(words) && !said.contains("sesame"),
-            "{value}: {said}"
+            !done && output.contains(words) && !output.contains("sesame"),
+            "{value}: {output}"
         );
     }
 }
@@ -475,10 +475,10 @@ async fn proxy_variable_is_never_printed() {
         command
             .args(arguments)
             .env("QUARTERMASTER_WEBHOOK_PROXY", value);
-        let (_, said) = told(&command.output().await.unwrap());
+        let (_, output) = result_of(&command.output().await.unwrap());
         assert!(
-            said.contains("--") && !said.contains("sesame"),
-            "{arguments:?}: {said}"
+            output.contains("--") && !output.contains("sesame"),
+            "{arguments:?}: {output}"
         );
     }
 }
@@ -529,7 +529,7 @@ async fn settings_with_permissions_have_one_value() {
             .get_env()
             .unwrap();
         let (flag, variable) = (format!("--{flag}"), variable.to_str().unwrap());
-        for (said, what) in [
+        for (output, what) in [
             (format!("extraArgs={{--aws-timeout=30s,{flag}=x}}"), &*flag),
             (format!("extraArgs={{{flag},x}}"), &flag),
             (
@@ -537,10 +537,10 @@ async fn settings_with_permissions_have_one_value() {
                 variable,
             ),
         ] {
-            let (done, words) = template(&["--set", &said]).await;
+            let (done, words) = template(&["--set", &output]).await;
             assert!(
                 !done && words.contains(&format!(": set {value} in place of {what}, for")),
-                "{said}: {words}"
+                "{output}: {words}"
             );
         }
     }
@@ -587,8 +587,8 @@ async fn unknown_values_are_rejected() {
             "metrics.port and healthProbe.port are both 8081: give each a port of its own",
         ),
     ] {
-        let (done, said) = template(&["--set", value]).await;
-        assert!(!done && said.contains(words), "{value}: {said}");
+        let (done, output) = template(&["--set", value]).await;
+        assert!(!done && output.contains(words), "{value}: {output}");
     }
     assert!(
         template(&[
@@ -616,10 +616,10 @@ async fn unknown_values_are_rejected() {
 #[tokio::test]
 async fn parent_chart_may_disable_the_chart() {
     assert!(template(&["--set", "enabled=true"]).await.0);
-    let (done, said) = template(&["--set", "enabled=false"]).await;
+    let (done, output) = template(&["--set", "enabled=false"]).await;
     assert!(
-        !done && said.contains("/enabled"),
-        "without a chart above it, that switches nothing: {said}"
+        !done && output.contains("/enabled"),
+        "without a chart above it, that switches nothing: {output}"
     );
 }
 
@@ -628,7 +628,7 @@ async fn parent_chart_may_disable_the_chart() {
 async fn names_that_are_too_long_are_rejected() {
     let template = async |release: &str, values: &str| {
         let fixed = ["template", release, CHART, "--set", values];
-        told(
+        result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
@@ -642,15 +642,17 @@ async fn names_that_are_too_long_are_rejected() {
         "team.quartermaster",
         "1-quartermaster",
     ] {
-        let (done, said) = template(name, "replicas=2").await;
+        let (done, output) = template(name, "replicas=2").await;
         assert!(
-            !done && said.contains("28 characters at most") && said.contains("fullnameOverride"),
-            "{name}: {said}"
+            !done
+                && output.contains("28 characters at most")
+                && output.contains("fullnameOverride"),
+            "{name}: {output}"
         );
-        let (done, said) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
+        let (done, output) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
         assert!(
-            done && said.contains("name: quartermaster-of-platform-eu-manager-role\n"),
-            "{name}: {said}"
+            done && output.contains("name: quartermaster-of-platform-eu-manager-role\n"),
+            "{name}: {output}"
         );
     }
     for (name, begins) in [
@@ -661,12 +663,12 @@ async fn names_that_are_too_long_are_rejected() {
         ("fourteen-of-it", "fourteen-of-it-quartermaster"),
         ("quartermaster", "quartermaster"),
     ] {
-        let (done, said) = template(name, "replicas=2").await;
+        let (done, output) = template(name, "replicas=2").await;
         assert!(
-            done && said.contains(&format!("name: {begins}-manager-role\n")),
-            "{name}: {said}"
+            done && output.contains(&format!("name: {begins}-manager-role\n")),
+            "{name}: {output}"
         );
     }
-    let (done, said) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
-    assert!(!done && said.contains("/fullnameOverride"), "{said}");
+    let (done, output) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
+    assert!(!done && output.contains("/fullnameOverride"), "{output}");
 }

@@ -26,22 +26,22 @@ async fn document_002_installs_as_printed() {
     let file = |name: &str| format!("{ROOT}/{name}");
 
     // The CRDs alone, then everything.
-    let said = kubectl(&["apply", "-f", &file("deploy/crd.yaml")]).await;
+    let output = kubectl(&["apply", "-f", &file("deploy/crd.yaml")]).await;
     assert!(
-        said.contains(
+        output.contains(
             "customresourcedefinition.apiextensions.k8s.io/appservices.kosmos.io created"
         ),
-        "{said}"
+        "{output}"
     );
-    let said = kubectl(&["apply", "-f", &file("deploy/")]).await;
+    let output = kubectl(&["apply", "-f", &file("deploy/")]).await;
     assert!(
-        said.contains(&format!("deployment.apps/{DEPLOYMENT} created")),
-        "{said}"
+        output.contains(&format!("deployment.apps/{DEPLOYMENT} created")),
+        "{output}"
     );
     assert_eq!(
-        said.lines().count(),
+        output.lines().count(),
         objects(&folder("deploy")).len(),
-        "{said}"
+        "{output}"
     );
     let again = kubectl(&["apply", "-k", &file("config/default")]).await;
     // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace,
@@ -54,7 +54,7 @@ async fn document_002_installs_as_printed() {
         line.ends_with(" unchanged") || taken_for_a_change.iter().any(|what| line.starts_with(what))
     };
     assert!(again.lines().all(same), "{again}");
-    assert_eq!(again.lines().count(), said.lines().count(), "{again}");
+    assert_eq!(again.lines().count(), output.lines().count(), "{again}");
 
     // The fakes outside of this cluster, as a user sets them.
     let mut outside = vec![format!("QUARTERMASTER_TELEGRAM_API_URL={}", telegram.url())];
@@ -75,21 +75,21 @@ async fn document_002_installs_as_printed() {
 
     examples_are_well(&bed).await;
 
-    let said = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
+    let output = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
     assert!(
-        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
-        "{said}"
+        output.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{output}"
     );
 
     // The CRDs stay while only the operator can clean up their objects.
-    let (done, said) = make(&bed.plane, &["uninstall"]).await;
-    assert!(!done, "{said}");
-    for words in [
+    let (done, output) = make(&bed.plane, &["uninstall"]).await;
+    assert!(!done, "{output}");
+    for expected in [
         "  configmapsyncs.apps.bixbite.io default/configmapsync-sample (finalizer quartermaster.dev/copies)\n",
         "  myingresses.demo.rtfm.co.ua default/myapp (finalizer quartermaster.dev/load-balancer)\n",
         "  quartermaster uninstall\n",
     ] {
-        assert!(said.contains(words), "{said}");
+        assert!(output.contains(expected), "{output}");
     }
     assert_eq!(
         kubectl(&["get", "crd", "-o", "name"]).await.lines().count(),

@@ -32,11 +32,11 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
 
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    let second = bed.app_runs_anew("web", &first).await;
+    let second = bed.app_runs_again("web", &first).await;
     assert_eq!(made_of(&second), (json!(["one"]), "nginx:2".into()));
-    let words = bed.event("web", "Replaced").await;
+    let message = bed.event("web", "Replaced").await;
     assert_eq!(
-        words,
+        message,
         "web-pod is replaced: its image is nginx:1, and is to be nginx:2"
     );
     assert!(
@@ -52,11 +52,11 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     assert!(banner.len() > 100_000);
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } }))
         .await;
-    let third = bed.app_runs_anew("web", &second).await;
+    let third = bed.app_runs_again("web", &second).await;
     assert_eq!(made_of(&third).0, json!([banner.replace('$', "$$")]));
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } }))
         .await;
-    let fourth = bed.app_runs_anew("web", &third).await;
+    let fourth = bed.app_runs_again("web", &third).await;
     assert_eq!(
         made_of(&fourth).0,
         json!([null]),
@@ -65,7 +65,7 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
 
     bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
         .await;
-    let fifth = bed.app_runs_anew("web", &fourth).await;
+    let fifth = bed.app_runs_again("web", &fourth).await;
     assert!(
         fifth.spec.as_ref().unwrap().containers[0]
             .security_context
@@ -75,7 +75,7 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     // A user changes the image of the Pod itself.
     bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"])
         .await;
-    let sixth = bed.app_runs_anew("web", &fifth).await;
+    let sixth = bed.app_runs_again("web", &fifth).await;
     assert_eq!(made_of(&sixth).1, "nginx:2");
 
     // Labels, annotations, suspension and the default spelt out change nothing.
@@ -92,10 +92,10 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     .await;
     assert_eq!(bed.app_runs("web").await.uid(), sixth.uid());
     bed.marker("marker").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status marker");
+    let mut requests = bed.requests(since).await;
+    requests.remove("patch myapps/status marker");
     // The status records the new generation.
-    assert_eq!(asked, [("patch myapps/status web".to_owned(), 1)].into());
+    assert_eq!(requests, [("patch myapps/status web".to_owned(), 1)].into());
 }
 
 #[tokio::test]
@@ -106,17 +106,17 @@ async fn deleted_pod_is_recreated() {
     let mut pod = bed.app_runs("web").await;
     for _ in 0..3 {
         bed.delete::<Pod>("web-pod").await;
-        pod = bed.app_runs_anew("web", &pod).await;
+        pod = bed.app_runs_again("web", &pod).await;
     }
     bed.pod_ends("web").await;
-    pod = bed.app_runs_anew("web", &pod).await;
+    pod = bed.app_runs_again("web", &pod).await;
 
     // The change happens while no operator runs.
     operator.kill();
     bed.delete::<Pod>("web-pod").await;
     operator.restart();
     operator.ready().await;
-    pod = bed.app_runs_anew("web", &pod).await;
+    pod = bed.app_runs_again("web", &pod).await;
 
     // The operator does not apply events of the old Pod to the new one.
     let ready = |pod: Pod| {
@@ -135,9 +135,9 @@ async fn deleted_pod_is_recreated() {
         waiting("Running", "CrashLoopBackOff", "back-off 10s"),
     )
     .await;
-    bed.app_says("web", "CrashLoopBackOff").await;
+    bed.app_has_reason("web", "CrashLoopBackOff").await;
     bed.pod_is("web", running(true)).await;
-    bed.app_says("web", "Ready").await;
+    bed.app_has_reason("web", "Ready").await;
 
     // At rest, and after a restart, nothing is written and nothing requested.
     bed.marker("marker").await;
@@ -148,9 +148,9 @@ async fn deleted_pod_is_recreated() {
     bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
     bed.marker("later").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status later");
-    assert_eq!(asked, [].into());
+    let mut requests = bed.requests(since).await;
+    requests.remove("patch myapps/status later");
+    assert_eq!(requests, [].into());
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
@@ -164,12 +164,12 @@ async fn suspended_app_is_unchanged() {
     let pod = bed.app_runs("web").await;
     bed.patch::<MyApp>("web", json!({ "spec": { "suspend": true } }))
         .await;
-    bed.app_says("web", "Suspended").await;
-    bed.app_says("never", "Suspended").await;
+    bed.app_has_reason("web", "Suspended").await;
+    bed.app_has_reason("never", "Suspended").await;
     bed.event("web", "Suspended").await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    bed.app_says("web", "Suspended").await;
+    bed.app_has_reason("web", "Suspended").await;
     bed.marker("marker").await;
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
     assert!(bed.pod("never").await.is_none());

@@ -7,7 +7,7 @@ use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
-use super::{by_hand, running, says};
+use super::{by_hand, reason_and_message, running};
 use crate::support::{Bed, Operator, SOON, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,10 +29,10 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = by_hand("kills").await;
     let changes = async {
         bed.app("web", json!({ "image": "nginx:1" })).await;
-        bed.app_says("web", "PodPending").await;
+        bed.app_has_reason("web", "PodPending").await;
         bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
             .await;
-        bed.app_says("web", "PodPending").await;
+        bed.app_has_reason("web", "PodPending").await;
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
@@ -51,7 +51,7 @@ async fn end_state(bed: &Bed) -> Value {
     let app = bed.api::<MyApp>().get("web").await.unwrap();
     let specs: Vec<_> = pods.iter().map(|pod| json!(pod.spec)).collect();
     let status = app.status.as_ref().unwrap();
-    json!({ "pods": specs, "says": says(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
+    json!({ "pods": specs, "says": reason_and_message(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
 }
 
 /// The Pod is created and the answer is lost: the operator finds the Pod, and does not create it again.
@@ -65,7 +65,7 @@ async fn run_with_lost_answers() {
     );
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     assert_eq!(lost.hits(), 1);
     let pods = bed
         .api::<Pod>()
@@ -86,7 +86,7 @@ async fn run_with_a_silent_watch() {
     )
     .await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     let first = bed.pod("web").await.unwrap();
     let hidden = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED");
     bed.delete::<Pod>("web-pod").await;
@@ -95,7 +95,7 @@ async fn run_with_a_silent_watch() {
     assert_eq!(hidden.hits(), 1);
     proxy.behave();
 
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     proxy.freeze(Match::watch("pods"));
     bed.pod_is("web", running(true)).await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
@@ -105,7 +105,7 @@ async fn run_with_a_silent_watch() {
         third.spec.unwrap().containers[0].image.as_deref(),
         Some("nginx:2")
     );
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     bed.event("web", "Replaced").await;
     bed.event("web", "Recreated").await;
     assert_eq!(bed.events("web", "Replaced").await.len(), 1);

@@ -16,13 +16,13 @@ mod changes;
 mod kills;
 mod kubelet;
 mod ownership;
-mod refusals;
+mod rejected;
 mod shell;
 mod stale;
 mod walkthrough;
 
 /// Returns reason and message of the condition.
-fn says(app: &MyApp) -> (String, String) {
+fn reason_and_message(app: &MyApp) -> (String, String) {
     let condition = app
         .status
         .as_ref()
@@ -46,14 +46,14 @@ impl Bed {
     }
 
     /// Waits until the condition of a `MyApp`'s present generation has this reason; returns the message.
-    async fn app_says(&self, name: &str, reason: &str) -> String {
+    async fn app_has_reason(&self, name: &str, reason: &str) -> String {
         let app = self
             .until(name, reason, |app: &MyApp| {
                 let observed = app
                     .status
                     .as_ref()
                     .and_then(|status| status.observed_generation);
-                observed == app.metadata.generation && says(app).0 == reason
+                observed == app.metadata.generation && reason_and_message(app).0 == reason
             })
             .await;
         let status = app.status.as_ref().unwrap();
@@ -66,7 +66,7 @@ impl Bed {
             status.conditions[0].status,
             if status.ready { "True" } else { "False" }
         );
-        says(&app).1
+        reason_and_message(&app).1
     }
 
     /// Returns the app's Pod.
@@ -76,12 +76,12 @@ impl Bed {
 
     /// Waits until a `MyApp` is ready; returns its Pod.
     async fn app_runs(&self, name: &str) -> Pod {
-        self.app_says(name, "Ready").await;
+        self.app_has_reason(name, "Ready").await;
         self.pod(name).await.unwrap()
     }
 
     /// Waits until a `MyApp` is ready with another Pod than this.
-    async fn app_runs_anew(&self, name: &str, before: &Pod) -> Pod {
+    async fn app_runs_again(&self, name: &str, before: &Pod) -> Pod {
         self.another(name, before).await;
         self.app_runs(name).await
     }
@@ -97,7 +97,7 @@ impl Bed {
     }
 
     /// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
-    pub async fn takes_pods(&self) {
+    pub async fn accepts_pods(&self) {
         let accounts: Api<ServiceAccount> = self.api();
         until("its default ServiceAccount", SOON, async || {
             Ok(accounts.get_opt("default").await?)
@@ -107,7 +107,7 @@ impl Bed {
     }
 
     /// Returns the number of the operator's requests in this namespace since then, without Events, by verb and resource.
-    async fn asked(&self, since: Mark) -> BTreeMap<String, usize> {
+    async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
             let ours = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -132,7 +132,7 @@ impl Bed {
     async fn marker(&self, name: &str) {
         self.app(name, json!({ "image": "nginx", "suspend": true }))
             .await;
-        self.app_says(name, "Suspended").await;
+        self.app_has_reason(name, "Suspended").await;
     }
 
     /// Binds a Pod to this node, as the scheduler does.

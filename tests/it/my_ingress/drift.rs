@@ -30,22 +30,22 @@ async fn operator_settings_are_corrected_and_no_others() {
     // A tag that the operator does not own.
     site.aws.tag(arn, "cost-centre", "7").await.unwrap();
     site.aws.protect(arn, true).await.unwrap();
-    site.look_again("web").await;
-    let right = |balancer: &Balancer| {
-        balancer.subnets == made.subnets
-            && balancer.security_groups == made.security_groups
-            && balancer.ip_address_type == "dualstack"
-            && balancer.tags["team"] == "shop"
+    site.reconcile("web").await;
+    let right = |load_balancer: &Balancer| {
+        load_balancer.subnets == made.subnets
+            && load_balancer.security_groups == made.security_groups
+            && load_balancer.ip_address_type == "dualstack"
+            && load_balancer.tags["team"] == "shop"
     };
     let mended = site.becomes("web", "is as it was", right).await;
     assert_eq!(mended.tags["cost-centre"], "7");
     assert!(mended.deletion_protection);
-    let told = site.bed.event("web", "Updated").await;
+    let event = site.bed.event("web", "Updated").await;
     assert!(
-        told.starts_with(
+        event.starts_with(
             "tags, subnets, IP address type, security groups of load balancer web-alb"
         ),
-        "{told}"
+        "{event}"
     );
 }
 
@@ -67,12 +67,12 @@ async fn settings_outside_the_spec_are_unchanged() {
         .await
         .unwrap();
     site.aws.clear();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.respec("web", json!({ "subnets": ["subnet-abc", "subnet-ghi"] }))
         .await;
     let moved = site
-        .becomes("web", "has other subnets", |balancer| {
-            balancer.subnets[1] == "subnet-ghi"
+        .becomes("web", "has other subnets", |load_balancer| {
+            load_balancer.subnets[1] == "subnet-ghi"
         })
         .await;
     assert_eq!(
@@ -96,13 +96,16 @@ async fn rejected_correction_blocks_no_other() {
     let group = site.aws.security_groups().remove(1);
     let spec = json!({ "subnets": ["subnet-abc", "subnet-0000"], "securityGroups": [group] });
     site.respec("web", spec).await;
-    let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("AWS says SubnetNotFound: "), "{words}");
-    assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
-    let told = site.bed.event("web", "Updated").await;
+    let message = site.has_reason("web", "SpecRefused").await;
     assert!(
-        told.starts_with("security groups of load balancer web-alb"),
-        "{told}"
+        message.starts_with("AWS says SubnetNotFound: "),
+        "{message}"
+    );
+    assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
+    let event = site.bed.event("web", "Updated").await;
+    assert!(
+        event.starts_with("security groups of load balancer web-alb"),
+        "{event}"
     );
 }
 
@@ -116,36 +119,36 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     let made = site.balancer("web").await.unwrap();
     let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
     site.respec("web", json!({ "subnets": three })).await;
-    site.becomes("web", "has three subnets", |balancer| {
-        balancer.subnets == three
+    site.becomes("web", "has three subnets", |load_balancer| {
+        load_balancer.subnets == three
     })
     .await;
     site.respec("web", json!({ "subnets": SUBNETS })).await;
-    site.becomes("web", "has two subnets", |balancer| {
-        balancer.subnets == SUBNETS
+    site.becomes("web", "has two subnets", |load_balancer| {
+        load_balancer.subnets == SUBNETS
     })
     .await;
     site.respec("web", json!({ "ipAddressType": "dualstack" }))
         .await;
-    site.becomes("web", "has both addresses", |balancer| {
-        balancer.ip_address_type == "dualstack"
+    site.becomes("web", "has both addresses", |load_balancer| {
+        load_balancer.ip_address_type == "dualstack"
     })
     .await;
     site.respec("web", json!({ "ipAddressType": "ipv4" })).await;
-    site.becomes("web", "has one address", |balancer| {
-        balancer.ip_address_type == "ipv4"
+    site.becomes("web", "has one address", |load_balancer| {
+        load_balancer.ip_address_type == "ipv4"
     })
     .await;
     site.respec("web", json!({ "securityGroups": groups }))
         .await;
-    site.becomes("web", "has two groups", |balancer| {
-        balancer.security_groups.len() == 2
+    site.becomes("web", "has two groups", |load_balancer| {
+        load_balancer.security_groups.len() == 2
     })
     .await;
     site.respec("web", json!({ "securityGroups": [groups[1]] }))
         .await;
-    site.becomes("web", "has the other group", |balancer| {
-        balancer.security_groups == groups[1..]
+    site.becomes("web", "has the other group", |load_balancer| {
+        load_balancer.security_groups == groups[1..]
     })
     .await;
     // The default security groups are no longer known.
@@ -153,8 +156,8 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     site.ready("web").await;
     site.respec("web", json!({ "tags": { "a": "1", "b": "2" } }))
         .await;
-    site.becomes("web", "has tags", |balancer| {
-        balancer.tags.get("b").is_some_and(|b| b == "2")
+    site.becomes("web", "has tags", |load_balancer| {
+        load_balancer.tags.get("b").is_some_and(|b| b == "2")
     })
     .await;
     site.ready("web").await;
@@ -162,8 +165,8 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     site.respec("web", json!({ "tags": { "a": "3", "b": null } }))
         .await;
     let tagged = site
-        .becomes("web", "has one tag", |balancer| {
-            !balancer.tags.contains_key("b")
+        .becomes("web", "has one tag", |load_balancer| {
+            !load_balancer.tags.contains_key("b")
         })
         .await;
     assert_eq!(
@@ -172,8 +175,8 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     );
     site.respec("web", json!({ "tags": null })).await;
     let bare = site
-        .becomes("web", "has none", |balancer| {
-            !balancer.tags.contains_key("a")
+        .becomes("web", "has none", |load_balancer| {
+            !load_balancer.tags.contains_key("a")
         })
         .await;
     assert_eq!(bare.security_groups, groups[1..]);
@@ -184,8 +187,8 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     // AWS rejects subnets outside the load balancer's VPC; the load balancer stays as it is.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("AWS says "), "{words}");
+    let message = site.has_reason("web", "SpecRefused").await;
+    assert!(message.starts_with("AWS says "), "{message}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
     site.respec("web", json!({ "subnets": SUBNETS })).await;
     site.ready("web").await;

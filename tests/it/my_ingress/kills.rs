@@ -27,16 +27,16 @@ pub(super) async fn killed_at<T>(
 }
 
 /// Returns a load balancer's tags without UIDs.
-fn plain(balancer: &Balancer) -> Value {
-    let tags: BTreeMap<_, _> = balancer
+fn plain(load_balancer: &Balancer) -> Value {
+    let tags: BTreeMap<_, _> = load_balancer
         .tags
         .iter()
         .filter(|(key, _)| !key.contains("quartermaster.dev/o"))
         .collect();
     json!([
-        balancer.subnets,
-        balancer.security_groups.len(),
-        balancer.ip_address_type,
+        load_balancer.subnets,
+        load_balancer.security_groups.len(),
+        load_balancer.ip_address_type,
         tags
     ])
 }
@@ -62,12 +62,12 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
             changed["tags"] = json!({ "team": null, "stage": "test" });
             site.respec("web", changed).await;
             site.ready("web").await;
-            let balancers = site.aws.balancers().await.unwrap();
-            assert_eq!(balancers.len(), 1);
+            let load_balancers = site.aws.balancers().await.unwrap();
+            assert_eq!(load_balancers.len(), 1);
             site.bed.delete::<MyIngress>("web").await;
             site.gone("web").await;
             assert_eq!(site.aws.balancers().await.unwrap(), []);
-            plain(&balancers[0])
+            plain(&load_balancers[0])
         };
         Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
     });
@@ -94,14 +94,17 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
             site.respec("web", json!({ "tags": { "team": null, "stage": "test" } }))
                 .await;
             site.ready("web").await;
-            let balancers = site.aws.balancers().await.unwrap();
+            let load_balancers = site.aws.balancers().await.unwrap();
             site.bed.delete::<MyIngress>("web").await;
             site.gone("web").await;
             assert_eq!(
-                (balancers.len(), site.aws.balancers().await.unwrap().len()),
+                (
+                    load_balancers.len(),
+                    site.aws.balancers().await.unwrap().len()
+                ),
                 (1, 0)
             );
-            plain(&balancers[0])
+            plain(&load_balancers[0])
         };
         let writes = Match::writes().except_resource("events");
         Box::pin(crate::support::killed_at(
@@ -142,14 +145,17 @@ async fn kill_during_adoption_completes_the_adoption() {
             let scene = async {
                 site.ingress("web", json!({})).await;
                 site.ready("web").await;
-                let balancer = site.balancer("web").await.unwrap();
-                assert_eq!(balancer.arn, arn);
-                assert_eq!(balancer.tags["quartermaster.dev/owner"], site.path("web"));
-                plain(&balancer)
+                let load_balancer = site.balancer("web").await.unwrap();
+                assert_eq!(load_balancer.arn, arn);
+                assert_eq!(
+                    load_balancer.tags["quartermaster.dev/owner"],
+                    site.path("web")
+                );
+                plain(&load_balancer)
             };
-            let came = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
+            let happened = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
             site.aws.delete(&arn).await.unwrap();
-            came
+            happened
         });
         let calls = Box::pin(calls).await;
         assert!(

@@ -14,12 +14,12 @@ use testbed::wait::until;
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 mod calls;
+mod delayed;
+mod deletion;
 mod drift;
-mod ending;
 mod kills;
-mod late;
+mod listener_deletion;
 mod listeners;
-mod listeners_ending;
 mod nodes;
 mod outages;
 mod ownership;
@@ -78,23 +78,23 @@ impl Site {
     }
 
     /// Triggers a reconcile, which reads AWS again.
-    async fn look_again(&self, name: &str) {
+    async fn reconcile(&self, name: &str) {
         let now = uuid::Uuid::new_v4().to_string();
-        let asked =
+        let annotation =
             json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-        self.bed.patch::<MyIngress>(name, asked).await;
+        self.bed.patch::<MyIngress>(name, annotation).await;
     }
 
     /// Waits until the condition of the present generation has this reason; returns its message.
-    async fn says(&self, name: &str, reason: &str) -> String {
+    async fn has_reason(&self, name: &str, reason: &str) -> String {
         let ingress = self.bed.until(name, reason, |ingress: &MyIngress| {
-            says(ingress).0 == reason && up_to_date(ingress)
+            reason_and_message(ingress).0 == reason && up_to_date(ingress)
         });
-        says(&ingress.await).1
+        reason_and_message(&ingress.await).1
     }
 
     async fn ready(&self, name: &str) -> MyIngress {
-        self.says(name, "Ready").await;
+        self.has_reason(name, "Ready").await;
         self.bed.api().get(name).await.unwrap()
     }
 
@@ -116,7 +116,10 @@ impl Site {
     /// Waits until the load balancer satisfies `is`.
     async fn becomes(&self, name: &str, what: &str, is: impl Fn(&Balancer) -> bool) -> Balancer {
         until(format!("the balancer of {name} {what}"), SOON, async || {
-            Ok(self.balancer(name).await.filter(|balancer| is(balancer)))
+            Ok(self
+                .balancer(name)
+                .await
+                .filter(|load_balancer| is(load_balancer)))
         })
         .await
         .unwrap()
@@ -148,7 +151,7 @@ impl Site {
 }
 
 /// Returns reason and message of the condition.
-fn says(ingress: &MyIngress) -> (String, String) {
+fn reason_and_message(ingress: &MyIngress) -> (String, String) {
     let conditions = ingress
         .status
         .as_ref()

@@ -95,7 +95,7 @@ impl Site {
     /// Returns the listeners of `web`.
     pub(super) async fn listening(&self) -> Vec<Listener> {
         match self.balancer("web").await {
-            Some(balancer) => self.aws.listeners(&balancer.arn).await.unwrap(),
+            Some(load_balancer) => self.aws.listeners(&load_balancer.arn).await.unwrap(),
             None => Vec::new(),
         }
     }
@@ -116,8 +116,8 @@ impl Site {
     }
 
     /// Waits until the status has exactly these listeners: port, healthy, total, reason.
-    pub(super) async fn tells(&self, listeners: &[(u16, u32, u32, &str)]) {
-        let told = |it: &ListenerStatus| (it.port, it.healthy, it.total, it.reason.clone());
+    pub(super) async fn has_listener_status(&self, listeners: &[(u16, u32, u32, &str)]) {
+        let row = |it: &ListenerStatus| (it.port, it.healthy, it.total, it.reason.clone());
         let expected: Vec<_> = listeners
             .iter()
             .map(|(port, healthy, total, reason)| (*port, *healthy, *total, (*reason).into()))
@@ -127,7 +127,7 @@ impl Site {
                 status
                     .listeners
                     .iter()
-                    .map(told)
+                    .map(row)
                     .eq(expected.iter().cloned())
             })
         };
@@ -144,7 +144,7 @@ pub(super) fn http(port: u16, service: &str) -> Value {
 
 /// Asserts that at no moment a listener led to a group without targets, and that the operator deleted no group before its
 /// listener.
-pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
+pub(super) fn assert_never_without_targets(calls: &[Arc<Call>]) {
     let mut registered: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     let mut led = BTreeSet::new();
     for call in calls

@@ -73,10 +73,10 @@ async fn error_of_the_spec_is_not_retried() {
     let _operator = site.operator().await;
     site.ingress("web", json!({ "securityGroups": ["sg-0000"] }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRefused").await;
     assert!(
-        words.starts_with("AWS says InvalidSecurityGroup: "),
-        "{words}"
+        message.starts_with("AWS says InvalidSecurityGroup: "),
+        "{message}"
     );
     // The operator has handled another object meanwhile.
     site.ingress("marker", json!({})).await;
@@ -102,8 +102,8 @@ async fn late_load_balancer_is_created_once() {
     let _operator = site.operator().await;
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "Creating").await;
-    assert!(words.contains("does not show it yet"), "{words}");
+    let message = site.has_reason("web", "Creating").await;
+    assert!(message.contains("does not show it yet"), "{message}");
     site.ready("web").await;
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
     assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
@@ -127,7 +127,7 @@ async fn transient_error_is_not_reported() {
             .aws
             .fault(On::action("DescribeTags"), Times::First(1), fault);
         site.aws.clear();
-        site.look_again("web").await;
+        site.reconcile("web").await;
         let well = |calls: &[Arc<Call>]| {
             calls
                 .iter()
@@ -146,8 +146,8 @@ async fn transient_error_is_not_reported() {
         assert!(writes.len() <= 2, "the marker's key, Ready: {writes:?}");
     }
     site.aws.down(true);
-    site.look_again("web").await;
-    site.says("web", "AWSUnavailable").await;
+    site.reconcile("web").await;
+    site.has_reason("web", "AWSUnavailable").await;
     site.aws.down(false);
     site.ready("web").await;
 }
@@ -160,11 +160,11 @@ async fn expired_credentials_are_reported_until_renewed() {
     site.ingress("web", json!({})).await;
     let ready = site.ready("web").await;
     site.aws.access_key(testbed::aws::ACCESS_KEY, true);
-    site.look_again("web").await;
-    let words = site.says("web", "CredentialsMissing").await;
+    site.reconcile("web").await;
+    let message = site.has_reason("web", "CredentialsMissing").await;
     assert!(
-        words.contains("ExpiredToken") && words.contains("docs/my-ingress.md"),
-        "{words}"
+        message.contains("ExpiredToken") && message.contains("docs/my-ingress.md"),
+        "{message}"
     );
     let ill: MyIngress = site.bed.api().get("web").await.unwrap();
     assert_eq!(ill.status.unwrap().alb, ready.status.unwrap().alb);
@@ -181,8 +181,8 @@ async fn missing_credentials_are_reported() {
     settings.env.retain(|(name, _)| !name.contains("KEY"));
     let operator = Operator::start(&site.bed, settings).await;
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "CredentialsMissing").await;
-    assert!(words.contains("docs/my-ingress.md"), "{words}");
+    let message = site.has_reason("web", "CredentialsMissing").await;
+    assert!(message.contains("docs/my-ingress.md"), "{message}");
     assert_eq!(site.aws.calls().len(), 0);
     assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
     site.bed.delete::<MyIngress>("web").await;

@@ -12,8 +12,8 @@ const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 type Tags<'a> = &'a [(&'a str, &'a str)];
 
 /// Runs the commands in a condition's message, word for word.
-pub(super) async fn hand_over(site: &Site, words: &str) {
-    for commands in words.split("to hand it over: ").skip(1) {
+pub(super) async fn run_adopt_commands(site: &Site, message: &str) {
+    for commands in message.split("to hand it over: ").skip(1) {
         let commands = commands.split("; ").next().unwrap();
         let (aws, kubectl) = commands.split_once(" && ").unwrap();
         let aws: Vec<_> = aws.split(' ').collect();
@@ -52,7 +52,7 @@ pub(super) async fn hand_over(site: &Site, words: &str) {
 async fn foreign_load_balancer_is_unchanged_until_adoption() {
     let site = Site::new("foreign").await;
     let _operator = site.operator().await;
-    let ours = site.path("a");
+    let owner = site.path("a");
     let cases: [(&str, Tags<'_>, &str); 5] = [
         ("untagged", &[], "is not ours"),
         ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
@@ -60,7 +60,7 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
             "byname",
             &[
                 ("ManagedBy", "quartermaster"),
-                ("quartermaster.dev/owner", &ours),
+                ("quartermaster.dev/owner", &owner),
             ],
             "is not ours",
         ),
@@ -86,20 +86,20 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
         let before = site.balancer(name).await.unwrap();
         site.aws.clear();
         site.ingress(name, json!({})).await;
-        let words = site.says(name, "Conflict").await;
-        assert!(words.contains(whose), "{words}");
-        site.look_again(name).await;
+        let message = site.has_reason(name, "Conflict").await;
+        assert!(message.contains(whose), "{message}");
+        site.reconcile(name).await;
         site.aws
             .wait_for(SOON, |calls| calls.len() >= 4)
             .await
             .unwrap();
         // A third read begins after the second has ended.
-        site.look_again(name).await;
+        site.reconcile(name).await;
         site.aws
             .wait_for(SOON, |calls| calls.len() >= 6)
             .await
             .unwrap();
-        site.says(name, "Conflict").await;
+        site.has_reason(name, "Conflict").await;
         assert_eq!(changing(&site.aws.calls()), [""; 0], "{name}");
         let ingress: MyIngress = site.bed.api().get(name).await.unwrap();
         let alb = ingress.status.unwrap().alb.unwrap();
@@ -109,7 +109,7 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
             "another's is not shown as ours"
         );
 
-        hand_over(&site, &words).await;
+        run_adopt_commands(&site, &message).await;
         site.ready(name).await;
         let after = site.balancer(name).await.unwrap();
         assert_eq!(
@@ -122,8 +122,8 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
         );
         assert_eq!(after.tags["quartermaster.dev/owner"], site.path(name));
         assert_eq!(after.subnets, SUBNETS);
-        let told = site.bed.event(name, "Adopted").await;
-        assert!(told.contains(&arn), "{told}");
+        let event = site.bed.event(name, "Adopted").await;
+        assert!(event.contains(&arn), "{event}");
     }
 }
 
@@ -138,10 +138,10 @@ async fn load_balancer_without_tags_is_unowned() {
     // The operator restores tags that prove nothing.
     for key in ["ManagedBy", "quartermaster.dev/owner"] {
         site.aws.untag(&made.arn, key).await.unwrap();
-        site.look_again("web").await;
+        site.reconcile("web").await;
         let whole = site
-            .becomes("web", "has its tags again", |balancer| {
-                balancer.tags == made.tags
+            .becomes("web", "has its tags again", |load_balancer| {
+                load_balancer.tags == made.tags
             })
             .await;
         assert_eq!(whole.arn, made.arn);
@@ -150,8 +150,8 @@ async fn load_balancer_without_tags_is_unowned() {
         site.aws.untag(&made.arn, key).await.unwrap();
     }
     site.aws.clear();
-    site.look_again("web").await;
-    let words = site.says("web", "Conflict").await;
+    site.reconcile("web").await;
+    let message = site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
@@ -168,7 +168,7 @@ async fn load_balancer_without_tags_is_unowned() {
             json!({ "metadata": { "annotations": kopf }, "spec": spec }),
         )
         .await;
-    site.says("web", "Suspended").await;
+    site.has_reason("web", "Suspended").await;
     let patch = kube::api::Patch::Merge(json!({ "status": status }));
     site.bed
         .api::<MyIngress>()
@@ -176,9 +176,9 @@ async fn load_balancer_without_tags_is_unowned() {
         .await
         .unwrap();
     site.respec("web", json!({ "suspend": false })).await;
-    assert_eq!(site.says("web", "Conflict").await, words);
+    assert_eq!(site.has_reason("web", "Conflict").await, message);
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
-    hand_over(&site, &words).await;
+    run_adopt_commands(&site, &message).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
@@ -199,13 +199,13 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     let made = site.balancer("web").await.unwrap();
     site.aws.clear();
     other.ingress("web", json!({})).await;
-    let words = other.says("web", "NameTaken").await;
+    let message = other.has_reason("web", "NameTaken").await;
     assert!(
-        words.starts_with(&format!(
+        message.starts_with(&format!(
             "load balancer web-alb is that of MyIngress {}",
             site.path("web")
         )),
-        "{words}"
+        "{message}"
     );
     // The second MyIngress is deleted without a trace, ...
     other.bed.delete::<MyIngress>("web").await;
@@ -217,7 +217,7 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     );
     // ... or gets the name once the first is deleted.
     other.ingress("web", json!({})).await;
-    other.says("web", "NameTaken").await;
+    other.has_reason("web", "NameTaken").await;
     site.bed.delete::<MyIngress>("web").await;
     other.ready("web").await;
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
@@ -233,19 +233,19 @@ async fn load_balancer_created_meanwhile_is_not_claimed() {
     let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
-    let theirs = site
+    let foreign = site
         .aws
         .create("web-alb", &SUBNETS, "internet-facing", &[])
         .await
         .unwrap();
     gate.release();
-    site.says("web", "Conflict").await;
+    site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     let left = site.aws.balancers().await.unwrap();
     assert_eq!(
         (left.len(), &left[0].arn, left[0].tags.len()),
-        (1, &theirs, 0)
+        (1, &foreign, 0)
     );
     assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
 }
@@ -263,8 +263,10 @@ async fn owned_load_balancer_moves_to_another_owner() {
         .tag(&arn, "quartermaster.dev/owner", "somebody")
         .await
         .unwrap();
-    site.look_again("web").await;
-    let whole = |balancer: &Balancer| balancer.tags["quartermaster.dev/owner"] == site.path("web");
+    site.reconcile("web").await;
+    let whole = |load_balancer: &Balancer| {
+        load_balancer.tags["quartermaster.dev/owner"] == site.path("web")
+    };
     let looked_at = site.becomes("web", "has its tags again", whole).await;
     assert_eq!(looked_at.tags[ADOPT_BY], "another/web");
 }
@@ -306,7 +308,7 @@ async fn deleted_object_creates_nothing() {
         .await
         .unwrap()
         .into_iter()
-        .map(|balancer| balancer.name)
+        .map(|load_balancer| load_balancer.name)
         .collect();
     assert_eq!(made, ["marker-alb"]);
 }
@@ -321,11 +323,11 @@ async fn other_region_changes_nothing() {
     operator.kill();
     drop(operator);
     let moved = Operator::start(&site.bed, site.settings().env("AWS_REGION", "eu-central-1")).await;
-    let words = site.says("web", "RegionMismatch").await;
-    assert!(words.contains("is not in eu-central-1"), "{words}");
+    let message = site.has_reason("web", "RegionMismatch").await;
+    assert!(message.contains("is not in eu-central-1"), "{message}");
     site.bed.delete::<MyIngress>("web").await;
-    site.look_again("web").await;
-    site.says("web", "RegionMismatch").await;
+    site.reconcile("web").await;
+    site.has_reason("web", "RegionMismatch").await;
     drop(moved);
     let _operator = site.operator().await;
     site.gone("web").await;
@@ -349,15 +351,15 @@ async fn other_account_changes_nothing() {
     drop(operator);
     let moved = Operator::start(&site.bed, Settings::default().aws(&other)).await;
     for name in names {
-        let words = site.says(name, "AccountMismatch").await;
+        let message = site.has_reason(name, "AccountMismatch").await;
         let account = taken.split(':').nth(4).unwrap();
         let made = site.balancer(name).await.unwrap();
         assert!(
-            words.starts_with(&format!("{} is not in {account}, the account", made.arn)),
-            "{words}"
+            message.starts_with(&format!("{} is not in {account}, the account", made.arn)),
+            "{message}"
         );
         site.bed.delete::<MyIngress>(name).await;
-        site.says(name, "AccountMismatch").await;
+        site.has_reason(name, "AccountMismatch").await;
     }
     assert_eq!(changing(&other.calls()), [""; 0]);
     drop(moved);
@@ -403,10 +405,10 @@ async fn other_scheme_prevents_adoption() {
         .await
         .unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "NotAlike").await;
+    let message = site.has_reason("web", "NotAlike").await;
     assert!(
-        words.starts_with("load balancer web-alb is internal"),
-        "{words}"
+        message.starts_with("load balancer web-alb is internal"),
+        "{message}"
     );
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     site.bed.delete::<MyIngress>("web").await;

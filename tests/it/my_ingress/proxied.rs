@@ -120,7 +120,7 @@ async fn credentials_of_the_node_are_never_requested_through_the_proxy() {
     let _operator = Operator::start(&bed, settings).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
-    let says = |ingress: &MyIngress| super::says(ingress).0 == "CredentialsMissing";
+    let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "CredentialsMissing";
     bed.until("lb", "told that there are no credentials", says)
         .await;
     assert!(
@@ -139,14 +139,14 @@ async fn unusable_proxy_is_reported_and_not_bypassed() {
     let operator = Operator::start(&bed, with_keys(settings, &endpoint)).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
-    let says = |ingress: &MyIngress| super::says(ingress).0 == "ProxyInvalid";
+    let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "ProxyInvalid";
     let ingress = bed.until("lb", "told that the proxy is none", says).await;
     assert!(
-        super::says(&ingress)
+        super::reason_and_message(&ingress)
             .1
             .contains("http://proxy.example:3128"),
         "{:?}",
-        super::says(&ingress)
+        super::reason_and_message(&ingress)
     );
     assert!(!operator.logs().contains("password"));
     assert_eq!(direct.lines(), Vec::<String>::new());

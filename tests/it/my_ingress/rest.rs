@@ -33,28 +33,28 @@ async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     // Only the number of concurrent reconciles limits the calls to AWS. Each object is reconciled again, without a trigger.
     let operator =
         Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
-    let looked_at = |calls: &[Arc<Call>]| -> Vec<String> {
+    let arns_read = |calls: &[Arc<Call>]| -> Vec<String> {
         let members = calls.iter().flat_map(|call| call.params.clone());
         members
             .filter(|(name, _)| name.starts_with("ResourceArns."))
             .map(|(_, arn)| arn)
             .collect()
     };
-    let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(looked_at(calls)).len() == MANY;
+    let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(arns_read(calls)).len() == MANY;
     let calls = site.aws.wait_for(SOON * 2, all).await.unwrap();
     let counted = counted(&calls);
     assert_eq!(
         counted.keys().collect::<Vec<_>>(),
         ["DescribeLoadBalancers", "DescribeTags"]
     );
-    let passes = looked_at(&calls).len();
+    let reconciles = arns_read(&calls).len();
     assert!(
-        counted["DescribeTags"] < passes,
-        "{counted:?} for {passes}: they are asked for together"
+        counted["DescribeTags"] < reconciles,
+        "{counted:?} for {reconciles}: they are asked for together"
     );
     assert!(
-        counted["DescribeLoadBalancers"] <= passes + UNDER_WAY,
-        "{counted:?} for {passes}"
+        counted["DescribeLoadBalancers"] <= reconciles + UNDER_WAY,
+        "{counted:?} for {reconciles}"
     );
     assert_eq!(site.writes(since).await, [""; 0]);
 
@@ -67,11 +67,14 @@ async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
         .bed
         .create::<k8s_openapi::api::core::v1::ConfigMap>("any", json!({}))
         .await;
-    let asked = site
+    let call_count = site
         .aws
         .calls()
         .iter()
         .filter(|call| call.at > began)
         .count();
-    assert_eq!((asked, operator.probe("readyz").await.unwrap().0), (0, 200));
+    assert_eq!(
+        (call_count, operator.probe("readyz").await.unwrap().0),
+        (0, 200)
+    );
 }

@@ -16,7 +16,7 @@ async fn stale_deletion_deletes_nothing() {
     let made = site.balancer("web").await.unwrap();
     site.aws.protect(&made.arn, true).await.unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
 
     let frozen = proxy.freeze(Match::watch("myingresses"));
     site.bed

@@ -98,7 +98,7 @@ async fn document_003_works_as_printed() {
     kubectl(&["delete", "-f", SAMPLE, "--timeout=30s"]).await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
     for reason in ["Created", "Ready", "Deleted"] {
-        let told = kubectl(&[
+        let events = kubectl(&[
             "events",
             "--for=mying/myapp",
             "-o",
@@ -106,9 +106,9 @@ async fn document_003_works_as_printed() {
         ])
         .await;
         assert_eq!(
-            told.split(' ').filter(|told| *told == reason).count(),
+            events.split(' ').filter(|events| *events == reason).count(),
             1,
-            "{reason} in {told}"
+            "{reason} in {events}"
         );
     }
     let metrics = operator.metrics().await;

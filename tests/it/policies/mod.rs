@@ -17,16 +17,16 @@ use testbed::wait::until;
 use crate::support::{Bed, SOON};
 
 mod authors;
-mod lasting;
+mod exempt_changes;
 mod names;
 mod operator;
-mod people;
 mod pods;
+mod users;
 
 /// One permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
 /// everywhere.
 #[derive(Clone, Debug)]
-struct Right {
+struct Permission {
     verb: &'static str,
     resource: &'static str,
     name: Option<&'static str>,
@@ -34,13 +34,13 @@ struct Right {
 }
 
 /// Returns a permission in one namespace.
-fn right(
+fn permission(
     verb: &'static str,
     resource: &'static str,
     name: Option<&'static str>,
     namespace: &str,
-) -> Right {
-    Right {
+) -> Permission {
+    Permission {
         verb,
         resource,
         name,
@@ -49,8 +49,12 @@ fn right(
 }
 
 /// Returns a permission in the whole cluster.
-fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static str>) -> Right {
-    Right {
+fn cluster_permission(
+    verb: &'static str,
+    resource: &'static str,
+    name: Option<&'static str>,
+) -> Permission {
+    Permission {
         verb,
         resource,
         name,
@@ -58,7 +62,7 @@ fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static 
     }
 }
 
-impl Right {
+impl Permission {
     fn rule(&self) -> PolicyRule {
         let (resource, group) = self.resource.split_once('.').unwrap_or((self.resource, ""));
         rule(group, resource, &[self.verb], self.name)
@@ -99,8 +103,8 @@ struct User {
 }
 
 impl User {
-    async fn new(bed: &Bed, name: &str, kind: &ApiResource, rights: &[Right]) -> Self {
-        let user = Self::without_rights(bed, name, kind).await;
+    async fn new(bed: &Bed, name: &str, kind: &ApiResource, permissions: &[Permission]) -> Self {
+        let user = Self::without_permissions(bed, name, kind).await;
         let own = [kind.plural.clone(), format!("{}/status", kind.plural)];
         let rules = own
             .iter()
@@ -108,13 +112,13 @@ impl User {
             .collect();
         user.grant_rules(bed, "own", Some(&bed.namespace), rules)
             .await;
-        for (index, right) in rights.iter().enumerate() {
-            user.grant(bed, &format!("right-{index}"), right).await;
+        for (index, permission) in permissions.iter().enumerate() {
+            user.grant(bed, &format!("right-{index}"), permission).await;
         }
         user
     }
 
-    async fn without_rights(bed: &Bed, name: &str, kind: &ApiResource) -> Self {
+    async fn without_permissions(bed: &Bed, name: &str, kind: &ApiResource) -> Self {
         let name = format!("{name}.{}", bed.namespace);
         let file = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
         let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
@@ -135,9 +139,14 @@ impl User {
         format!("{role}.{}", self.name)
     }
 
-    async fn grant(&self, bed: &Bed, role: &str, right: &Right) {
-        self.grant_rules(bed, role, right.namespace.as_deref(), vec![right.rule()])
-            .await;
+    async fn grant(&self, bed: &Bed, role: &str, permission: &Permission) {
+        self.grant_rules(
+            bed,
+            role,
+            permission.namespace.as_deref(),
+            vec![permission.rule()],
+        )
+        .await;
     }
 
     async fn grant_rules(
@@ -249,34 +258,40 @@ where
 }
 
 /// Returns the message of a rejection by a policy: 403, as for any other missing permission.
-fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
+fn rejection_of<T: Debug>(answer: kube::Result<T>) -> String {
     match answer {
-        Err(kube::Error::Api(said)) if said.message.contains("ValidatingAdmissionPolicy") => {
+        Err(kube::Error::Api(rejection))
+            if rejection.message.contains("ValidatingAdmissionPolicy") =>
+        {
             assert_eq!(
-                (said.code, &*said.reason),
+                (rejection.code, &*rejection.reason),
                 (403, "Forbidden"),
                 "{}",
-                said.message
+                rejection.message
             );
-            said.message
+            rejection.message
         }
         other => panic!("no policy refused it: {other:?}"),
     }
 }
 
 /// Waits until a request is rejected with this message: roles take a moment to count.
-async fn refused<T: Debug>(
-    words: &str,
+async fn rejected<T: Debug>(
+    expected: &str,
     mut request: impl AsyncFnMut() -> kube::Result<T>,
 ) -> String {
-    let found = until(format!("refused: {words}"), SOON, async || {
-        match request().await {
-            Err(kube::Error::Api(said)) if said.message.contains(words) => Ok(Some(said)),
-            Err(kube::Error::Api(said)) => anyhow::bail!("{}", said.message),
+    let found = until(
+        format!("refused: {expected}"),
+        SOON,
+        async || match request().await {
+            Err(kube::Error::Api(rejection)) if rejection.message.contains(expected) => {
+                Ok(Some(rejection))
+            }
+            Err(kube::Error::Api(rejection)) => anyhow::bail!("{}", rejection.message),
             other => anyhow::bail!("not refused: {other:?}"),
-        }
-    });
-    refusal::<T>(Err(kube::Error::Api(found.await.unwrap())))
+        },
+    );
+    rejection_of::<T>(Err(kube::Error::Api(found.await.unwrap())))
 }
 
 /// Waits until a request is accepted: roles take a moment to count.

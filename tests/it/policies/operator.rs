@@ -9,7 +9,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{allowed, refusal, refused};
+use super::{allowed, rejected, rejection_of};
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
 const DRY: PostParams = PostParams {
@@ -94,7 +94,7 @@ fn controller(api_version: &str, kind: &str, controls: bool) -> Value {
 
 /// Returns metadata, and whether the operator may change and delete an object with it. The operator may create only the
 /// first.
-fn whose() -> Vec<(&'static str, Value, bool)> {
+fn metadata_cases() -> Vec<(&'static str, Value, bool)> {
     vec![
         ("marked", marked(), true),
         (
@@ -150,14 +150,15 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
     for (kind, rest, patches) in made() {
-        let theirs =
+        let foreign =
             Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
-        let ours = Api::<DynamicObject>::namespaced_with(operator.clone(), &bed.namespace, &kind);
-        for (name, metadata, is_ours) in whose() {
+        let own_objects =
+            Api::<DynamicObject>::namespaced_with(operator.clone(), &bed.namespace, &kind);
+        for (name, metadata, is_ours) in metadata_cases() {
             let mut object = DynamicObject::new(name, &kind).data(rest.clone());
             object.metadata = serde_json::from_value(metadata).unwrap();
             object.metadata.name = Some(name.into());
-            let words = format!(
+            let expected = format!(
                 "the operator may not touch {} \"{name}\" in namespace \"{}\": it has neither the label \
                  quartermaster.dev/owner-uid nor one of its resources for a controller, and nobody handed it over with the \
                  annotation quartermaster.dev/adopt-by",
@@ -166,14 +167,15 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
             // The operator creates objects with the label only.
             if name == "marked" {
                 allowed("what is marked is made", async || {
-                    ours.create(&DRY, &object).await
+                    own_objects.create(&DRY, &object).await
                 })
                 .await;
             } else {
-                let said = refused(&words, async || ours.create(&DRY, &object).await).await;
-                assert!(said.ends_with(&words), "{said}");
+                let rejection =
+                    rejected(&expected, async || own_objects.create(&DRY, &object).await).await;
+                assert!(rejection.ends_with(&expected), "{rejection}");
             }
-            let live = theirs
+            let live = foreign
                 .create(&PostParams::default(), &object)
                 .await
                 .unwrap();
@@ -184,12 +186,14 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                     dry_run: true,
                     ..PatchParams::default()
                 };
-                ours.patch(name, &parameters, &Patch::Merge(&patch)).await
+                own_objects
+                    .patch(name, &parameters, &Patch::Merge(&patch))
+                    .await
             } else {
                 let mut live = live.clone();
                 live.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
                 live.metadata.managed_fields = None;
-                ours.replace(name, &DRY, &live).await
+                own_objects.replace(name, &DRY, &live).await
             };
             let preconditions = Preconditions {
                 uid: live.metadata.uid.clone(),
@@ -199,13 +203,13 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                 dry_run: true,
                 ..DeleteParams::default().preconditions(preconditions)
             };
-            let deleted = ours.delete(name, &parameters).await;
+            let deleted = own_objects.delete(name, &parameters).await;
             if is_ours {
                 changed.unwrap_or_else(|error| panic!("{} {name}: {error}", kind.plural));
                 deleted.unwrap_or_else(|error| panic!("{} {name}: {error}", kind.plural));
             } else {
-                for said in [refusal(changed), refusal(deleted)] {
-                    assert!(said.ends_with(&words), "{said}");
+                for rejection in [rejection_of(changed), rejection_of(deleted)] {
+                    assert!(rejection.ends_with(&expected), "{rejection}");
                 }
             }
         }
@@ -217,23 +221,28 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
 async fn ownership_label_can_be_removed_and_releases_the_object() {
     let bed = Bed::shared("policy-unmark").await;
     let kind = &made()[0].0;
-    let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
+    let own_objects =
+        Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let mut object = DynamicObject::new("copy", kind).data(json!({ "data": { "a": "b" } }));
     object.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
     let mut copy = allowed("a copy is made", async || {
-        ours.create(&PostParams::default(), &object).await
+        own_objects.create(&PostParams::default(), &object).await
     })
     .await;
     copy.metadata.labels = None;
     copy.metadata.managed_fields = None;
-    let mut copy = ours
+    let mut copy = own_objects
         .replace("copy", &PostParams::default(), &copy)
         .await
         .unwrap();
     copy.data["data"]["a"] = "c".into();
     copy.metadata.managed_fields = None;
-    refusal(ours.replace("copy", &PostParams::default(), &copy).await);
-    refusal(ours.delete("copy", &DeleteParams::default()).await);
+    rejection_of(
+        own_objects
+            .replace("copy", &PostParams::default(), &copy)
+            .await,
+    );
+    rejection_of(own_objects.delete("copy", &DeleteParams::default()).await);
     bed.kubectl(&[
         "annotate",
         "configmap",
@@ -241,7 +250,10 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
         "quartermaster.dev/adopt-by=a/b",
     ])
     .await;
-    ours.delete("copy", &DeleteParams::default()).await.unwrap();
+    own_objects
+        .delete("copy", &DeleteParams::default())
+        .await
+        .unwrap();
 }
 
 /// The account is a parameter of the policy: without it the policy binds nobody, and blocks nobody else.
@@ -249,10 +261,11 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
 async fn missing_account_blocks_nobody_else() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;
     let kind = &made()[0].0;
-    let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
+    let own_objects =
+        Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let object = DynamicObject::new("nobodys", kind).data(json!({}));
-    refused("the operator may not touch configmaps", async || {
-        ours.create(&DRY, &object).await
+    rejected("the operator may not touch configmaps", async || {
+        own_objects.create(&DRY, &object).await
     })
     .await;
     let accounts = Api::<ServiceAccount>::namespaced(bed.client.clone(), SYSTEM);
@@ -260,15 +273,15 @@ async fn missing_account_blocks_nobody_else() {
         .delete(ACCOUNT, &DeleteParams::default())
         .await
         .unwrap();
-    let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
-    theirs
+    let foreign = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
+    foreign
         .create(&PostParams::default(), &object)
         .await
         .unwrap();
     // The token is invalid by then.
     until("the token is refused", SOON, async || {
-        match ours.create(&DRY, &object).await {
-            Err(kube::Error::Api(said)) if said.code == 401 => Ok(Some(())),
+        match own_objects.create(&DRY, &object).await {
+            Err(kube::Error::Api(rejection)) if rejection.code == 401 => Ok(Some(())),
             other => anyhow::bail!("{other:?}"),
         }
     })

@@ -5,7 +5,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use super::operator::operator;
-use super::{allowed, refusal, refused};
+use super::{allowed, rejected, rejection_of};
 use crate::support::{Bed, SYSTEM};
 
 const DRY: PostParams = PostParams {
@@ -112,9 +112,9 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
     let client = operator(&bed).await;
     for kind in [pods(), deployments()] {
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &bed.namespace, &kind);
-        for (change, words) in forbidden() {
+        for (change, expected) in forbidden() {
             let object = running(&kind, "a", &pod(&change));
-            refused(words, async || api.create(&DRY, &object).await).await;
+            rejected(expected, async || api.create(&DRY, &object).await).await;
         }
         let object = running(&kind, "a", &pod(&harmless()));
         allowed("what a service mesh adds passes", async || {
@@ -128,7 +128,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             &pod(&json!({ "serviceAccountName": "builder" })),
         );
         if kind.plural == "pods" {
-            refused("a Pod with the ServiceAccount default only", async || {
+            rejected("a Pod with the ServiceAccount default only", async || {
                 api.create(&DRY, &object).await
             })
             .await;
@@ -165,11 +165,11 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
         for kind in [pods(), deployments()] {
             let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
             let object = running(&kind, "a", &restricted);
-            let words = format!(
+            let expected = format!(
                 "the operator may not run {} \"a\" in namespace \"{namespace}\": it runs nothing in kube-system",
                 kind.plural
             );
-            refused(&words, async || api.create(&DRY, &object).await).await;
+            rejected(&expected, async || api.create(&DRY, &object).await).await;
         }
         // Copies have a setting of their own.
         let maps = Api::<DynamicObject>::namespaced_with(
@@ -195,12 +195,16 @@ async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() 
     let bed = Bed::bare("policy-old").await;
     let kind = deployments();
     let client = operator(&bed).await;
-    let ours = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);
-    let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+    let as_operator = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);
+    let as_admin = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
     let host = running(&kind, "host", &pod(&json!({ "hostNetwork": true })));
-    theirs.create(&PostParams::default(), &host).await.unwrap();
+    as_admin
+        .create(&PostParams::default(), &host)
+        .await
+        .unwrap();
     let patch = async |patch: Value| {
-        ours.patch("host", &PatchParams::default(), &Patch::Merge(&patch))
+        as_operator
+            .patch("host", &PatchParams::default(), &Patch::Merge(&patch))
             .await
     };
     allowed("it is scaled and labelled", async || {
@@ -208,16 +212,20 @@ async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() 
     })
     .await;
     let image = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "image": "b" }] } } } });
-    assert!(refusal(patch(image).await).contains("no Pod with hostNetwork"));
+    assert!(rejection_of(patch(image).await).contains("no Pod with hostNetwork"));
     let plain = running(&kind, "plain", &pod(&json!({})));
-    ours.create(&PostParams::default(), &plain).await.unwrap();
+    as_operator
+        .create(&PostParams::default(), &plain)
+        .await
+        .unwrap();
     let host = json!({ "spec": { "template": { "spec": { "hostPID": true } } } });
-    let said = refusal(
-        ours.patch("plain", &PatchParams::default(), &Patch::Merge(&host))
+    let rejection = rejection_of(
+        as_operator
+            .patch("plain", &PatchParams::default(), &Patch::Merge(&host))
             .await,
     );
     assert!(
-        said.contains("no Pod with hostNetwork, hostPID or hostIPC"),
-        "{said}"
+        rejection.contains("no Pod with hostNetwork, hostPID or hostIPC"),
+        "{rejection}"
     );
 }

@@ -32,15 +32,15 @@ use testbed::wait::until;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 mod kills;
-mod look;
+mod observe;
 mod operator;
-mod searched;
+mod secret_search;
 mod tools;
 
 #[allow(unused_imports)] // as above
 pub use kills::{Trap, at_each_write, killed_at, struck};
 #[allow(unused_imports)] // as above
-pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
+pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
 pub use operator::{Operator, Settings};
 #[allow(unused_imports)] // as above
 pub use tools::tool;
@@ -350,7 +350,7 @@ impl Bed {
             + Serialize,
     {
         if K::kind(&()) == Secret::KIND {
-            searched::remember(&rest);
+            secret_search::remember(&rest);
         }
         let mut object = rest;
         object["metadata"]["name"] = name.into();
@@ -370,7 +370,7 @@ impl Bed {
             + DeserializeOwned,
     {
         if K::kind(&()) == Secret::KIND {
-            searched::remember(&patch);
+            secret_search::remember(&patch);
         }
         self.api()
             .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -514,12 +514,12 @@ impl Bed {
     }
 
     /// Waits until the history has exactly these actions and values, all of them delivered.
-    pub async fn delivered(&self, name: &str, told: &[(&str, Option<&str>)]) -> Vec<Entry> {
-        let what = format!("tells {told:?}, delivered");
+    pub async fn delivered(&self, name: &str, expected: &[(&str, Option<&str>)]) -> Vec<Entry> {
+        let what = format!("tells {expected:?}, delivered");
         let field = self
             .until(name, &what, |field: &TrackedField| {
                 let entries = field.history().unwrap();
-                self::told(&entries) == told
+                self::actions_and_values(&entries) == expected
                     && entries
                         .iter()
                         .all(|entry| entry.delivery == Some(Delivery::Delivered))
@@ -553,7 +553,7 @@ impl Bed {
 }
 
 /// Returns actions and values of a history.
-pub fn told(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
+pub fn actions_and_values(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
     entries
         .iter()
         .map(|entry| (entry.action.as_str(), entry.value.as_deref()))

@@ -291,7 +291,7 @@ impl Drop for Operator {
         let ended = self.child.kill();
         if !std::thread::panicking() {
             ended.unwrap();
-            super::searched::search(&self.logs());
+            super::secret_search::search(&self.logs());
         }
     }
 }
@@ -341,7 +341,7 @@ where
     let api = Api::<K>::namespaced(bed.client.clone(), SYSTEM);
     let object = serde_json::from_value(object).unwrap();
     match api.create(&PostParams::default(), &object).await {
-        Err(kube::Error::Api(said)) if said.reason == "AlreadyExists" => {}
+        Err(kube::Error::Api(error)) if error.reason == "AlreadyExists" => {}
         created => drop(created.unwrap()),
     }
 }

@@ -238,8 +238,8 @@ pub async fn store(
     wait_until(&format!("{name} is stored"), async || {
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => true,
-            Err(kube::Error::Api(said)) if said.code == 429 || said.code == 404 => false,
-            Err(said) => panic!("the original CRD refuses {yaml:?}: {said}"),
+            Err(kube::Error::Api(error)) if error.code == 429 || error.code == 404 => false,
+            Err(error) => panic!("the original CRD refuses {yaml:?}: {error}"),
         }
     })
     .await;

@@ -174,10 +174,10 @@ async fn operator_accepts_old_objects_unchanged() {
     }
     bed.until("app-0", "says what to write", says("SpecInvalid"))
         .await;
-    let words = bed.event(&below_zero, "SpecInvalid").await;
+    let message = bed.event(&below_zero, "SpecInvalid").await;
     assert!(
-        words.starts_with("spec.size: write a number from 0"),
-        "{words}"
+        message.starts_with("spec.size: write a number from 0"),
+        "{message}"
     );
     bed.until("no.label", "says what to write", says("SpecInvalid"))
         .await;
@@ -274,12 +274,12 @@ async fn operator_accepts_old_objects_unchanged() {
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
         let history = field.history().unwrap();
-        let told: Vec<_> = history
+        let sent: Vec<_> = history
             .iter()
             .filter_map(|entry| entry.value.as_deref())
             .collect();
         let last = history.last();
-        told == ["1", "3", "4"]
+        sent == ["1", "3", "4"]
             && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
     })
     .await;
@@ -287,12 +287,12 @@ async fn operator_accepts_old_objects_unchanged() {
         .wait_for(SOON, |_| !changes(&receiver).is_empty())
         .await
         .unwrap();
-    let told: Vec<_> = changes(&receiver)
+    let sent: Vec<_> = changes(&receiver)
         .iter()
         .map(|change| change["value"].clone())
         .collect();
     assert_eq!(
-        (told, receiver.requests().len()),
+        (sent, receiver.requests().len()),
         (vec![json!("4")], 1),
         "no test message, no repetition"
     );

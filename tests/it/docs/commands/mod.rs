@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use page::{Command, Step, steps};
 use qm_core::kind::KindInfo;
 use quartermaster::registry;
-use shell::{Came, Shell};
+use shell::{CommandResult, Shell};
 use stage::{Scene, Stage};
 use testbed::aws::Aws;
 use testbed::bot_api::{BotApi, Chat, Kind};
@@ -19,9 +19,9 @@ use testbed::{ControlPlane, Options};
 use super::{pages, root};
 use crate::support::{Bed, Operator, Plane, SOON, Settings, bot_api, install};
 
+mod output;
 mod page;
 mod shell;
-mod shown;
 mod stage;
 
 /// Maximum duration of one command.
@@ -119,7 +119,7 @@ async fn every_page_works_as_described() {
         telegram,
         aws,
         not_run: not_run(),
-        there: There::Nothing,
+        there: Installation::Nothing,
     };
     let mut ran = 0;
     for (name, mut steps) in walked() {
@@ -139,12 +139,12 @@ struct Walk {
     telegram: BotApi,
     aws: Aws,
     not_run: BTreeSet<String>,
-    there: There,
+    there: Installation,
 }
 
 /// The present installation.
 #[derive(PartialEq)]
-enum There {
+enum Installation {
     Nothing,
     /// CRDs, permissions and policies.
     Installed,
@@ -158,8 +158,8 @@ impl Walk {
         let began = Instant::now();
         let stage = Stage::of(name);
         let mut shell = Shell::new(&self.bed.plane, &self.telegram.url(), &self.aws).await;
-        if self.there != There::Installed || !stage.installed {
-            if self.there != There::Nothing {
+        if self.there != Installation::Installed || !stage.installed {
+            if self.there != Installation::Nothing {
                 self.run(&shell, name, "another-cluster").await;
             }
             if stage.installed {
@@ -171,9 +171,9 @@ impl Walk {
             self.bed.plane.audit().expect_refusals().unwrap();
         }
         self.there = if stage.installed {
-            There::Installed
+            Installation::Installed
         } else {
-            There::Something
+            Installation::Something
         };
 
         let (mut ran, mut scenes, mut operator) = (0, stage.scenes.iter().peekable(), None);
@@ -195,9 +195,9 @@ impl Walk {
             if let Some(scene) = scenes.next_if(|scene| scene.before == first_line) {
                 self.scene(&shell, name, &stage, scene, &mut operator).await;
             }
-            let asked = Instant::now();
+            let started_at = Instant::now();
             self.command(&mut shell, name, command, &stage).await;
-            println!("{:5.1} s  {first_line}", asked.elapsed().as_secs_f32());
+            println!("{:5.1} s  {first_line}", started_at.elapsed().as_secs_f32());
             ran += 1;
         }
         assert_eq!(
@@ -205,10 +205,10 @@ impl Walk {
             None,
             "{name}: the page has no such command, in this order"
         );
-        let asked = Instant::now();
+        let started_at = Instant::now();
         shell.end();
         self.tidy(&shell, name, operator.is_some()).await;
-        println!("{:5.1} s  to tidy up", asked.elapsed().as_secs_f32());
+        println!("{:5.1} s  to tidy up", started_at.elapsed().as_secs_f32());
         println!(
             "{name}: {ran} commands in {:.1} s",
             began.elapsed().as_secs_f32()
@@ -225,7 +225,7 @@ impl Walk {
         scene: &Scene,
         operator: &mut Option<Operator>,
     ) {
-        let asked = Instant::now();
+        let started_at = Instant::now();
         self.run(
             shell,
             page,
@@ -234,7 +234,7 @@ impl Walk {
         .await;
         println!(
             "{:5.1} s  what is there before {}",
-            asked.elapsed().as_secs_f32(),
+            started_at.elapsed().as_secs_f32(),
             scene.before
         );
         if let Some(runs) = scene.operator {
@@ -268,33 +268,33 @@ impl Walk {
                 shell.run(&text).await
             }
         };
-        let is_well = |came: &Came| {
-            came.well && (printed.is_empty() || shown::is_as_shown(&printed, &came.out))
+        let succeeded = |result: &CommandResult| {
+            result.well && (printed.is_empty() || output::matches_page(&printed, &result.out))
         };
-        let mut came = tokio::time::timeout(PATIENCE, run())
+        let mut result = tokio::time::timeout(PATIENCE, run())
             .await
             .unwrap_or_else(|_| panic!("{page}: {text} does not end"));
-        if only_reads(&text) && !is_well(&came) {
+        if only_reads(&text) && !succeeded(&result) {
             // The output may still be on its way.
             let _ = until("it is as shown", SOON, async || {
-                came = run().await;
-                Ok(is_well(&came).then_some(()))
+                result = run().await;
+                Ok(succeeded(&result).then_some(()))
             })
             .await;
         }
         assert!(
-            came.well,
+            result.well,
             "{page}: {text}\n{}{}\n{}",
-            came.out,
-            came.err,
+            result.out,
+            result.err,
             shell.said()
         );
         assert!(
-            is_well(&came),
+            succeeded(&result),
             "{page}: {text}\nshown:\n{}\nprinted:\n{}{}",
             printed.join("\n"),
-            came.out,
-            came.err
+            result.out,
+            result.err
         );
         for (chat, message) in &command.told {
             let (chat, message) = (stage.written(chat), stage.written(message));
@@ -316,9 +316,9 @@ impl Walk {
 
     /// Runs text that must succeed.
     async fn run(&self, shell: &Shell, page: &str, text: &str) {
-        let came = tokio::time::timeout(PATIENCE, shell.run(text)).await;
-        let came = came.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
-        assert!(came.well, "{page}: {text}\n{}{}", came.out, came.err);
+        let result = tokio::time::timeout(PATIENCE, shell.run(text)).await;
+        let result = result.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
+        assert!(result.well, "{page}: {text}\n{}{}", result.out, result.err);
     }
 
     /// Removes the objects that the page created, in namespaces that stay. Kubernetes' garbage collector discovers new CRDs

@@ -60,7 +60,7 @@ pub struct Shell {
 
 /// The result of a command.
 #[derive(Debug)]
-pub struct Came {
+pub struct CommandResult {
     /// Whether the exit code is 0.
     pub well: bool,
     /// Standard output.
@@ -124,7 +124,7 @@ impl Shell {
     }
 
     /// Runs shell text to its end.
-    pub async fn run(&self, text: &str) -> Came {
+    pub async fn run(&self, text: &str) -> CommandResult {
         let mut command = Command::new("bash");
         command
             .args(["-c", &format!("set -o pipefail\n{text}")])
@@ -133,7 +133,7 @@ impl Shell {
     }
 
     /// Runs shell text in a terminal, in which the user answers yes.
-    pub async fn agree(&self, text: &str) -> Came {
+    pub async fn agree(&self, text: &str) -> CommandResult {
         let mut command = Command::new("script");
         command
             .args(["-qec", text, "/dev/null"])
@@ -157,9 +157,9 @@ impl Shell {
         command
     }
 
-    fn came(output: std::process::Output) -> Came {
+    fn came(output: std::process::Output) -> CommandResult {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Came {
+        CommandResult {
             well: output.status.success(),
             out: text(output.stdout),
             err: text(output.stderr),

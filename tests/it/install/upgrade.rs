@@ -58,12 +58,12 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
         ])
         .await;
     }
-    let before = said_of_all(&site).await;
+    let before = reports_of_all(&site).await;
     assert_eq!(before.len(), registry::KINDS.len());
 
     as_documented(&site, "crds.install=true", CHART, "today").await;
     assert_eq!(older_crds(bed).await, [""; 0]);
-    assert_eq!(said_of_all(&site).await, before);
+    assert_eq!(reports_of_all(&site).await, before);
 
     let program_of = |image: &str| {
         (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into())
@@ -87,12 +87,13 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
         texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"),
         "{texts:?}"
     );
-    let specs = |said: Said| {
-        said.into_iter()
-            .map(|(object, said)| (object, said["spec"].clone()))
+    let specs = |reported: Reports| {
+        reported
+            .into_iter()
+            .map(|(object, reported)| (object, reported["spec"].clone()))
             .collect::<Vec<_>>()
     };
-    assert_eq!(specs(said_of_all(&site).await), specs(before));
+    assert_eq!(specs(reports_of_all(&site).await), specs(before));
 
     // Back to the earlier program, under today's CRDs.
     drop(operators);
@@ -169,10 +170,10 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
 }
 
 /// Specs of objects and what the operator reported of them, by kind and name.
-type Said = BTreeMap<String, Value>;
+type Reports = BTreeMap<String, Value>;
 
 /// Returns those of all objects of the operator's kinds.
-async fn said_of_all(site: &Site) -> Said {
+async fn reports_of_all(site: &Site) -> Reports {
     let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
         &site
@@ -180,11 +181,16 @@ async fn said_of_all(site: &Site) -> Said {
             .await,
     )
     .unwrap();
-    let said = |object: &Value| {
-        let said = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
-        (named(object.clone()).0, said)
+    let reported = |object: &Value| {
+        let reported = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
+        (named(object.clone()).0, reported)
     };
-    all["items"].as_array().unwrap().iter().map(said).collect()
+    all["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(reported)
+        .collect()
 }
 
 /// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a message

@@ -90,14 +90,14 @@ pub fn condition(point: &ContactPoint) -> (String, String) {
 }
 
 /// Returns the requests that the receiver answered with a 2xx.
-pub fn taken(receiver: &Receiver) -> Vec<Arc<Request>> {
+pub fn accepted(receiver: &Receiver) -> Vec<Arc<Request>> {
     let good = |request: &Arc<Request>| request.answered.is_some_and(|status| status.is_success());
     receiver.requests().into_iter().filter(good).collect()
 }
 
 /// Returns the changes that the receiver accepted as `CloudEvents`, in order, those of digests one by one.
 pub fn changes(receiver: &Receiver) -> Vec<Value> {
-    let data = taken(receiver)
+    let data = accepted(receiver)
         .into_iter()
         .filter(|request| request.header("ce-type") != Some(READY));
     data.flat_map(|request| {
@@ -116,7 +116,7 @@ pub const READY: &str = "dev.quartermaster.contactpoint.ready";
 /// Returns the texts of all requests that the receiver accepted, those of digests one by one.
 pub fn texts(receiver: &Receiver) -> Vec<String> {
     let mut texts = Vec::new();
-    for request in taken(receiver) {
+    for request in accepted(receiver) {
         let data = request.json().unwrap();
         let text = |data: &Value| data["text"].as_str().unwrap_or_default().to_owned();
         match data.get("entries") {

@@ -5,7 +5,7 @@ use testbed::receiver::Receiver;
 
 /// One request that carried entries.
 #[derive(Debug)]
-pub struct Told {
+pub struct Delivery {
     /// The path of the request: each contact point of a test has its own.
     pub path: String,
     /// The sender's `--cluster-name`.
@@ -30,9 +30,9 @@ pub struct Entry {
 }
 
 /// Returns all requests to the receiver, without test messages.
-pub fn told(receiver: &Receiver) -> Vec<Told> {
+pub fn deliveries(receiver: &Receiver) -> Vec<Delivery> {
     let requests = receiver.requests();
-    let told = requests.iter().filter_map(|request| {
+    let deliveries = requests.iter().filter_map(|request| {
         let body = request.json().unwrap();
         let entries: Vec<Entry> = match body["entries"].as_array() {
             Some(entries) => {
@@ -47,14 +47,14 @@ pub fn told(receiver: &Receiver) -> Vec<Told> {
             None if body.get("id").is_some() => vec![Entry::read(&body)],
             None => Vec::new(),
         };
-        (!entries.is_empty()).then(|| Told {
+        (!entries.is_empty()).then(|| Delivery {
             path: request.path.clone(),
             sender: body["cluster"].as_str().unwrap_or_default().to_owned(),
             taken: request.answered.is_some_and(|status| status.is_success()),
             entries,
         })
     });
-    told.collect()
+    deliveries.collect()
 }
 
 impl Entry {

@@ -9,7 +9,7 @@ use kube::api::{Patch, PatchParams};
 use qm_api::MyApp;
 use serde_json::json;
 
-use super::says;
+use super::reason_and_message;
 use crate::support::{Bed, Operator, Settings};
 
 async fn label(bed: &Bed, profile: &str) {
@@ -44,16 +44,20 @@ async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
         json!({ "image": "nginx:latest", "podSecurity": "Baseline" }),
     )
     .await;
-    let refused = |app: &MyApp| says(app).1.contains("violates PodSecurity \"restricted");
+    let refused = |app: &MyApp| {
+        reason_and_message(app)
+            .1
+            .contains("violates PodSecurity \"restricted")
+    };
     bed.until("root", "says so", refused).await;
-    let words = bed.app_says("root", "Forbidden").await;
+    let message = bed.app_has_reason("root", "Forbidden").await;
     assert_eq!(
         bed.event("root", "Forbidden")
             .await
             .chars()
             .take(20)
             .collect::<String>(),
-        words.chars().take(20).collect::<String>()
+        message.chars().take(20).collect::<String>()
     );
     assert!(bed.pod("root").await.is_none());
     label(&bed, "baseline").await;
@@ -64,7 +68,7 @@ async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
 #[tokio::test]
 async fn exceeded_quota_is_retried_with_backoff() {
     let bed = Bed::shared("apps").await;
-    bed.takes_pods().await;
+    bed.accepts_pods().await;
     let quota: ResourceQuota = bed
         .create("none", json!({ "spec": { "hard": { "pods": "0" } } }))
         .await;
@@ -81,14 +85,14 @@ async fn exceeded_quota_is_retried_with_backoff() {
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;
-    let words = bed.app_says("web", "QuotaExceeded").await;
-    assert!(words.contains("exceeded quota: none"), "{words}");
+    let message = bed.app_has_reason("web", "QuotaExceeded").await;
+    assert!(message.contains("exceeded quota: none"), "{message}");
     bed.marker("marker").await;
-    let asked = bed.asked(since).await;
+    let requests = bed.requests(since).await;
     let most = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
     assert!(
-        asked["create pods web-pod"] <= most && asked["patch myapps/status web"] == 1,
-        "{asked:?}"
+        requests["create pods web-pod"] <= most && requests["patch myapps/status web"] == 1,
+        "{requests:?}"
     );
 
     // A user who fixes the problem need not wait for the next retry.

@@ -18,8 +18,8 @@ impl Site {
         site.aws.hide_new(FOR_NOW);
         site.respec("web", json!({ "listeners": [http(80, "shop")] }))
             .await;
-        let words = site.says("web", "TargetsInitial").await;
-        assert!(words.contains("does not show it yet"), "{words}");
+        let message = site.has_reason("web", "TargetsInitial").await;
+        assert!(message.contains("does not show it yet"), "{message}");
         assert_eq!(site.groups().await.len(), 1);
         (site, operator)
     }
@@ -44,9 +44,10 @@ async fn late_listener_is_created_once() {
         (1, 1)
     );
     assert_eq!(counted(&site.aws.calls())["CreateListener"], 1);
-    let told = site.bed.events("web", "TargetsInitial").await;
+    let events = site.bed.events("web", "TargetsInitial").await;
     assert!(
-        told.iter()
+        events
+            .iter()
             .all(|event| event.type_.as_deref() == Some("Normal")),
         "it passes by itself"
     );
@@ -60,15 +61,15 @@ async fn late_group_is_deleted_with_its_listener() {
     assert_eq!(site.status().await.len(), 1, "there may be something of it");
     site.aws.hide_new(Duration::ZERO);
     site.assert_no_groups_remain().await;
-    site.tells(&[]).await;
+    site.has_listener_status(&[]).await;
 }
 
 #[tokio::test]
 async fn late_group_is_deleted_with_its_load_balancer() {
     let (site, _operator) = Site::with_a_late_listener("late-end").await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
-    assert!(words.contains("target group"), "{words}");
+    let message = site.has_reason("web", "Deleting").await;
+    assert!(message.contains("target group"), "{message}");
     site.aws.hide_new(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(site.groups().await, []);
@@ -94,9 +95,9 @@ async fn late_tags_prove_ownership() {
         json!({ "listeners": [http(80, "shop"), http(81, "shop")] }),
     )
     .await;
-    site.says("web", "TargetsInitial").await;
+    site.has_reason("web", "TargetsInitial").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "Deleting").await;
+    site.has_reason("web", "Deleting").await;
     site.aws.late_tags(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(
@@ -112,8 +113,8 @@ async fn late_tags_prove_ownership() {
     site.ingress("web", json!({})).await;
     site.becomes("web", "is there", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
-    assert!(words.contains("whose"), "{words}");
+    let message = site.has_reason("web", "Deleting").await;
+    assert!(message.contains("whose"), "{message}");
     site.aws.late_tags(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -128,8 +129,8 @@ async fn finalizer_stays_until_the_load_balancer_is_deleted() {
     site.ready("web").await;
     site.aws.linger(FOR_NOW);
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Deleting").await;
-    assert_eq!(words, "AWS deletes the load balancer");
+    let message = site.has_reason("web", "Deleting").await;
+    assert_eq!(message, "AWS deletes the load balancer");
     site.aws.linger(Duration::ZERO);
     site.gone("web").await;
     site.bed.event("web", "Gone").await;

@@ -5,7 +5,7 @@ use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
 use super::kills::killed_at;
-use super::nodes::{http, never_led_nowhere};
+use super::nodes::{assert_never_without_targets, http};
 use super::*;
 use crate::support::at_each_write;
 
@@ -63,7 +63,7 @@ impl Site {
             ),
             (0, 0)
         );
-        never_led_nowhere(&self.aws.calls());
+        assert_never_without_targets(&self.aws.calls());
         json!([ports, listening[0].port])
     }
 }
@@ -73,7 +73,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
     let site = Site::with_nodes("ends", &["i-1"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
-    let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
+    let foreign_group = site.aws.create_target_group("theirs", 80).await.unwrap();
     // AWS keeps the listener for a while after its deletion.
     site.with_listener().await;
     let busy = Fault::code(
@@ -109,13 +109,13 @@ async fn groups_are_deleted_with_the_load_balancer() {
         .groups()
         .await
         .into_iter()
-        .find(|group| group.arn != theirs)
+        .find(|group| group.arn != foreign_group)
         .unwrap();
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
         .unwrap();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.becomes("web", "is there", |_| true).await;
     site.ready("web").await;
     until("it listens", SOON, async || {
@@ -125,7 +125,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
     .unwrap();
     assert_eq!(site.listening().await[0].target_group, group.arn);
     site.respec("web", json!({ "suspend": true })).await;
-    site.says("web", "Suspended").await;
+    site.has_reason("web", "Suspended").await;
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
@@ -133,12 +133,12 @@ async fn groups_are_deleted_with_the_load_balancer() {
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
     // The node is outside that network.
-    site.says("web", "TargetsRefused").await;
+    site.has_reason("web", "TargetsRefused").await;
     let moved = site
         .groups()
         .await
         .into_iter()
-        .find(|group| group.arn != theirs)
+        .find(|group| group.arn != foreign_group)
         .unwrap();
     assert_eq!(
         (&moved.name, moved.vpc),
@@ -178,16 +178,16 @@ async fn protected_load_balancer_follows_the_nodes() {
         .await
         .unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
     site.node("i-3").await;
     site.node_goes("i-1").await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
     site.aws
         .protect(&site.balancer("web").await.unwrap().arn, false)
         .await
         .unwrap();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.gone("web").await;
     assert_eq!(
         (
@@ -249,7 +249,7 @@ async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
         ),
         (1, "HTTPS", 1)
     );
-    never_led_nowhere(&site.aws.calls());
+    assert_never_without_targets(&site.aws.calls());
     site.all_gone(&[]).await;
     for (call, order) in calls.iter().zip(orders) {
         assert!(order.hits() >= 1, "{call} was never called");
@@ -294,8 +294,8 @@ async fn objects_older_than_a_restore_are_owned() {
         site.listening().await.remove(0),
         site.groups().await.remove(0),
     );
-    let balancer = site.balancer("web").await.unwrap();
-    for arn in [&balancer.arn, &listener.arn, &group.arn] {
+    let load_balancer = site.balancer("web").await.unwrap();
+    for arn in [&load_balancer.arn, &listener.arn, &group.arn] {
         site.aws
             .tag(
                 arn,

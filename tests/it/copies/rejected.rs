@@ -159,8 +159,8 @@ async fn destination_outside_the_scope_or_of_kubernetes_is_rejected() {
         ),
     ] {
         shop.sync(name, spec).await;
-        let said = shop.reads(name, reason).await;
-        assert!(said.contains(words), "{said}");
+        let message = shop.reads(name, reason).await;
+        assert!(message.contains(words), "{message}");
     }
 }
 
@@ -184,7 +184,7 @@ async fn rejected_destination_blocks_no_other() {
         words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "),
         "{words}"
     );
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }

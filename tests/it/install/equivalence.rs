@@ -8,14 +8,14 @@ use super::*;
 pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
     let output = kubectl.args(["kustomize", folder]).output().await.unwrap();
-    let (done, said) = told(&output);
-    assert!(done, "{said}");
-    as_stored(objects(&said))
+    let (done, printed) = result_of(&output);
+    assert!(done, "{printed}");
+    as_stored(objects(&printed))
 }
 
 /// kubectl 1.36 treats policies as namespaced. The apiserver drops the namespace.
-fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
-    let stored = made.into_values().map(|mut object| {
+fn as_stored(rendered: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let stored = rendered.into_values().map(|mut object| {
         if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
             object["metadata"]
                 .as_object_mut()
@@ -55,7 +55,7 @@ async fn deploy_matches_config_default() {
 #[tokio::test]
 async fn policies_are_installed_before_the_crds() {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, built) = told(
+    let (done, built) = result_of(
         &kubectl
             .args(["kustomize", "config/default"])
             .output()
@@ -64,7 +64,7 @@ async fn policies_are_installed_before_the_crds() {
     );
     assert!(done, "{built}");
     let mut local = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, local) = told(
+    let (done, local) = result_of(
         &local
             .args(["kustomize", "config/local"])
             .output()
@@ -97,28 +97,29 @@ async fn installer_matches_config_default_with_another_image() {
     let output = tree_command("make")
         .args(["build-installer", &kubectl, &dist_flag, &image_flag])
         .output();
-    let (done, said) = told(&output.await.unwrap());
-    assert!(done, "{said}");
-    let mut made = objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
+    let (done, printed) = result_of(&output.await.unwrap());
+    assert!(done, "{printed}");
+    let mut rendered =
+        objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
     let deployment = format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}");
     let container =
-        &mut made.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
+        &mut rendered.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], image);
     container["image"] = "quartermaster:latest".into();
-    assert_eq!(as_stored(made), kustomized("config/default").await);
+    assert_eq!(as_stored(rendered), kustomized("config/default").await);
 }
 
 #[tokio::test]
 async fn monitor_selects_the_service() {
     let installed = kustomized("config/default").await;
     let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
-    let made = kustomized("config/prometheus").await;
-    let kinds: Vec<_> = made
+    let rendered = kustomized("config/prometheus").await;
+    let kinds: Vec<_> = rendered
         .values()
         .map(|object| object["kind"].as_str().unwrap())
         .collect();
     assert_eq!(kinds, ["PrometheusRule", "ServiceMonitor"]);
-    let monitor = made
+    let monitor = rendered
         .values()
         .find(|object| object["kind"] == "ServiceMonitor")
         .unwrap();
@@ -133,7 +134,7 @@ async fn monitor_selects_the_service() {
         service["spec"]["ports"][0]["name"]
     );
     // The Prometheus operator gives the job the Service's name.
-    let rules = made
+    let rules = rendered
         .values()
         .find(|object| object["kind"] == "PrometheusRule")
         .unwrap();
@@ -179,8 +180,8 @@ async fn certificate_is_mounted_as_the_page_shows() {
         .unwrap()
         .replace("- ../default\n", &base);
     std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
-    let made = kustomized(folder.path().to_str().unwrap()).await;
-    let pod = &made[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
+    let rendered = kustomized(folder.path().to_str().unwrap()).await;
+    let pod = &rendered[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
         ["spec"];
     let container = &pod["containers"][0];
     let path = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
@@ -191,5 +192,5 @@ async fn certificate_is_mounted_as_the_page_shows() {
         pod["volumes"][0]["name"],
         container["volumeMounts"][0]["name"]
     );
-    assert_eq!(made.len(), kustomized("config/default").await.len());
+    assert_eq!(rendered.len(), kustomized("config/default").await.len());
 }

@@ -7,7 +7,7 @@ use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{User, allowed, create, refusal, refused, right, without_rules};
+use super::{User, allowed, create, permission, rejected, rejection_of, without_rules};
 use crate::support::{Bed, SOON};
 
 /// Returns an object of each kind that needs many permissions, and a change of its spec.
@@ -77,14 +77,21 @@ async fn assert_not_locked(user: &User, name: &str, change: &Value) {
         .await
         .unwrap();
     assert!(!written.data["status"].is_null(), "{written:?}");
-    refusal(user.patch(name, json!({ "spec": change })).await);
+    rejection_of(user.patch(name, json!({ "spec": change })).await);
 
-    let going = user
+    let terminating = user
         .api
         .delete(name, &DeleteParams::default())
         .await
         .unwrap();
-    assert!(going.left().unwrap().metadata.deletion_timestamp.is_some());
+    assert!(
+        terminating
+            .left()
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
     user.patch(
         name,
         json!({ "metadata": { "labels": { "team": null } }, "spec": change }),
@@ -104,8 +111,8 @@ async fn object_can_be_labelled_and_deleted_without_permissions() {
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         create(&admin, &kind, "it", &spec).await.unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
-        let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || {
+        let expected = format!("user \"{}\" may not ", user.name);
+        rejected(&expected, async || {
             user.patch("it", json!({ "spec": change })).await
         })
         .await;
@@ -118,9 +125,9 @@ async fn object_can_be_labelled_and_deleted_without_permissions() {
 #[tokio::test]
 async fn lost_permission_does_not_lock_an_object() {
     let bed = Bed::shared("policy-lost").await;
-    let read = right("get", "configmaps", None, &bed.namespace);
-    let writes =
-        ["create", "patch", "delete"].map(|verb| right(verb, "configmaps", None, &bed.namespace));
+    let read = permission("get", "configmaps", None, &bed.namespace);
+    let writes = ["create", "patch", "delete"]
+        .map(|verb| permission(verb, "configmaps", None, &bed.namespace));
     let user = User::new(&bed, "jane", &ConfigMapSync::api_resource(), &writes).await;
     user.grant(&bed, "read", &read).await;
     let spec = json!({ "sourceNamespace": bed.namespace, "configMapName": "a", "destinationNamespace": bed.namespace,
@@ -132,12 +139,12 @@ async fn lost_permission_does_not_lock_an_object() {
 
     let role = user.role("read");
     bed.kubectl(&["delete", "role", &role]).await;
-    let words = format!(
+    let expected = format!(
         "user \"{}\" may not get configmaps \"a\" in namespace \"{}\"",
         user.name, bed.namespace
     );
     let mut limit = 0;
-    refused(&words, async || {
+    rejected(&expected, async || {
         limit += 1;
         user.patch("it", json!({ "spec": { "copyLabels": limit % 2 == 0 } }))
             .await
@@ -160,8 +167,8 @@ async fn objects_older_than_the_policies_are_not_locked() {
         .await
         .unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
-        let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || {
+        let expected = format!("user \"{}\" may not ", user.name);
+        rejected(&expected, async || {
             user.patch("bare", json!({ "spec": spec })).await
         })
         .await;
@@ -169,7 +176,7 @@ async fn objects_older_than_the_policies_are_not_locked() {
         // Removing the spec is a change as well. Without a spec a contact point names no Secret, and is accepted.
         create(&admin, &kind, "it", &spec).await.unwrap();
         if kind.plural != "contactpoints" {
-            refusal(user.patch("it", json!({ "spec": null })).await);
+            rejection_of(user.patch("it", json!({ "spec": null })).await);
         }
         assert_not_locked(&user, "it", &change).await;
     }

@@ -10,7 +10,9 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, fill_tracker_role, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, actions_and_values, fill_tracker_role,
+};
 
 /// Starts a control plane where the tracker role has the rules that the test gives it.
 async fn bare(name: &str) -> (Bed, Receiver) {
@@ -89,7 +91,11 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
             said.contains(words) && said.contains("quartermaster.dev/aggregate-to-tracker"),
             "{said}"
         );
-        assert_eq!(told(&bed.history(plural).await), [], "{plural}");
+        assert_eq!(
+            actions_and_values(&bed.history(plural).await),
+            [],
+            "{plural}"
+        );
     }
     // A permission by name does not count: a watch cannot be limited to it.
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
@@ -113,7 +119,7 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
         waiting.is_some_and(|words| words.contains(said))
     })
     .await;
-    assert_eq!(told(&bed.history("configmaps").await), []);
+    assert_eq!(actions_and_values(&bed.history("configmaps").await), []);
 }
 
 #[tokio::test]
@@ -224,7 +230,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     track(&bed, "quiet", config_map(&bed, "quiet"), "{.data.value}").await;
     bed.delivered("quiet", &[("Created", Some("0"))]).await;
     assert_eq!(
-        told(&bed.history(&fields[0]).await).last(),
+        actions_and_values(&bed.history(&fields[0]).await).last(),
         Some(&("Updated", Some(&*last)))
     );
     order.take_back();

@@ -1,13 +1,13 @@
 //! Comparison of a page's output with the printed output.
 
 /// Returns whether they are the same, except for ages, times and values that AWS chooses. Columns may be narrower.
-pub fn is_as_shown(shown: &[String], printed: &str) -> bool {
-    let words = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
+pub fn matches_page(expected: &[String], printed: &str) -> bool {
+    let tokens = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
     let printed = printed
         .lines()
         .filter(|line| !line.trim().is_empty())
-        .map(words);
-    printed.eq(shown.iter().map(|line| words(line)))
+        .map(tokens);
+    printed.eq(expected.iter().map(|line| tokens(line)))
 }
 
 /// Returns the same word for all values that differ from run to run.
@@ -55,12 +55,12 @@ fn timeless(word: &str) -> String {
 
 #[test]
 fn volatile_values_are_not_compared() {
-    let shown = [
+    let expected = [
         "NAME   AGE".to_owned(),
         "web    5s".into(),
         r#"{"time":"2026-02-11T20:44:21Z","value":"3"}"#.into(),
     ];
-    let is = |text| is_as_shown(&shown, text);
+    let is = |text| matches_page(&expected, text);
     assert!(is(
         "NAME AGE\n\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"
     ));

@@ -140,7 +140,7 @@ async fn operator_has_the_needed_permissions_and_no_others() {
     let other = crds
         .list(&ListParams::default().fields("metadata.name=others.example.com"))
         .await;
-    assert!(matches!(other, Err(kube::Error::Api(said)) if said.code == 403));
+    assert!(matches!(other, Err(kube::Error::Api(error)) if error.code == 403));
 
     // Targets come by aggregation, and so do further kinds.
     for resource in ["deployments.apps", "statefulsets.apps", "services."] {
@@ -149,9 +149,9 @@ async fn operator_has_the_needed_permissions_and_no_others() {
         })
         .await;
     }
-    assert_eq!(rights(&operator, "default").await, listed(EVERYWHERE));
+    assert_eq!(permissions(&operator, "default").await, listed(EVERYWHERE));
     assert_eq!(
-        rights(&operator, NAMESPACE).await,
+        permissions(&operator, NAMESPACE).await,
         listed(&[EVERYWHERE, &AT_HOME].concat())
     );
     plane
@@ -203,32 +203,32 @@ async fn chart_role_matches_the_scope_of_each_resource(admin: Client) {
         })
         .collect();
     let all = registry::KINDS.iter().flat_map(|kind| kind.permissions);
-    for right in all
+    for permission in all
         .chain(registry::METRICS_RIGHTS)
         .chain(registry::TARGET_RIGHTS)
         .chain([&registry::LEASES])
     {
-        for resource in right.resources {
+        for resource in permission.resources {
             let plural = resource.split('/').next().unwrap();
             assert_eq!(
-                served[&(right.group.to_owned(), plural.to_owned())],
-                right.namespaced,
-                "{right:?}"
+                served[&(permission.group.to_owned(), plural.to_owned())],
+                permission.namespaced,
+                "{permission:?}"
             );
         }
     }
 }
 
 /// Returns `VERB RESOURCE...`, one for each verb.
-fn listed(rights: &[(&str, &str)]) -> BTreeSet<String> {
-    rights
+fn listed(permissions: &[(&str, &str)]) -> BTreeSet<String> {
+    permissions
         .iter()
         .flat_map(|(verbs, what)| verbs.split(' ').map(move |verb| format!("{verb} {what}")))
         .collect()
 }
 
 /// Returns all permissions of this client in a namespace, by whatever role, in the same form.
-async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
+async fn permissions(client: &Client, namespace: &str) -> BTreeSet<String> {
     let spec = SelfSubjectRulesReviewSpec {
         namespace: Some(namespace.into()),
     };
@@ -242,7 +242,7 @@ async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
         .unwrap();
     let answer = answer.status.unwrap();
     assert!(!answer.incomplete, "{answer:?}");
-    let mut rights = BTreeSet::new();
+    let mut permissions = BTreeSet::new();
     for rule in answer.resource_rules {
         let [groups, resources, names] =
             [rule.api_groups, rule.resources, rule.resource_names].map(Option::unwrap_or_default);
@@ -255,11 +255,11 @@ async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
         for what in resources.iter().flat_map(groups) {
             let named: Vec<_> = names.iter().map(|name| format!("{what} {name}")).collect();
             for what in if named.is_empty() { vec![what] } else { named } {
-                rights.extend(rule.verbs.iter().map(|verb| format!("{verb} {what}")));
+                permissions.extend(rule.verbs.iter().map(|verb| format!("{verb} {what}")));
             }
         }
     }
-    rights
+    permissions
 }
 
 async fn may(client: &Client, verb: &str, resource: &str, namespace: &str) -> bool {

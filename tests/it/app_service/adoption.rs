@@ -11,7 +11,10 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use qm_api::AppService;
 use serde_json::{Value, json};
 
-use super::{app, deployment, looked_at, original, ready, replica_sets, respec, service, writes};
+use super::{
+    app, create_original_children, deployment, ready, reconciled, replica_sets, respec, service,
+    writes,
+};
 use crate::support::{Bed, Operator, Settings};
 
 /// Counters that a gap would change.
@@ -40,11 +43,11 @@ async fn look(bed: &Bed, name: &str) -> Gapless {
 }
 
 /// Creates an app of the document's program and its children, all running.
-async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
+async fn original_app(bed: &Bed, name: &str, spec: Value) {
     let old =
         json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
     let app: AppService = bed.create(name, old).await;
-    original(bed, &app, json!({ "labels": { "left": "over" } })).await;
+    create_original_children(bed, &app, json!({ "labels": { "left": "over" } })).await;
     bed.until(name, "runs", |deployment: &Deployment| {
         let status = deployment.status.clone().unwrap_or_default();
         status.available_replicas.unwrap_or_default()
@@ -61,7 +64,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         { "name": "http", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30011 },
         { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
+    original_app(&bed, "web", spec.clone()).await;
     // Updates of the document's program set the address.
     let mut updated = service(&bed, "web").await;
     updated.metadata.managed_fields = None;
@@ -106,8 +109,8 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         "{:?}",
         app.annotations()
     );
-    let (taken, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
-    for metadata in [&taken.metadata, &served.metadata] {
+    let (adopted, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    for metadata in [&adopted.metadata, &served.metadata] {
         let labels = metadata.labels.as_ref().unwrap();
         assert!(
             !labels.contains_key("left"),
@@ -122,7 +125,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
     assert_eq!(status.cluster_ip, served.spec.as_ref().unwrap().cluster_ip);
 
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let again = writes(&bed, since).await;
     assert!(
         again
@@ -191,12 +194,12 @@ async fn duplicate_port_restarts_nothing() {
         { "name": "a", "port": 80, "targetPort": 80 },
         { "name": "b", "port": 8080, "targetPort": 80 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
+    original_app(&bed, "web", spec.clone()).await;
     let before = look(&bed, "web").await;
     assert_eq!(ports(&deployment(&bed, "web").await), [80, 80]);
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(look(&bed, "web").await, before);
 
     // A change of another field keeps the port, too.
@@ -213,7 +216,7 @@ async fn duplicate_port_restarts_nothing() {
     ready(&bed, "web").await;
     assert_eq!(ports(&deployment(&bed, "web").await), [80]);
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let again = writes(&bed, since).await;
     assert!(
         !again.contains(&"patch deployments".to_owned()),
@@ -231,7 +234,7 @@ async fn port_beside_a_duplicate_port_is_removed() {
         { "name": "c", "port": 82, "targetPort": 9000 },
         { "name": "d", "port": 83, "targetPort": 9001 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
+    original_app(&bed, "web", spec.clone()).await;
     let before = look(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
@@ -249,7 +252,7 @@ async fn port_beside_a_duplicate_port_is_removed() {
 #[tokio::test]
 async fn unneeded_service_is_deleted() {
     let bed = Bed::shared("unserved").await;
-    made_by_the_original(
+    original_app(
         &bed,
         "web",
         json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }),
@@ -306,7 +309,7 @@ async fn object_recreated_from_its_yaml_is_owned_again() {
     respec(&bed, "web", spec.clone()).await;
     operator.restart();
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     assert!(
         bed.api::<HorizontalPodAutoscaler>()

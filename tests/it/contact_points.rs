@@ -8,7 +8,7 @@ use testbed::bot_api::{Chat, Kind};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condition, taken};
+use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, accepted, bot_api, condition};
 
 #[tokio::test]
 async fn each_endpoint_gets_one_test_message() {
@@ -29,7 +29,7 @@ async fn each_endpoint_gets_one_test_message() {
         .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let tests = || {
-        let all = taken(&receiver);
+        let all = accepted(&receiver);
         all.iter()
             .filter(|request| request.json().unwrap()["text"] == "Contact point is ready")
             .count()
@@ -47,8 +47,8 @@ async fn each_endpoint_gets_one_test_message() {
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
     bed.scale("web", 2).await;
-    let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
-    assert!(words.contains("suspended"), "{words}");
+    let message = bed.waiting("replicas", "ContactPointNotReady: ").await;
+    assert!(message.contains("suspended"), "{message}");
     let suspended = bed.not_ready("hook", "Suspended").await;
     assert_eq!(
         suspended.status.as_ref().unwrap().observed_generation,
@@ -75,12 +75,12 @@ async fn each_endpoint_gets_one_test_message() {
     operator.restart();
     operator.ready().await;
     bed.scale("web", 3).await;
-    let mut wanted = vec![
+    let mut expected = vec![
         ("Created", Some("1")),
         ("Updated", Some("2")),
         ("Updated", Some("3")),
     ];
-    bed.delivered("replicas", &wanted).await;
+    bed.delivered("replicas", &expected).await;
     assert_eq!(tests(), 1);
 
     bed.patch::<ContactPoint>(
@@ -96,13 +96,13 @@ async fn each_endpoint_gets_one_test_message() {
     .await;
     receiver.wait_for(SOON, |_| tests() == 3).await.unwrap();
     assert_eq!(
-        taken(&receiver).last().unwrap().header("x-token"),
+        accepted(&receiver).last().unwrap().header("x-token"),
         Some("second-token")
     );
     bed.scale("web", 4).await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("replicas", &wanted).await;
-    assert_eq!((tests(), taken(&receiver).len()), (3, 7));
+    expected.push(("Updated", Some("4")));
+    bed.delivered("replicas", &expected).await;
+    assert_eq!((tests(), accepted(&receiver).len()), (3, 7));
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn status_drops_fields_of_the_former_spec() {
         bed.ready("hook").await.metadata.resource_version,
         point.metadata.resource_version
     );
-    assert_eq!(taken(&receiver).len(), 3);
+    assert_eq!(accepted(&receiver).len(), 3);
 }
 
 /// A user who may create a `ContactPoint` must not reach the operator's own ports.
@@ -168,10 +168,10 @@ async fn webhook_to_the_operator_itself_is_rejected() {
     let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
-    let (_, words) = condition(&bed.not_ready("hook", "AddressRefused").await);
+    let (_, message) = condition(&bed.not_ready("hook", "AddressRefused").await);
     assert!(
-        words.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
-        "{words}"
+        message.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
+        "{message}"
     );
     assert_eq!(receiver.requests().len(), 0);
 }
@@ -232,10 +232,10 @@ async fn telegram_rejections_are_reported_and_recover() {
     bed.telegram("token", wrong, CHAT).await;
     let point = bed.not_ready("token", "Unauthorized").await;
     assert!(point.status.as_ref().unwrap().initialized);
-    let (_, words) = condition(&point);
+    let (_, message) = condition(&point);
     assert!(
-        words.contains("401") && words.contains("BotFather") && !words.contains(wrong),
-        "{words}"
+        message.contains("401") && message.contains("BotFather") && !message.contains(wrong),
+        "{message}"
     );
     let attempts = telegram.rejected().len();
     until("it is tried now and then", SOON, async || {
@@ -264,8 +264,8 @@ async fn telegram_rejections_are_reported_and_recover() {
     bed.deployment("web", 1).await;
     bed.track("replicas", "Deployment", "web", "replicas", "blocked")
         .await;
-    let (_, words) = condition(&bed.not_ready("blocked", "Forbidden").await);
-    assert!(words.contains("bot was blocked by the user"), "{words}");
+    let (_, message) = condition(&bed.not_ready("blocked", "Forbidden").await);
+    assert!(message.contains("bot was blocked by the user"), "{message}");
     let waiting = bed
         .waiting("replicas", "ContactPointNotReady: \"blocked\": Forbidden: ")
         .await;
@@ -309,23 +309,23 @@ async fn migrated_group_is_followed_and_reported() {
             .as_ref()
             .is_some_and(|status| status.migrated_to_chat_id == Some(NEW))
     });
-    let (reason, words) = condition(&point.await);
+    let (reason, message) = condition(&point.await);
     assert!(
-        reason == "Ready" && words.contains(&NEW.to_string()),
-        "{reason}: {words}"
+        reason == "Ready" && message.contains(&NEW.to_string()),
+        "{reason}: {message}"
     );
     assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
 
     // The operator does not use the old chat id again, not even after a restart.
     let refused = telegram.rejected().len();
-    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
     bed.scale("web", 2).await;
-    bed.delivered("replicas", &wanted).await;
+    bed.delivered("replicas", &expected).await;
     operator.kill();
     operator.restart();
     bed.scale("web", 3).await;
-    wanted.push(("Updated", Some("3")));
-    bed.delivered("replicas", &wanted).await;
+    expected.push(("Updated", Some("3")));
+    bed.delivered("replicas", &expected).await;
     assert_eq!(telegram.rejected().len(), refused);
     let chats = || {
         telegram
@@ -335,10 +335,10 @@ async fn migrated_group_is_followed_and_reported() {
             .collect::<Vec<_>>()
     };
     assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
-    let (_, words) = condition(&bed.ready("group").await);
+    let (_, message) = condition(&bed.ready("group").await);
     assert!(
-        words.contains(&NEW.to_string()),
-        "a restart does not forget it: {words}"
+        message.contains(&NEW.to_string()),
+        "a restart does not forget it: {message}"
     );
 
     // A changed chat id is another chat.
@@ -356,8 +356,8 @@ async fn migrated_group_is_followed_and_reported() {
     });
     assert_eq!(forgotten.await.status.unwrap().migrated_to_chat_id, None);
     bed.scale("web", 4).await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("replicas", &wanted).await;
+    expected.push(("Updated", Some("4")));
+    bed.delivered("replicas", &expected).await;
     assert_eq!(chats()[4..], [CHAT, CHAT]);
 }
 

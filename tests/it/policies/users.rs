@@ -5,7 +5,7 @@ use kube::{CustomResourceExt as _, ResourceExt as _};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::json;
 
-use super::{User, allowed, refusal, right};
+use super::{User, allowed, permission, rejection_of};
 use crate::support::Bed;
 
 #[tokio::test]
@@ -35,7 +35,8 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
     ];
     for role in ["edit", "admin"] {
         for (kind, spec) in &inside {
-            let user = User::without_rights(&bed, &format!("{role}-{}", kind.plural), kind).await;
+            let user =
+                User::without_permissions(&bed, &format!("{role}-{}", kind.plural), kind).await;
             user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
             allowed("who edits a namespace", async || {
                 user.try_create(spec).await
@@ -45,7 +46,7 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
     }
     // As for a Deployment, these users may set the number of Pods.
     let kind = AppService::api_resource();
-    let user = User::without_rights(&bed, "scaler", &kind).await;
+    let user = User::without_permissions(&bed, "scaler", &kind).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
     let app = json!({ "size": 1, "image": "a" });
     allowed("an app is made", async || user.create("web", &app).await).await;
@@ -57,44 +58,46 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
         .unwrap();
     assert_eq!(scaled.spec.unwrap().replicas, Some(3));
 
-    let user = User::without_rights(&bed, "jane", &ConfigMapSync::api_resource()).await;
+    let user = User::without_permissions(&bed, "jane", &ConfigMapSync::api_resource()).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
     allowed("inside", async || user.try_create(&copy).await).await;
     let mut from_elsewhere = copy.clone();
     from_elsewhere["sourceNamespace"] = elsewhere.clone().into();
-    let said = refusal(user.try_create(&from_elsewhere).await);
+    let rejection = rejection_of(user.try_create(&from_elsewhere).await);
     assert!(
-        said.contains(&right("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)),
-        "{said}"
+        rejection
+            .contains(&permission("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)),
+        "{rejection}"
     );
     let mut to_elsewhere = copy;
     to_elsewhere["destinationNamespace"] = elsewhere.clone().into();
-    let said = refusal(user.try_create(&to_elsewhere).await);
+    let rejection = rejection_of(user.try_create(&to_elsewhere).await);
     assert!(
-        said.contains(&right("create", "configmaps", None, &elsewhere).missing(&user.name)),
-        "{said}"
+        rejection
+            .contains(&permission("create", "configmaps", None, &elsewhere).missing(&user.name)),
+        "{rejection}"
     );
 
     // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately. Reading
     // one is another permission.
     let kind = MyIngress::api_resource();
-    let balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
+    let load_balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
     for role in ["edit", "admin"] {
-        let user = User::without_rights(&bed, &format!("{role}-alb"), &kind).await;
+        let user = User::without_permissions(&bed, &format!("{role}-alb"), &kind).await;
         user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
         allowed("who edits looks at balancers", async || {
             user.api.list(&Default::default()).await
         })
         .await;
-        match user.try_create(&balancer).await {
-            Err(kube::Error::Api(said)) => assert!(
-                said.code == 403 && !said.message.contains("Policy"),
-                "{said:?}"
+        match user.try_create(&load_balancer).await {
+            Err(kube::Error::Api(rejection)) => assert!(
+                rejection.code == 403 && !rejection.message.contains("Policy"),
+                "{rejection:?}"
             ),
             other => panic!("{:?}", other.map(|it| it.name_any())),
         }
     }
-    let user = User::without_rights(&bed, "owner", &kind).await;
+    let user = User::without_permissions(&bed, "owner", &kind).await;
     user.bind(
         &bed,
         "ClusterRole",
@@ -103,7 +106,7 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
     )
     .await;
     allowed("who has its own role makes one", async || {
-        user.try_create(&balancer).await
+        user.try_create(&load_balancer).await
     })
     .await;
 }

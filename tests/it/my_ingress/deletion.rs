@@ -13,8 +13,8 @@ async fn deletion_without_load_balancer_completes() {
     // AWS rejected the creation.
     site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
-    assert!(words.contains("SubnetNotFound"), "{words}");
+    let message = site.has_reason("web", "SpecRefused").await;
+    assert!(message.contains("SubnetNotFound"), "{message}");
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -50,7 +50,7 @@ async fn deletion_without_aws_completes_at_once() {
     let _operator = Operator::start(&bed, settings.env("AWS_REGION", "")).await;
     let spec = json!({ "spec": { "subnets": SUBNETS } });
     bed.create::<MyIngress>("web", spec).await;
-    let says = |ingress: &MyIngress| super::says(ingress).0 == "RegionMissing";
+    let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "RegionMissing";
     bed.until("web", "has no region", says).await;
     bed.delete::<MyIngress>("web").await;
     let api: Api<MyIngress> = bed.api();
@@ -70,13 +70,13 @@ async fn protected_load_balancer_is_not_deleted() {
     let made = site.balancer("web").await.unwrap();
     site.aws.protect(&made.arn, true).await.unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "DeletionProtected").await;
+    let message = site.has_reason("web", "DeletionProtected").await;
     let command = format!(
         "aws --region us-east-1 elbv2 modify-load-balancer-attributes --load-balancer-arn {} --attributes \
          Key=deletion_protection.enabled,Value=false && kubectl annotate myingress web -n {}",
         made.arn, site.bed.namespace
     );
-    assert!(words.contains(&command), "{words}");
+    assert!(message.contains(&command), "{message}");
     let kept = site.balancer("web").await.unwrap();
     assert!(kept.deletion_protection, "it is not for us to switch off");
     assert!(
@@ -87,7 +87,7 @@ async fn protected_load_balancer_is_not_deleted() {
             .any(|call| call.action.starts_with("Modify"))
     );
     site.aws.protect(&made.arn, false).await.unwrap();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
@@ -108,7 +108,7 @@ async fn deletion_completes_for_missing_and_suspended_load_balancers() {
     site.ingress("idle", json!({})).await;
     site.ready("idle").await;
     site.respec("idle", json!({ "suspend": true })).await;
-    site.says("idle", "Suspended").await;
+    site.has_reason("idle", "Suspended").await;
     site.bed.delete::<MyIngress>("idle").await;
     site.gone("idle").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -123,8 +123,8 @@ async fn deletion_waits_while_aws_is_down() {
     site.aws.down(true);
     site.aws.clear();
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "AWSUnavailable").await;
-    assert!(words.contains("ServiceUnavailable"), "{words}");
+    let message = site.has_reason("web", "AWSUnavailable").await;
+    assert!(message.contains("ServiceUnavailable"), "{message}");
     site.aws
         .wait_for(SOON, |calls| calls.len() > 8)
         .await
@@ -150,9 +150,9 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     site.aws.hide_new(for_now);
     let mut operator = site.operator().await;
     site.ingress("web", json!({})).await;
-    site.says("web", "Creating").await;
+    site.has_reason("web", "Creating").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "Deleting").await;
+    site.has_reason("web", "Deleting").await;
     site.aws.hide_new(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -175,7 +175,7 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     asked.cut();
     site.bed.delete::<MyIngress>("again").await;
     operator.restart();
-    site.says("again", "Deleting").await;
+    site.has_reason("again", "Deleting").await;
     site.aws.hide_new(Duration::ZERO);
     site.gone("again").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);

@@ -12,7 +12,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use super::{is, status, tests, track_long};
-use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, condition, taken};
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, accepted, bot_api, changes, condition};
 
 /// A user archived a channel, or a proxy is misconfigured.
 #[rstest]
@@ -47,10 +47,10 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
         bed.until(&name, "all of its changes", all).await;
     }))
     .await;
-    let (_, words) = condition(&bed.not_ready("hook", reason).await);
+    let (_, message) = condition(&bed.not_ready("hook", reason).await);
     assert!(
-        words.contains(&format!("({code} channel_is_archived)")),
-        "{words}"
+        message.contains(&format!("({code} channel_is_archived)")),
+        "{message}"
     );
     // Each entry was rejected more than once.
     let refused = receiver.requests().len();
@@ -261,12 +261,12 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
     );
 
     receiver.behave();
-    let told = |field: &TrackedField| {
+    let rejected = |field: &TrackedField| {
         field.history().unwrap()[1..]
             .iter()
             .all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("it", "the rest arrives", told).await;
+    bed.until("it", "the rest arrives", rejected).await;
     assert_eq!(tests(&receiver).len(), 2);
 }
 
@@ -402,13 +402,13 @@ async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         .count();
     assert!(refused > 0, "there was no digest");
     bed.until("hook", "is as before", |after: &ContactPoint| {
-        let told = |point: &ContactPoint| {
+        let rejected = |point: &ContactPoint| {
             point
                 .status
                 .clone()
                 .map(|status| (status.ready, status.conditions))
         };
-        told(after) == told(&before)
+        rejected(after) == rejected(&before)
     })
     .await;
 }
@@ -434,14 +434,14 @@ async fn contact_point_stays_ready_while_single_messages_are_rejected() {
     };
     bed.until("it", "fails", failed).await;
     bed.scale("web", 1).await;
-    let told = |field: &TrackedField| {
+    let rejected = |field: &TrackedField| {
         field
             .history()
             .unwrap()
             .iter()
             .any(|entry| is(entry, Delivery::Delivered))
     };
-    bed.until("it", "goes on", told).await;
+    bed.until("it", "goes on", rejected).await;
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
     assert_eq!(conditions(&after), conditions(&before));
@@ -462,10 +462,10 @@ async fn message_behind_a_poisonous_one_arrives_on_request() {
         .await;
     bed.not_ready("hook", "Forbidden").await;
     bed.scale("web", 1).await;
-    let mut asked = 0;
+    let mut attempts = 0;
     until("the next one is delivered", SOON, async || {
-        asked += 1;
-        let annotation = json!({ "quartermaster.dev/requested-at": asked.to_string() });
+        attempts += 1;
+        let annotation = json!({ "quartermaster.dev/requested-at": attempts.to_string() });
         bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } }))
             .await;
         let history = bed.history("it").await;
@@ -496,8 +496,8 @@ async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     bed.point("topic", spec).await;
     bed.ready("topic").await;
     bed.deployment("web", 1).await;
-    let mut told = vec![];
-    for (round, (chat, said)) in [
+    let mut rejected = vec![];
+    for (round, (chat, description)) in [
         (forum().with_closed_topic(3), "TOPIC_CLOSED"),
         (forum(), "message thread not found"),
     ]
@@ -508,13 +508,13 @@ async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
         telegram.add_chat(chat);
         bed.track(&name, "Deployment", "web", "replicas", "topic")
             .await;
-        let (_, words) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
-        assert!(words.contains(said), "{words}");
+        let (_, message) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
+        assert!(message.contains(description), "{message}");
         assert!(is(&bed.history(&name).await[0], Delivery::Pending));
         telegram.add_chat(forum().with_topic(3));
         bed.delivered(&name, &[("Created", Some("1"))]).await;
         bed.ready("topic").await;
-        told.push(name);
+        rejected.push(name);
     }
     assert!(
         telegram
@@ -539,5 +539,8 @@ async fn rejected_template_text_is_replaced_by_the_default_text_before_an_entry_
     bed.create::<TrackedField>("it", json!({ "spec": spec }))
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    assert_eq!((receiver.requests().len(), taken(&receiver).len()), (3, 2));
+    assert_eq!(
+        (receiver.requests().len(), accepted(&receiver).len()),
+        (3, 2)
+    );
 }

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::wait::until;
 
-use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use super::{
+    app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
+};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn one() -> Value {
@@ -38,16 +40,16 @@ async fn status_mirrors_the_deployment_through_a_rollout() {
             Some(image),
             "ready, and of this generation"
         );
-        let theirs = deployment.status.clone().unwrap();
+        let observed = deployment.status.clone().unwrap();
         assert_eq!(
             (
-                theirs.updated_replicas,
-                theirs.available_replicas,
-                theirs.replicas
+                observed.updated_replicas,
+                observed.available_replicas,
+                observed.replicas
             ),
             (Some(2), Some(2), Some(2))
         );
-        assert_eq!(theirs.observed_generation, deployment.metadata.generation);
+        assert_eq!(observed.observed_generation, deployment.metadata.generation);
         assert_eq!(
             app.status.unwrap().observed_generation,
             app.metadata.generation
@@ -56,24 +58,24 @@ async fn status_mirrors_the_deployment_through_a_rollout() {
     // Once the last old Pod has ended, nothing changes any more.
     let mirrored = until("the status is the Deployment's", SOON, async || {
         let app: AppService = bed.api().get("web").await?;
-        let mut ours = serde_json::to_value(app.status)?;
-        let mut theirs = serde_json::to_value(deployment(&bed, "web").await.status)?;
-        let ports = ours.as_object_mut().unwrap().remove("ports");
+        let mut reported = serde_json::to_value(app.status)?;
+        let mut observed = serde_json::to_value(deployment(&bed, "web").await.status)?;
+        let ports = reported.as_object_mut().unwrap().remove("ports");
         for field in ["selector", "clusterIP"] {
-            ours.as_object_mut().unwrap().remove(field);
+            reported.as_object_mut().unwrap().remove(field);
         }
-        ours["observedGeneration"] = theirs["observedGeneration"].clone();
-        ours["conditions"]
+        reported["observedGeneration"] = observed["observedGeneration"].clone();
+        reported["conditions"]
             .as_array_mut()
             .unwrap()
             .retain(|condition| condition["type"] != "Ready");
-        for status in [&mut ours, &mut theirs] {
+        for status in [&mut reported, &mut observed] {
             status["conditions"]
                 .as_array_mut()
                 .unwrap()
                 .sort_by_key(|condition| condition["type"].to_string());
         }
-        anyhow::ensure!(ours == theirs, "{ours:#}\n{theirs:#}");
+        anyhow::ensure!(reported == observed, "{reported:#}\n{observed:#}");
         Ok(ports)
     });
     let node_port = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port;
@@ -145,7 +147,7 @@ async fn status_shows_the_reason_of_a_pod(
     assert!(table.contains(reason), "{table}");
     // The operator retries again and again, and emits one Event.
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;
     assert!(
         !written
@@ -444,5 +446,5 @@ async fn terminating_child_is_awaited_and_recreated() {
         .await;
     let app = ready(&bed, "web").await;
     assert_ne!(service(&bed, "web").await.uid(), before.uid());
-    assert!(standing(&app).is_some());
+    assert!(ready_condition(&app).is_some());
 }
