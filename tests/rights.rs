@@ -157,7 +157,7 @@ fn every_permission_is_used() {
         .collect::<Vec<_>>();
     assert!(
         really.is_empty(),
-        "these are asked for after all: {really:?}"
+        "these are requested after all: {really:?}"
     );
 }
 
@@ -182,7 +182,7 @@ fn every_request_is_granted_by_a_rule() {
         .collect();
     assert!(
         in_vain.is_empty(),
-        "no rule of ours grants these: {in_vain:#?}"
+        "no shipped rule grants these: {in_vain:#?}"
     );
 }
 
@@ -199,7 +199,7 @@ fn granted_request_is_refused_only_after_removal() {
         .collect();
     assert!(
         refused.is_empty(),
-        "these rights were there and did not hold: {refused:#?}"
+        "these permissions were granted and did not hold: {refused:#?}"
     );
 }
 

@@ -55,7 +55,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     let bed = Bed::shared("statuses").await;
     let receiver = Receiver::start().unwrap();
     // An answer of a Bot API, with a description and without.
-    let said = json!({ "ok": false, "description": "no" });
+    let error_answer = json!({ "ok": false, "description": "no" });
     let token = |code: u16| format!("{code}:{}", "A".repeat(28));
     for code in 300..=599_u16 {
         let reply = Reply::status(status(code)).header(
@@ -66,7 +66,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
         let reply = if matches!(code, 304) || code % 2 == 0 {
             reply
         } else {
-            reply.json(&said)
+            reply.json(&error_answer)
         };
         receiver.at_path(&format!("/bot{}/sendMessage", token(code)), reply);
     }
@@ -108,11 +108,12 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
         } else {
             telegram_reason(code)
         };
-        let said = reason(point);
-        let well = said.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
-        (!well).then(|| format!("{name}: {said:?}, not {expected}"))
+        let observed = reason(point);
+        let matches =
+            observed.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
+        (!matches).then(|| format!("{name}: {observed:?}, not {expected}"))
     };
-    let answered = until("each has its reason", 3 * SOON, async || {
+    let answered = until("each contact point has its reason", 3 * SOON, async || {
         let wrong: Vec<_> = all().await?.iter().filter_map(wrong).collect();
         anyhow::ensure!(wrong.is_empty(), "{wrong:?}");
         Ok(Some(()))
@@ -133,7 +134,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
 
     receiver.behave();
     receiver.always(Reply::ok().json(&json!({ "ok": true, "result": {} })));
-    let mended = until("all are ready", 3 * SOON, async || {
+    let recovered = until("all are ready", 3 * SOON, async || {
         let points = all().await?;
         let left: Vec<_> = points
             .iter()
@@ -147,7 +148,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
         );
         Ok(Some(()))
     });
-    mended.await.unwrap();
+    recovered.await.unwrap();
     assert!(!operator.logs().contains("panicked"));
 }
 
@@ -234,7 +235,7 @@ async fn message_waits_or_fails_by_its_answer() {
                 );
                 assert!(
                     bed.ready(&name).await.status.unwrap().ready,
-                    "one that was tested stays ready"
+                    "a tested contact point stays ready"
                 );
             }
             Fate::Fails => {
@@ -261,7 +262,7 @@ async fn message_waits_or_fails_by_its_answer() {
                 );
                 assert!(
                     bed.ready(&name).await.status.unwrap().ready,
-                    "it is that message's fault"
+                    "only the message is at fault"
                 );
                 let attempts = receiver.requests().len();
                 assert_eq!(
@@ -282,7 +283,7 @@ async fn message_waits_or_fails_by_its_answer() {
         } else {
             Delivery::Delivered
         };
-        bed.until(&name, "goes on by itself", |field: &TrackedField| {
+        bed.until(&name, "continues without action", |field: &TrackedField| {
             let all: Vec<_> = field
                 .history()
                 .unwrap()
@@ -417,7 +418,7 @@ async fn message_that_the_bot_api_rejects_fails_alone() {
         );
         replicas += 1;
         bed.scale("web", replicas).await;
-        bed.until(&name, "goes on", |field: &TrackedField| {
+        bed.until(&name, "continues", |field: &TrackedField| {
             field
                 .history()
                 .unwrap()
@@ -486,7 +487,7 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     assert_eq!(
         telegram.messages().len(),
         1 + expected_reasons.len(),
-        "each told once"
+        "each message arrives once"
     );
 }
 

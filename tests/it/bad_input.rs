@@ -179,7 +179,9 @@ async fn invalid_stored_objects_cause_no_panic_and_no_loop() {
                 .as_ref()
                 .is_some_and(|status| status.conditions.iter().any(|it| it.reason == "Ready"))
         };
-        let point = bed.until(name, "is said to be ready by us", says_so).await;
+        let point = bed
+            .until(name, "is reported as ready by this version", says_so)
+            .await;
         assert_eq!(condition(&point).0, "Ready");
         assert_eq!(
             point.status.as_ref().unwrap().observed_generation,
@@ -234,7 +236,7 @@ async fn invalid_stored_objects_cause_no_panic_and_no_loop() {
     // Every field still follows its target.
     bed.scale("web", 2).await;
     for (name, _) in histories() {
-        bed.until(name, "goes on", |field: &TrackedField| {
+        bed.until(name, "continues", |field: &TrackedField| {
             field.history().unwrap().last().is_some_and(|last| {
                 last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered)
             })

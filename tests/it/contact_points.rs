@@ -238,7 +238,7 @@ async fn telegram_rejections_are_reported_and_recover() {
         "{message}"
     );
     let attempts = telegram.rejected().len();
-    until("it is tried now and then", SOON, async || {
+    until("the operator retries now and then", SOON, async || {
         Ok((telegram.rejected().len() >= attempts + 2).then_some(()))
     })
     .await
@@ -282,7 +282,7 @@ async fn telegram_rejections_are_reported_and_recover() {
         .collect();
     assert!(
         (2..=3).contains(&texts.len()),
-        "its message or a test message showed that it is fixed: {texts:?}"
+        "a message showed the recovery: {texts:?}"
     );
     bed.event("blocked", "Forbidden").await;
 }
@@ -338,7 +338,7 @@ async fn migrated_group_is_followed_and_reported() {
     let (_, message) = condition(&bed.ready("group").await);
     assert!(
         message.contains(&NEW.to_string()),
-        "a restart does not forget it: {message}"
+        "a restart keeps the chat id: {message}"
     );
 
     // A changed chat id is another chat.
@@ -348,7 +348,7 @@ async fn migrated_group_is_followed_and_reported() {
         json!({ "spec": { "telegramSpec": { "chatId": CHAT } } }),
     )
     .await;
-    let forgotten = bed.until("group", "the chat of its spec", |point: &ContactPoint| {
+    let forgotten = bed.until("group", "the chat of the spec", |point: &ContactPoint| {
         point
             .status
             .as_ref()

@@ -56,7 +56,7 @@ async fn output(mut demo: Child, succeeds: bool) -> String {
         .unwrap()
         .map(|file| file.unwrap().file_name())
         .collect();
-    assert_eq!(left, ["shown"], "its files are gone");
+    assert_eq!(left, ["shown"], "the files of the demo are deleted");
     text
 }
 

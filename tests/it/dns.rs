@@ -80,7 +80,7 @@ async fn hanging_names_delay_only_their_own_tenant() {
     // had finished.
     assert!(
         hanging.len() < HANGING / 2,
-        "it had to wait for the others: {}",
+        "the tenant had to wait for others: {}",
         hanging.len()
     );
     // Each lookup takes at least two seconds: two tries of a second each.

@@ -135,15 +135,15 @@ fn every_link_has_a_target() {
 fn every_named_path_exists() {
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
-            let ours = [
+            let is_local = [
                 "src/", "crates/", "xtask/", "tests/", "testbed/", "hack/", "config/",
             ]
             .iter()
             .any(|folder| named.starts_with(folder));
-            if ours && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
+            if is_local && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
                 assert!(
                     root().join(named).exists(),
-                    "{}: there is no {named}",
+                    "{}: {named} does not exist",
                     path.display()
                 );
             }

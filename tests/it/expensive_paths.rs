@@ -178,7 +178,7 @@ async fn path_through_a_large_object_ends_with_the_newest_value() {
                 let newest = history.last().and_then(|entry| entry.value.clone());
                 anyhow::ensure!(
                     newest.as_deref() == Some("nginx:20"),
-                    "it ends with {newest:?}"
+                    "the history ends with {newest:?}"
                 );
                 Ok(Some(()))
             },
@@ -187,7 +187,7 @@ async fn path_through_a_large_object_ends_with_the_newest_value() {
     }
     bed.delete::<Deployment>("large").await;
     for name in ["first", "second"] {
-        bed.until(name, "is told of the deletion", |field: &TrackedField| {
+        bed.until(name, "has the deletion", |field: &TrackedField| {
             field
                 .history()
                 .unwrap()

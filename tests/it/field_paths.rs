@@ -255,13 +255,13 @@ impl Subject {
         for path in paths {
             let output = self.kubectl(path);
             let printed = String::from_utf8(output.stdout).expect("UTF-8");
-            let ours = self.operator_text(path);
+            let found = self.operator_text(path);
             let error = String::from_utf8_lossy(&output.stderr);
             if !output.status.success()
-                || (ours != printed && spaced(&ours).as_ref() != Some(&printed))
+                || (found != printed && spaced(&found).as_ref() != Some(&printed))
             {
                 differences.push(format!(
-                    "{path}: kubectl {printed:?} {error}, ours {ours:?}"
+                    "{path}: kubectl {printed:?} {error}, operator {found:?}"
                 ));
             }
         }
@@ -307,7 +307,7 @@ fn paths_that_kubectl_rejects_are_rejected() {
         let output = subject.kubectl(path);
         assert!(
             !output.status.success(),
-            "{path}: kubectl takes it: {output:?}"
+            "{path}: kubectl accepts it: {output:?}"
         );
         Field::compile("ConfigMap", path).expect_err(path);
     }
@@ -319,7 +319,7 @@ fn index_out_of_range_is_missing_and_no_error() {
     for path in OUT_OF_RANGE {
         assert!(
             !subject.kubectl(path).status.success(),
-            "{path}: kubectl takes it"
+            "{path}: kubectl accepts it"
         );
         let field = Field::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(field.extract(&subject.object).text(), None, "{path}");

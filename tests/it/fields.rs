@@ -232,7 +232,7 @@ async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked()
     assert_eq!(
         actions_and_values.len(),
         2 * cases.len() + 2,
-        "each change is told once"
+        "each change is sent once"
     );
     // Meanwhile the targets' statuses changed: the field of none of them did.
     assert_eq!(bed.history("port-default").await.len(), 1);
@@ -461,7 +461,7 @@ async fn recreated_kind_is_discovered_again() {
         };
         let object = DynamicObject::new("one", &resource).data(json!({ "spec": { "size": size } }));
         // Right after its CRD the apiserver may answer 429 or 404 for a moment.
-        until("the object is there", SOON, async || {
+        until("the object exists", SOON, async || {
             Ok(api
                 .create(&PostParams::default(), &object)
                 .await
@@ -679,7 +679,7 @@ async fn recreated_or_changed_target_starts_with_created() {
     assert_eq!(
         changes[3]["previous"],
         Value::Null,
-        "another field's value is no previous one"
+        "the value of another field is no previous value"
     );
     assert_eq!(changes[5]["previous"], "7");
 
@@ -693,6 +693,6 @@ async fn recreated_or_changed_target_starts_with_created() {
     let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
     assert!(
         operator.logs().contains(ended),
-        "nobody looks at Deployments any more"
+        "nobody watches Deployments any more"
     );
 }

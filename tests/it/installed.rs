@@ -32,7 +32,7 @@ async fn readyz(operator: &Operator, line: &str) {
 }
 
 async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
-    let found = until(format!("/readyz says {line:?}"), deadline, async || {
+    let found = until(format!("/readyz has {line:?}"), deadline, async || {
         let (code, text) = operator.probe("readyz").await?;
         anyhow::ensure!(text.lines().any(|found| found == line), "{code}: {text}");
         anyhow::ensure!(code == 200 || text.contains("not ready"), "{code}: {text}");
@@ -48,7 +48,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
         ..Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "crds").await;
-    let ours = xtask::crds_yaml().unwrap();
+    let shipped_crds = xtask::crds_yaml().unwrap();
     let both = [
         "delete",
         "crd",
@@ -70,7 +70,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
 
     // The CRD of one kind is created, and works without the other.
     let receiver = Receiver::start().unwrap();
-    bed.apply(&crd(&ours, "contactpoints")).await;
+    bed.apply(&crd(&shipped_crds, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -116,7 +116,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     );
 
     // A CRD of another version: likewise.
-    let other = crd(&ours, "trackedfields");
+    let other = crd(&shipped_crds, "trackedfields");
     let digest = other
         .lines()
         .find(|line| line.contains("quartermaster.dev/schema"))
@@ -132,14 +132,14 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
 
     // The current CRD: objects of the original program are adopted, with one message for the net change.
-    bed.apply(&crd(&ours, "trackedfields")).await;
+    bed.apply(&crd(&shipped_crds, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
         let history = field.history().unwrap();
         actions_and_values(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
             && history[1].delivery == Some(Delivery::Delivered)
     };
-    bed.until("old", "taken over", taken_over).await;
+    bed.until("old", "is adopted", taken_over).await;
     let values = |receiver: &Receiver| {
         changes(receiver)
             .iter()
@@ -159,7 +159,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     bed.scale("web", 4).await;
     bed.webhook("another", &receiver.url()).await;
     bed.ready("another").await;
-    bed.apply(&crd(&ours, "trackedfields")).await;
+    bed.apply(&crd(&shipped_crds, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     bed.track("new", "Deployment", "web", "replicas", "hook")
         .await;
@@ -178,9 +178,9 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
                  contactpoints.tg.azamaton.ru is not installed";
     bed.waiting("new", expected).await;
     assert_eq!(values(&receiver), ["3", "4"]);
-    bed.apply(&crd(&ours, "contactpoints")).await;
+    bed.apply(&crd(&shipped_crds, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
-    until("it is served again", SOON, async || {
+    until("the kind is served again", SOON, async || {
         bed.api::<ContactPoint>().list(&Default::default()).await?;
         Ok(Some(()))
     })

@@ -95,7 +95,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     assert_eq!(
         actions_and_values(&bed.history("late").await),
         [],
-        "no value of it was ever known"
+        "no value was ever recorded"
     );
 
     // The operator used one list and one watch.

@@ -78,7 +78,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
         // A change before the first observation would not be recorded.
         for name in [format!("slow-{field}"), format!("quick-{field}")] {
             let seen = |field: &TrackedField| !field.history().unwrap().is_empty();
-            bed.until(&name, "its first value", seen).await;
+            bed.until(&name, "the first value", seen).await;
         }
     }
     let changed = (0..FIELDS).map(|field| {
@@ -110,7 +110,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     );
     assert!(
         hung.iter().all(|request| request.body == hung[0].body),
-        "another one while that one hangs"
+        "another request while one hangs"
     );
     let waiting = bed
         .waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s")
@@ -218,7 +218,7 @@ async fn many_hanging_receivers_delay_no_other() {
     assert_eq!(
         slow.requests().len(),
         POINTS,
-        "each still hangs in its first request"
+        "each receiver still hangs in its first request"
     );
 }
 
@@ -248,15 +248,16 @@ async fn broken_connections_are_reported_and_retried() {
         ),
         ("refuses", None, "cannot connect: "),
     ];
-    let scenes = cases.map(|(name, reply, words)| (name, reply, words, Receiver::start().unwrap()));
-    join_all(scenes.iter().map(|(name, reply, words, receiver)| {
+    let scenes =
+        cases.map(|(name, reply, expected)| (name, reply, expected, Receiver::start().unwrap()));
+    join_all(scenes.iter().map(|(name, reply, expected, receiver)| {
         let bed = &bed;
         async move {
             impatient(
                 bed,
                 name,
                 &receiver.url(),
-                words.contains("within 1 s").then_some(1),
+                expected.contains("within 1 s").then_some(1),
             )
             .await;
             bed.ready(name).await;
@@ -266,7 +267,7 @@ async fn broken_connections_are_reported_and_retried() {
             }
             bed.track(name, "Deployment", "web", "replicas", name).await;
             let waiting = bed.waiting(name, "DeliveryFailing: ").await;
-            assert!(waiting.contains(words), "{name}: {waiting}");
+            assert!(waiting.contains(expected), "{name}: {waiting}");
             assert!(waiting.len() < 600, "{name}: {} bytes", waiting.len());
             bed.event(name, "DeliveryFailing").await;
             assert!(bed.ready(name).await.status.unwrap().ready);
@@ -341,14 +342,20 @@ async fn failed_test_message_is_reported_as_unreachable() {
             "cannot connect: ",
         ),
     ];
-    for (name, url, words) in &cases {
-        impatient(&bed, name, url, words.contains("within 1 s").then_some(1)).await;
+    for (name, url, expected) in &cases {
+        impatient(
+            &bed,
+            name,
+            url,
+            expected.contains("within 1 s").then_some(1),
+        )
+        .await;
     }
-    for (name, _, words) in &cases {
+    for (name, _, expected) in &cases {
         let point = bed.not_ready(name, "Unreachable").await;
         let (_, message) = crate::support::condition(&point);
         assert!(
-            message.contains(words) && message.ends_with("; it is tried again"),
+            message.contains(expected) && message.ends_with("; it is tried again"),
             "{name}: {message}"
         );
         let status = point.status.unwrap();
@@ -424,9 +431,9 @@ async fn entries_of_a_deleted_tracked_field_are_dropped() {
         bed.waiting(name, "DeliveryFailing: ").await;
     }
     bed.delete::<TrackedField>("goes").await;
-    let pending = async |wanted: &str| {
-        until(format!("pending {wanted}"), SOON, async || {
-            let line = format!("quartermaster_entries_pending {wanted}");
+    let pending = async |count: &str| {
+        until(format!("pending {count}"), SOON, async || {
+            let line = format!("quartermaster_entries_pending {count}");
             Ok(operator
                 .metrics()
                 .await

@@ -55,7 +55,7 @@ impl Secrets {
                     .into_iter()
                     .rev()
                     .collect();
-                panic!("{what} stands in {place}, after: {around}");
+                panic!("{what} is in {place}, after: {around}");
             }
         }
     }
@@ -290,9 +290,11 @@ async fn secrets_never_appear_in_any_output() {
         secrets.search(path, &operator.probe(path).await.unwrap().1);
     }
     operator.child().terminate().unwrap();
-    until("it ends", SOON, async || Ok(operator.child().ended()?))
-        .await
-        .unwrap();
+    until("the operator exits", SOON, async || {
+        Ok(operator.child().ended()?)
+    })
+    .await
+    .unwrap();
     let logs = operator.logs();
     assert!(
         logs.contains("\"level\":\"debug\"") && !logs.contains("panicked"),

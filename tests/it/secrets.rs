@@ -47,7 +47,7 @@ async fn invalid_token_is_reported_without_its_value() {
         ("inner", b"12345678:SECRET\r\nSECRET", "digits, a colon"),
         ("empty", b"", "digits, a colon"),
     ];
-    for (name, bytes, said) in cases {
+    for (name, bytes, expected) in cases {
         secret_of(&bed, name, bytes).await;
         bed.create::<ContactPoint>(name, telegram_spec(name, "token"))
             .await;
@@ -56,12 +56,12 @@ async fn invalid_token_is_reported_without_its_value() {
             !point.status.as_ref().unwrap().initialized,
             "no attempt was made"
         );
-        let words = condition_message(&point);
+        let message = condition_message(&point);
         assert!(
-            words.contains(said)
-                && words.contains(&format!("{name:?}"))
-                && !words.contains("SECRET"),
-            "{words}"
+            message.contains(expected)
+                && message.contains(&format!("{name:?}"))
+                && !message.contains("SECRET"),
+            "{message}"
         );
     }
     assert!(telegram.rejected().is_empty());
@@ -79,10 +79,10 @@ async fn invalid_token_is_reported_without_its_value() {
     });
     bed.create::<ContactPoint>("header", json!({ "spec": spec }))
         .await;
-    let words = condition_message(&bed.not_ready("header", "SecretInvalid").await);
+    let message = condition_message(&bed.not_ready("header", "SecretInvalid").await);
     assert!(
-        words.contains("newline") && !words.contains("SECRET"),
-        "{words}"
+        message.contains("newline") && !message.contains("SECRET"),
+        "{message}"
     );
     assert!(receiver.requests().is_empty());
 }
@@ -96,16 +96,20 @@ async fn missing_secret_or_key_is_reported_with_its_namespace() {
         .await;
     let point = bed.not_ready("cp", "SecretNotFound").await;
     assert!(!point.status.as_ref().unwrap().initialized);
-    let said = condition_message(&point);
+    let message = condition_message(&point);
     assert!(
-        said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")),
-        "{said}"
+        message.contains(&format!("{:?}", bed.namespace))
+            && message.contains(&format!("{SYSTEM:?}")),
+        "{message}"
     );
     bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } }))
         .await;
-    let said = condition_message(&bed.not_ready("cp", "SecretKeyMissing").await);
-    assert!(said.contains("no key \"token\"; it has tokem"), "{said}");
-    assert_eq!(bed.event("cp", "SecretKeyMissing").await, said);
+    let message = condition_message(&bed.not_ready("cp", "SecretKeyMissing").await);
+    assert!(
+        message.contains("no key \"token\"; it has tokem"),
+        "{message}"
+    );
+    assert_eq!(bed.event("cp", "SecretKeyMissing").await, message);
     bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } }))
         .await;
     bed.ready("cp").await;
@@ -209,7 +213,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     let malformed =
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
     let secret = Match::verb(Verb::Get).resource("secrets").name("bot-token");
-    let said = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
+    let fault = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
     assert!(
@@ -217,7 +221,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
         "{}",
         condition_message(&point)
     );
-    said.wait_for_hits(3, SOON).await.unwrap();
+    fault.wait_for_hits(3, SOON).await.unwrap();
     let event = bed.event("bot", "SecretUnreadable").await;
     for (place, text) in [
         ("status", json!(point).to_string()),
@@ -227,7 +231,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     ] {
         assert!(!text.contains("ABCDEFU"), "the {place} holds the token");
     }
-    said.take_back();
+    fault.take_back();
     bed.ready("bot").await;
 }
 
@@ -302,8 +306,8 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
         if *allowed {
             bed.ready(what).await;
         } else {
-            let said = condition_message(&bed.not_ready(what, "SecretNotFound").await);
-            assert_eq!(said.replace(&name(what), "SECRET"), missing, "{what}");
+            let message = condition_message(&bed.not_ready(what, "SecretNotFound").await);
+            assert_eq!(message.replace(&name(what), "SECRET"), missing, "{what}");
         }
     }
     bed.not_ready("webhook", "SecretNotFound").await;
@@ -439,7 +443,7 @@ async fn secrets_of_the_operator_namespace_are_shared_as_configured(
                     .unwrap();
                 assert!(
                     !status.contains(&uid),
-                    "{point} tells of what is not its own: {status}"
+                    "{point} reports objects of others: {status}"
                 );
             }
         } else {
@@ -454,16 +458,19 @@ async fn secrets_of_the_operator_namespace_are_shared_as_configured(
         .await;
     bed.create::<ContactPoint>("no-token", telegram_spec(&name("bad"), "token"))
         .await;
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for (point, secret) in [
         ("nowhere", "nowhere"),
         ("no-key", "plain"),
         ("no-token", "bad"),
     ] {
-        let words = condition_message(&bed.not_ready(point, "SecretNotFound").await);
-        said.push(words.replace(&name(secret), "SECRET"));
+        let message = condition_message(&bed.not_ready(point, "SecretNotFound").await);
+        messages.push(message.replace(&name(secret), "SECRET"));
     }
-    assert!(said.iter().all(|words| *words == said[0]), "{said:#?}");
+    assert!(
+        messages.iter().all(|message| *message == messages[0]),
+        "{messages:#?}"
+    );
     for what in ["plain", "marked", "bad"] {
         secrets
             .delete(&name(what), &DeleteParams::default())

@@ -112,9 +112,9 @@ async fn bind(bed: &Bed, name: &str) {
     ])
     .await;
     let user = format!("system:serviceaccount:{}:{name}", bed.namespace);
-    let asked = ["auth", "can-i", "get", "/metrics", "--as", &user];
+    let requests = ["auth", "can-i", "get", "/metrics", "--as", &user];
     let may = until("the binding counts", SOON, async || {
-        bed.plane.run_kubectl(&asked, "").await.map(Some)
+        bed.plane.run_kubectl(&requests, "").await.map(Some)
     });
     assert_eq!(may.await.unwrap().trim(), "yes");
 }
@@ -128,11 +128,11 @@ fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
         logs.contains("denied a request for the metrics"),
-        "the log is not as wordy as it is to be"
+        "the log lacks the debug level"
     );
     for token in tokens {
         for part in token.split('.').chain([*token]) {
-            assert!(!logs.contains(part), "{part} stands in the log");
+            assert!(!logs.contains(part), "{part} is in the log");
         }
     }
 }
@@ -157,7 +157,10 @@ async fn only_permitted_clients_read_metrics() {
         bed.namespace
     );
     let (_, _, output) = answers(&operator, Some(&other), 403, &user).await;
-    assert!(output.contains(READER), "it says what to bind: {output}");
+    assert!(
+        output.contains(READER),
+        "the answer names the role to bind: {output}"
+    );
     answers(
         &operator,
         Some(&allowed),
@@ -235,9 +238,9 @@ async fn reviews_are_cached() {
             401
         );
     }
-    let asked = |resource: &str| proxy.count(&Match::verb(Verb::Create).resource(resource));
+    let requests = |resource: &str| proxy.count(&Match::verb(Verb::Create).resource(resource));
     assert_eq!(
-        (asked("tokenreviews"), asked("subjectaccessreviews")),
+        (requests("tokenreviews"), requests("subjectaccessreviews")),
         (3, 2)
     );
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
@@ -278,7 +281,7 @@ async fn standby_serves_metrics() {
     let token = reader(&bed, "prometheus").await;
     bind(&bed, "prometheus").await;
     until(
-        "one leads and the other one says that it does not",
+        "one replica leads, and the other reports that it does not",
         SOON,
         async || {
             let mut leads = Vec::new();
@@ -360,7 +363,7 @@ async fn renewed_certificate_is_loaded() {
         .flat_map(|identity| identity.key_pem.lines())
         .filter(|it| !it.starts_with('-'))
     {
-        assert!(!operator.logs().contains(line), "a key stands in the log");
+        assert!(!operator.logs().contains(line), "a key is in the log");
     }
 }
 
@@ -385,7 +388,7 @@ async fn operator_does_not_start_without_the_mounted_certificate() {
         .args(flags)
         .env("KUBECONFIG", kubeconfig);
     let mut child = program.spawn(folder.path().join("log")).unwrap();
-    let ended = until("it ends", SOON, async || Ok(child.ended()?))
+    let ended = until("the operator exits", SOON, async || Ok(child.ended()?))
         .await
         .unwrap();
     assert_eq!(ended.code(), Some(1));

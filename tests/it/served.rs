@@ -115,7 +115,7 @@ async fn operator_serves_probes_metrics_and_logs() {
     assert_eq!(
         series(&metrics, leads),
         Some(1.0),
-        "there is no election, so it acts"
+        "the operator acts, because there is no election"
     );
     for controller in ["contactpoint", "trackedfield"] {
         let of = |metric: &str| {
@@ -279,5 +279,5 @@ async fn other_namespaces_are_unchanged() {
         .iter()
         .filter(|request| request.json().unwrap()["action"] == "Created")
         .count();
-    assert_eq!(delivered, 3, "each told once");
+    assert_eq!(delivered, 3, "each change is sent once");
 }

@@ -494,7 +494,7 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
             let is_invalid = message.starts_with("SpecInvalid")
                 && message.contains("spec is 300")
                 && message.contains("Shorten it");
-            anyhow::ensure!(is_invalid == invalid, "it says {message:?}");
+            anyhow::ensure!(is_invalid == invalid, "the message is {message:?}");
             Ok(Some(()))
         });
         read.await.unwrap();
@@ -520,9 +520,11 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
     {
         let api = objects(&bed, kind);
         api.delete(name, &DeleteParams::default()).await.unwrap();
-        let deleted = until(format!("{} {name} is gone", kind.kind), SOON, async || {
-            Ok(api.get_opt(name).await?.is_none().then_some(()))
-        });
+        let deleted = until(
+            format!("{} {name} is deleted", kind.kind),
+            SOON,
+            async || Ok(api.get_opt(name).await?.is_none().then_some(())),
+        );
         deleted.await.unwrap();
     }
     // The operator did not read what the large spec says about copies, so they stay.

@@ -127,7 +127,7 @@ async fn reconcile_span_contains_its_requests_and_messages() {
         "{sent:?}"
     );
     let reconcile = collector
-        .span("the pass", |reconcile| is_beneath(&sent, reconcile))
+        .span("the reconcile", |reconcile| is_beneath(&sent, reconcile))
         .await;
     assert!(
         reconcile_of("trackedfield", "replicas")(&reconcile)
@@ -137,7 +137,9 @@ async fn reconcile_span_contains_its_requests_and_messages() {
     assert!(reconcile.parent_span_id.is_empty());
     let template = "/apis/tg.azamaton.ru/v1/namespaces/{namespace}/trackedfields/{name}/status";
     let written = collector
-        .span("its status", |span| is(span, "url.template", template))
+        .span("the write of the status", |span| {
+            is(span, "url.template", template)
+        })
         .await;
     assert_eq!(written.kind(), SpanKind::Client);
     let method = attributes(&written.attributes)
@@ -158,7 +160,9 @@ async fn reconcile_span_contains_its_requests_and_messages() {
         "{attributes_of_request:?}"
     );
     let writer = collector
-        .span("whose it is", |reconcile| is_beneath(&written, reconcile))
+        .span("the read of the owner tags", |reconcile| {
+            is_beneath(&written, reconcile)
+        })
         .await;
     assert!(
         reconcile_of("trackedfield", "replicas")(&writer),
@@ -171,12 +175,12 @@ async fn reconcile_span_contains_its_requests_and_messages() {
         .await;
     let call = "Elastic Load Balancing v2/CreateLoadBalancer";
     let refused = collector
-        .span("what AWS refused", |span| span.name == call)
+        .span("the call that AWS rejected", |span| span.name == call)
         .await;
     assert!(is(&refused, "error.type", "SubnetNotFound"), "{refused:?}");
     assert_eq!(refused.status.as_ref().unwrap().code(), Standing::Error);
     let failed = collector
-        .span("the pass that failed", |reconcile| {
+        .span("the failed reconcile", |reconcile| {
             is_beneath(&refused, reconcile)
         })
         .await;
@@ -205,7 +209,7 @@ async fn reconcile_span_contains_its_requests_and_messages() {
                 .as_ref()
                 .is_some_and(|it| it.code() == Standing::Error)
     };
-    collector.span("what was not sent", unsent).await;
+    collector.span("the failed request", unsent).await;
 
     // The resource attributes; and no part of a secret.
     let resource = attributes(
@@ -246,7 +250,10 @@ async fn spans_accepted_at_last_are_not_reported_as_lost() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     collector
-        .span("what came second", reconcile_of("configmapsync", "first"))
+        .span(
+            "the reconcile after the outage",
+            reconcile_of("configmapsync", "first"),
+        )
         .await;
     assert_eq!(
         collector.0.requests()[0].answered,
@@ -287,7 +294,7 @@ async fn missing_collector_changes_nothing() {
     collector.0.accept().await.unwrap();
     bed.create::<ConfigMapSync>("lost", sync(&bed, "lost"))
         .await;
-    until("it is asked again", SOON, async || {
+    until("the collector gets another request", SOON, async || {
         Ok(collector.0.requests().first().cloned())
     })
     .await
@@ -296,7 +303,10 @@ async fn missing_collector_changes_nothing() {
     bed.create::<ConfigMapSync>("second", sync(&bed, "second"))
         .await;
     collector
-        .span("what came later", reconcile_of("configmapsync", "second"))
+        .span(
+            "the later reconcile",
+            reconcile_of("configmapsync", "second"),
+        )
         .await;
     says("exporting spans succeeds again").await;
     let logs = operator.logs();

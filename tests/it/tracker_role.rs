@@ -84,12 +84,13 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
         track(&bed, plural, target, "{.metadata.name}").await;
     }
     for (_, _, plural, ..) in cases {
-        let said = bed.waiting(plural, "Forbidden: ").await;
-        let words =
+        let message = bed.waiting(plural, "Forbidden: ").await;
+        let expected =
             "ClusterRole \"quartermaster-tracker-role\" does not grant get, list, watch on ";
         assert!(
-            said.contains(words) && said.contains("quartermaster.dev/aggregate-to-tracker"),
-            "{said}"
+            message.contains(expected)
+                && message.contains("quartermaster.dev/aggregate-to-tracker"),
+            "{message}"
         );
         assert_eq!(
             actions_and_values(&bed.history(plural).await),
@@ -109,14 +110,14 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
         &rules.to_string(),
     ];
     bed.plane.run_kubectl(&patch, "").await.unwrap();
-    let said = "a watch cannot be limited to names";
-    bed.until("configmaps", said, |field: &TrackedField| {
+    let expected = "a watch cannot be limited to names";
+    bed.until("configmaps", expected, |field: &TrackedField| {
         let waiting = field
             .metadata
             .annotations
             .as_ref()
             .and_then(|all| all.get("quartermaster.dev/waiting"));
-        waiting.is_some_and(|words| words.contains(said))
+        waiting.is_some_and(|message| message.contains(expected))
     })
     .await;
     assert_eq!(actions_and_values(&bed.history("configmaps").await), []);
@@ -245,15 +246,11 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     for name in &fields {
         bed.until(name, "was deleted", deleted).await;
     }
-    until(
-        "nothing is read of what does not change",
-        SOON,
-        async || {
-            let mark = bed.plane.audit().mark().await?;
-            tokio::time::sleep(Duration::from_millis(1500)).await;
-            Ok((requests(&bed, mark, "get").await == 0).then_some(()))
-        },
-    )
+    until("no unchanged object is read", SOON, async || {
+        let mark = bed.plane.audit().mark().await?;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        Ok((requests(&bed, mark, "get").await == 0).then_some(()))
+    })
     .await
     .unwrap();
 }

@@ -113,15 +113,21 @@ async fn every_reason_is_reported_and_cleared() {
     for (name, change, ..) in &cases {
         track(&bed, name, change.clone()).await;
     }
-    for (name, _, reason, words, _) in &cases {
-        let said = bed.waiting(name, &format!("{reason}: ")).await;
-        assert!(said.contains(words.as_str()), "{name}: {said}");
-        assert_eq!(format!("{reason}: {}", bed.event(name, reason).await), said);
+    for (name, _, reason, expected, _) in &cases {
+        let annotation = bed.waiting(name, &format!("{reason}: ")).await;
+        assert!(
+            annotation.contains(expected.as_str()),
+            "{name}: {annotation}"
+        );
+        assert_eq!(
+            format!("{reason}: {}", bed.event(name, reason).await),
+            annotation
+        );
         let event = bed.events(name, reason).await.remove(0);
         assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
         let column = bed.kubectl(&["get", "trackedfield", name]).await;
         assert!(
-            column.contains("WAITING") && column.contains(reason) && !column.contains(&said),
+            column.contains("WAITING") && column.contains(reason) && !column.contains(&annotation),
             "{column}"
         );
     }
@@ -179,7 +185,7 @@ async fn every_reason_is_reported_and_cleared() {
         bed.until(name, "all delivered", delivered).await;
     }
     bed.scale("web", 2).await;
-    bed.until("template", "its template is used", |_: &TrackedField| {
+    bed.until("template", "the template is used", |_: &TrackedField| {
         texts(&receiver).iter().any(|text| text == "2!")
     })
     .await;
@@ -247,7 +253,7 @@ async fn entries_wait_for_deleted_contact_points() {
         field
             .annotations()
             .values()
-            .any(|words| words.ends_with("own namespace"))
+            .any(|expected| expected.ends_with("own namespace"))
     };
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;
@@ -483,7 +489,7 @@ async fn entries_expire_without_counting_suspended_time() {
     // The next message is sent.
     away.accept().await.unwrap();
     bed.scale("web", 2).await;
-    bed.until("it", "the next one goes", |field: &TrackedField| {
+    bed.until("it", "the next message is sent", |field: &TrackedField| {
         let all: Vec<_> = field
             .history()
             .unwrap()
@@ -495,7 +501,7 @@ async fn entries_expire_without_counting_suspended_time() {
     .await;
     assert!(
         changes(&away).iter().all(|change| change["value"] == "2"),
-        "what was given up is not sent"
+        "expired entries are not sent"
     );
 }
 

@@ -70,7 +70,7 @@ fn every_panel_has_a_place_a_title_a_description_and_a_unit() {
         let title = panel["title"].as_str().unwrap().to_owned();
         assert!(
             !title.is_empty() && titles.insert(title.clone()),
-            "{title:?} stands there twice"
+            "{title:?} appears twice"
         );
         assert!(
             panel["description"]

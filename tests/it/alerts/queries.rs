@@ -101,7 +101,7 @@ impl ParsedQuery {
                 rest = &rest[c.len_utf8()..];
             }
         }
-        assert!(!query.selectors.is_empty(), "{expression} asks for nothing");
+        assert!(!query.selectors.is_empty(), "{expression} queries nothing");
         query
     }
 }
@@ -127,7 +127,7 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     match controller {
         Some("configmapsync") => syncs.collect(),
         Some("myingress") => balancers.collect(),
-        Some(other) => panic!("say here which reasons a {other} may have"),
+        Some(other) => panic!("list the reasons of a {other} here"),
         None => syncs.chain(balancers).collect(),
     }
 }
@@ -269,6 +269,6 @@ fn every_metric_has_an_alert_or_a_panel() {
         .into_keys()
         .filter(|name| name.starts_with("quartermaster_") && !parts(name))
     {
-        assert!(query.contains(&name), "nobody asks for {name}");
+        assert!(query.contains(&name), "no alert or panel uses {name}");
     }
 }

@@ -20,7 +20,7 @@ fn value(metrics: &str, sample: &str) -> Option<f64> {
 
 /// Waits until each sample has this value; `None`: until there is no such sample.
 async fn has_samples(operator: &Operator, expected: &[(&str, Option<f64>)]) {
-    let observed = until("the metrics say so", SOON, async || {
+    let observed = until("the metrics have the expected samples", SOON, async || {
         let metrics = operator.metrics().await;
         for (sample, expected) in expected {
             let observed = value(&metrics, sample);
@@ -193,7 +193,7 @@ async fn failing_watch_is_reported_until_it_recovers() {
         .collect();
     assert!(
         ill.is_empty(),
-        "with the rights that we ship every watch stands: {ill:?}"
+        "watches fail with the shipped permissions: {ill:?}"
     );
 
     let statefulsets = Match::any().resource("statefulsets");

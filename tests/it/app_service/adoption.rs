@@ -90,15 +90,19 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         .unwrap();
     spec["image"] = json!("nginx:1.8");
     respec(&bed, "web", spec.clone()).await;
-    bed.until("web", "runs as it was edited", |deployment: &Deployment| {
-        let status = deployment.status.clone().unwrap_or_default();
-        let all = [
-            status.updated_replicas,
-            status.available_replicas,
-            status.replicas,
-        ];
-        all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
-    })
+    bed.until(
+        "web",
+        "runs with the edited spec",
+        |deployment: &Deployment| {
+            let status = deployment.status.clone().unwrap_or_default();
+            let all = [
+                status.updated_replicas,
+                status.available_replicas,
+                status.replicas,
+            ];
+            all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
+        },
+    )
     .await;
     let before = look(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -114,7 +118,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         let labels = metadata.labels.as_ref().unwrap();
         assert!(
             !labels.contains_key("left"),
-            "what its manager said and we do not goes: {labels:?}"
+            "labels that only the former manager set are removed: {labels:?}"
         );
         assert_eq!(labels["app.kubernetes.io/managed-by"], "quartermaster");
         assert_eq!(labels["quartermaster.dev/owner-uid"], app.uid().unwrap());
@@ -285,7 +289,7 @@ async fn object_recreated_from_its_yaml_is_owned_again() {
         "ports": [{ "name": "a", "port": 80 }, { "name": "b", "port": 81 }] });
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
-    bed.until("web", "is there", |_: &Ingress| true).await;
+    bed.until("web", "exists", |_: &Ingress| true).await;
     operator.kill();
     let mut made = service(&bed, "web").await;
     (

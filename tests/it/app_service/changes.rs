@@ -73,27 +73,31 @@ async fn children_specs(bed: &Bed, name: &str) -> Value {
 
 /// Waits until the operator has applied the spec, and returns the children's specs.
 async fn applied(bed: &Bed, name: &str) -> Value {
-    bed.until(name, "says how it stands", |app: &AppService| {
-        ready_condition(app).is_some()
-    })
+    bed.until(
+        name,
+        "has a status of this generation",
+        |app: &AppService| ready_condition(app).is_some(),
+    )
     .await;
     children_specs(bed, name).await
 }
 
 /// Returns whether all of `wanted` is in `there`; lists have the same length.
-fn is_within(wanted: &Value, there: &Value) -> bool {
-    match (wanted, there) {
-        (Value::Object(wanted), Value::Object(there)) => wanted
-            .iter()
-            .all(|(name, value)| there.get(name).is_some_and(|there| is_within(value, there))),
-        (Value::Array(wanted), Value::Array(there)) => {
-            wanted.len() == there.len()
-                && wanted
+fn is_within(expected: &Value, actual: &Value) -> bool {
+    match (expected, actual) {
+        (Value::Object(expected), Value::Object(actual)) => expected.iter().all(|(name, value)| {
+            actual
+                .get(name)
+                .is_some_and(|actual| is_within(value, actual))
+        }),
+        (Value::Array(expected), Value::Array(actual)) => {
+            expected.len() == actual.len()
+                && expected
                     .iter()
-                    .zip(there)
+                    .zip(actual)
                     .all(|(one, other)| is_within(one, other))
         }
-        _ => wanted == there,
+        _ => expected == actual,
     }
 }
 
@@ -167,12 +171,12 @@ async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) 
     let _operator = Operator::start(&bed, Settings::default()).await;
     let first = applied(&bed, "web").await;
     let mut service: Service = bed.api().get("web").await.unwrap();
-    for (spec, wanted) in cases() {
+    for (spec, expected) in cases() {
         respec(&bed, "web", spec.clone()).await;
-        let there = applied(&bed, "web").await;
+        let actual = applied(&bed, "web").await;
         assert!(
-            is_within(&wanted, &there),
-            "{spec}\nwanted: {wanted}\nthere: {there}"
+            is_within(&expected, &actual),
+            "{spec}\nexpected: {expected}\nactual: {actual}"
         );
         respec(&bed, "web", base()).await;
         let back = applied(&bed, "web").await;
@@ -210,7 +214,7 @@ async fn node_port_stays_when_other_ports_change() {
         let ports = service.spec.unwrap().ports.unwrap();
         ports
             .into_iter()
-            .find(|there| there.port == port)
+            .find(|actual| actual.port == port)
             .unwrap()
             .node_port
             .unwrap()
@@ -297,19 +301,15 @@ async fn app_waits_for_a_node_port_in_use() {
     );
     // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
     // events.
-    bed.until(
-        "far",
-        "has nothing more to say",
-        |deployment: &Deployment| {
-            let conditions = deployment
-                .status
-                .iter()
-                .flat_map(|status| status.conditions.iter().flatten());
-            conditions
-                .filter_map(|it| it.reason.as_deref())
-                .any(|reason| reason == "NewReplicaSetAvailable")
-        },
-    )
+    bed.until("far", "has the final status", |deployment: &Deployment| {
+        let conditions = deployment
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions
+            .filter_map(|it| it.reason.as_deref())
+            .any(|reason| reason == "NewReplicaSetAvailable")
+    })
     .await;
     app(&bed, "next", json!({ "size": 0, "image": "i" })).await;
     ready(&bed, "next").await;
@@ -319,7 +319,7 @@ async fn app_waits_for_a_node_port_in_use() {
     let tried = writes(&bed, since).await;
     assert!(
         !tried.contains(&"create services".to_owned()),
-        "it is not tried again by itself: {tried:?}"
+        "the operator retried without a change: {tried:?}"
     );
     assert_eq!(bed.events("far", "WriteRejected").await.len(), 1);
 }

@@ -420,7 +420,7 @@ async fn correction_is_reported_once_an_episode_and_counted_each_time() {
             image.as_deref() == Some("nginx:1.7.9")
         })
         .await;
-        until("it is counted", SOON, async || {
+        until("the correction is counted", SOON, async || {
             let counted = metric(&operator, series).await;
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
@@ -449,7 +449,7 @@ async fn correction_is_reported_once_an_episode_and_counted_each_time() {
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     assert!(
         operator.logs().contains("corrected drift"),
-        "an INFO line tells it"
+        "an INFO line reports it"
     );
 }
 
@@ -463,7 +463,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     ready(&bed, "web").await;
     // The operator itself deletes the Service, and creates it again.
     respec(&bed, "web", without).await;
-    until("the Service is gone", SOON, async || {
+    until("the Service is deleted", SOON, async || {
         Ok(bed
             .api::<Service>()
             .get_opt("web")
@@ -491,7 +491,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
         })
         .await
         .unwrap();
-        until("it is counted", SOON, async || {
+        until("the correction is counted", SOON, async || {
             let counted = metric(&operator, series).await;
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
@@ -515,7 +515,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     );
     assert!(
         operator.logs().contains("recreated a deleted child"),
-        "an INFO line tells it"
+        "an INFO line reports it"
     );
 }
 
@@ -552,16 +552,20 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     for round in 0..12 {
         let replicas = 4 + round % 2;
         scale(&bed, "kube-controller-manager", replicas).await;
-        until("the app reports it, or it is corrected", SOON, async || {
-            let app: AppService = bed.api().get("web").await?;
-            let ready = ready_condition(&app).unwrap();
-            assert_eq!(
-                (ready.status.as_str(), ready.reason.as_deref()),
-                ("False", Some("DriftContested"))
-            );
-            let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
-            Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
-        })
+        until(
+            "the app reports the contest, or the drift is corrected",
+            SOON,
+            async || {
+                let app: AppService = bed.api().get("web").await?;
+                let ready = ready_condition(&app).unwrap();
+                assert_eq!(
+                    (ready.status.as_str(), ready.reason.as_deref()),
+                    ("False", Some("DriftContested"))
+                );
+                let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
+                Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
+            },
+        )
         .await
         .unwrap();
     }

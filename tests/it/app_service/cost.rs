@@ -46,15 +46,15 @@ async fn new_app_costs_three_writes_and_no_read() {
     .await;
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed.plane.audit().requests(since).await.unwrap();
-    let mut ours: Vec<_> = requests
+    let mut operator_writes: Vec<_> = requests
         .iter()
         .map(|request| &request.subject)
         .filter(|it| it.user == operator && it.verb != "watch" && it.resource != "events")
         .map(|it| format!("{} {}", it.verb, it.resource))
         .collect();
-    ours.sort();
+    operator_writes.sort();
     assert_eq!(
-        ours,
+        operator_writes,
         [
             "create deployments",
             "create services",
@@ -132,6 +132,6 @@ async fn operator_writes_nothing_at_rest() {
         reconciled(&bed, name).await;
     }
     assert_eq!(versions().await, before);
-    let ours = writes(&bed, since).await;
-    assert!(ours.is_empty(), "{ours:?}");
+    let operator_writes = writes(&bed, since).await;
+    assert!(operator_writes.is_empty(), "{operator_writes:?}");
 }

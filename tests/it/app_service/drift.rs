@@ -74,7 +74,7 @@ where
             "{patch} harms nothing"
         );
         let mut last = json!(null);
-        let right = until(format!("{patch} is put right"), SOON, async || {
+        let right = until(format!("{patch} is corrected"), SOON, async || {
             last = operator_fields(&api.get("web").await?);
             Ok((last == operator_fields(&before)).then_some(()))
         });
@@ -253,7 +253,7 @@ async fn fields_of_others_stay(#[case] applied: bool) {
         ..PatchParams::default()
     };
     let image = if applied { "nginx:1.7.9" } else { "httpd" };
-    let theirs = json!([
+    let foreign = json!([
         replace("/spec/template/spec/containers/0/image", json!(image)),
         add("/metadata/annotations/note", json!("theirs")),
         add("/metadata/labels/team", json!("theirs")),
@@ -271,7 +271,7 @@ async fn fields_of_others_stay(#[case] applied: bool) {
         ),
         add("/spec/minReadySeconds", json!(1)),
     ]);
-    let operations = serde_json::from_value(theirs).unwrap();
+    let operations = serde_json::from_value(foreign).unwrap();
     let changed = bed
         .api::<Deployment>()
         .patch("web", &by, &Patch::<()>::Json(operations))

@@ -139,7 +139,7 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
     let app = bed
         .until(
             "web",
-            "says nothing of what is not its own, and the rest",
+            "the status leaves out foreign objects and names the rest",
             names_command,
         )
         .await;
@@ -185,10 +185,10 @@ async fn every_foreign_object_is_named() {
     };
     bed.until("web", "runs", runs).await;
     let web = format!("{}/web", bed.namespace);
-    let marks = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
+    let ownership = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
         "annotations": { "quartermaster.dev/owner": web } } });
-    bed.patch::<Deployment>("web", marks.clone()).await;
-    bed.patch::<Service>("web", marks).await;
+    bed.patch::<Deployment>("web", ownership.clone()).await;
+    bed.patch::<Service>("web", ownership).await;
     app(&bed, "web", spec()).await;
     let message = not_ready(&bed, "web", "Conflict").await;
     let commands: Vec<_> = message
@@ -260,10 +260,14 @@ async fn foreign_autoscaler_or_ingress_is_unchanged() {
             message.contains(&format!("kubectl annotate {resource} {name} ")),
             "{message}"
         );
-        bed.until(name, "says what is its own", |app: &AppService| {
-            let status = app.status.as_ref().unwrap();
-            status.available_replicas == Some(1) && status.cluster_ip.is_some()
-        })
+        bed.until(
+            name,
+            "the status names the app's own objects",
+            |app: &AppService| {
+                let status = app.status.as_ref().unwrap();
+                status.available_replicas == Some(1) && status.cluster_ip.is_some()
+            },
+        )
         .await;
         // The operator ignores the object also after the app no longer needs it.
         super::respec(&bed, name, self::spec()).await;
@@ -374,7 +378,7 @@ async fn ownership_is_restored_after_a_backup() {
     api.delete("web", &DeleteParams::default()).await.unwrap();
     bed.delete::<Deployment>("web").await;
     bed.delete::<Service>("web").await;
-    until("all is gone", SOON, async || {
+    until("all objects are deleted", SOON, async || {
         let left = api.get_opt("web").await?.is_some();
         Ok((!left).then_some(()))
     })
@@ -443,7 +447,7 @@ async fn recreated_app_restarts_nothing() {
         )
         .await
         .unwrap();
-    until("it is gone", SOON * 3, async || {
+    until("the app is deleted", SOON * 3, async || {
         Ok(bed
             .api::<AppService>()
             .get_opt("web")
@@ -468,7 +472,7 @@ async fn recreated_app_restarts_nothing() {
     bed.delete::<AppService>("web").await;
     let third = app(&bed, "web", spec()).await;
     operator.child().thaw().unwrap();
-    until("the third is told to be ready", SOON, async || {
+    until("the third Event reports ready", SOON, async || {
         let names_command = bed.events("web", "Ready").await;
         Ok(names_command
             .into_iter()
@@ -490,7 +494,7 @@ async fn ingress_never_routes_to_a_foreign_service() {
     reconciled(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     bed.delete::<Service>("web").await;
-    bed.until("web", "leads to its own", |_: &Ingress| true)
+    bed.until("web", "routes to the app's own Service", |_: &Ingress| true)
         .await;
 }
 
@@ -502,9 +506,9 @@ async fn object_with_an_immutable_difference_is_not_adopted() {
     let labels = json!({ "run": "web" });
     let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "web", "image": "i" }] } });
     let annotations = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
-    let theirs = json!({ "metadata": { "annotations": annotations },
+    let foreign = json!({ "metadata": { "annotations": annotations },
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
-    let theirs: Deployment = bed.create("web", theirs).await;
+    let foreign: Deployment = bed.create("web", foreign).await;
     app(&bed, "web", spec()).await;
     let message = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
@@ -514,7 +518,7 @@ async fn object_with_an_immutable_difference_is_not_adopted() {
     let after = deployment(&bed, "web").await;
     assert_eq!(
         (after.metadata.owner_references, after.metadata.labels),
-        (None, theirs.metadata.labels)
+        (None, foreign.metadata.labels)
     );
 }
 
@@ -547,7 +551,7 @@ async fn foreground_deletion_waits_for_children() {
     );
     bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    until("the app is gone", SOON, async || {
+    until("the app is deleted", SOON, async || {
         Ok(bed
             .api::<AppService>()
             .get_opt("web")

@@ -74,7 +74,7 @@ async fn end_state(bed: &Bed) -> Value {
     let says = |app: &AppService| {
         ready_condition(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
     };
-    let app = bed.until("web", "says that it is on its way", says).await;
+    let app = bed.until("web", "is progressing", says).await;
     let deployment = bed.api::<Deployment>().get("web").await.unwrap();
     let service = bed.api::<Service>().get_opt("web").await.unwrap();
     let scaler = bed

@@ -51,7 +51,7 @@ async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
     let mut waiting = Vec::new();
     for name in names {
         until(
-            format!("{name} is corrected, or its status is written"),
+            format!("{name} is corrected or has a new status"),
             SOON,
             async || {
                 let app: AppService = bed.api().get(name).await?;
@@ -66,7 +66,7 @@ async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
         }
     }
     let [respecced, requested, edited, labelled] = waiting[..] else {
-        panic!("not one was corrected: {waiting:?}")
+        panic!("no app was corrected: {waiting:?}")
     };
 
     let image = |deployment: &Deployment| {

@@ -154,7 +154,7 @@ async fn own_autoscaler_keeps_the_running_count() {
     respec(&bed, "web", on.clone()).await;
     let scalers: Api<HorizontalPodAutoscaler> = bed.api();
     let scaler = bed
-        .until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+        .until("web", "exists", |_: &HorizontalPodAutoscaler| true)
         .await;
     assert_eq!(scaler.spec.unwrap().scale_target_ref.name, "web");
     ready(&bed, "web").await;
@@ -189,7 +189,7 @@ async fn own_autoscaler_keeps_the_running_count() {
     // On again, and off without a change.
     on["size"] = json!(2);
     respec(&bed, "web", on).await;
-    bed.until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+    bed.until("web", "exists", |_: &HorizontalPodAutoscaler| true)
         .await;
     ready(&bed, "web").await;
     respec(&bed, "web", sized(2)).await;

@@ -25,10 +25,12 @@ async fn known_app(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
 
 /// Waits until the operator has read whether the app in its cache still exists.
 async fn existence_checked(proxy: &Proxy) {
-    let asked = Match::verb(Verb::Get).resource("appservices").name("web");
-    until("it asks whether the app is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0).then_some(()))
-    })
+    let existence_read = Match::verb(Verb::Get).resource("appservices").name("web");
+    until(
+        "the operator reads whether the app exists",
+        SOON,
+        async || Ok((proxy.count(&existence_read) > 0).then_some(())),
+    )
     .await
     .unwrap();
 }
@@ -55,7 +57,7 @@ async fn stale_app_restores_no_ownership() {
     assert_eq!(owners(&bed).await, former_owners);
     silent.take_back();
     // The children of the deleted app get the new owner.
-    until("it has its Service", SOON, async || {
+    until("the app has a Service", SOON, async || {
         Ok((service(&bed, "web").await.labels().get(UID) == new.uid().as_ref()).then_some(()))
     })
     .await

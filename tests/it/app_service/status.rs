@@ -33,8 +33,8 @@ async fn status_mirrors_the_deployment_through_a_rollout() {
         respec(&bed, "web", spec.clone()).await;
         let app = ready(&bed, "web").await;
         let deployment = deployment(&bed, "web").await;
-        let said = deployment.spec.as_ref().unwrap();
-        let container = &said.template.spec.as_ref().unwrap().containers[0];
+        let spec = deployment.spec.as_ref().unwrap();
+        let container = &spec.template.spec.as_ref().unwrap().containers[0];
         assert_eq!(
             container.image.as_deref(),
             Some(image),
@@ -125,7 +125,7 @@ async fn status_shows_the_reason_of_a_pod(
     #[case] state: Value,
     #[case] last: Value,
     #[case] reason: &str,
-    #[case] words: &str,
+    #[case] expected: &str,
 ) {
     let bed = Bed::shared("reason").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -137,12 +137,12 @@ async fn status_shows_the_reason_of_a_pod(
         json!({ "ready": false, "state": state, "lastState": last, "restartCount": restarts }),
     )
     .await;
-    let said = not_ready(&bed, "web", reason).await;
+    let message = not_ready(&bed, "web", reason).await;
     assert!(
-        said.starts_with("Pod web-") && said.ends_with(words),
-        "{said}"
+        message.starts_with("Pod web-") && message.ends_with(expected),
+        "{message}"
     );
-    assert_eq!(bed.event("web", reason).await, said);
+    assert_eq!(bed.event("web", reason).await, message);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
     // The operator retries again and again, and emits one Event.
@@ -168,8 +168,8 @@ async fn status_reports_an_unschedulable_pod() {
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "1000000" } });
     app(&bed, "web", spec).await;
-    let words = not_ready(&bed, "web", "Unschedulable").await;
-    assert!(words.contains("Insufficient cpu"), "{words}");
+    let message = not_ready(&bed, "web", "Unschedulable").await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
     respec(&bed, "web", one()).await;
     ready(&bed, "web").await;
 }
@@ -187,10 +187,11 @@ async fn status_reports_an_exceeded_quota() {
     let _operator = Operator::start(&bed, Settings::default()).await;
     // The quota rejects the Service.
     app(&bed, "web", one()).await;
-    let words = not_ready(&bed, "web", "QuotaExceeded").await;
+    let message = not_ready(&bed, "web", "QuotaExceeded").await;
     assert!(
-        words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"),
-        "{words}"
+        message.contains("the apiserver refuses Service")
+            && message.contains("exceeded quota: small"),
+        "{message}"
     );
     // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted for
     // minutes.
@@ -218,8 +219,8 @@ async fn status_reports_an_exceeded_quota() {
     let mut two = one();
     two["size"] = json!(2);
     respec(&bed, "web", two).await;
-    let words = not_ready(&bed, "web", "FailedCreate").await;
-    assert!(words.contains("exceeded quota: small"), "{words}");
+    let message = not_ready(&bed, "web", "FailedCreate").await;
+    assert!(message.contains("exceeded quota: small"), "{message}");
     bed.event("web", "FailedCreate").await;
     respec(&bed, "web", one()).await;
     ready(&bed, "web").await;
@@ -244,12 +245,12 @@ async fn forbidden_child_is_logged_once() {
         Fault::status(StatusCode::FORBIDDEN),
     );
     app(&bed, "web", one()).await;
-    let words = not_ready(&bed, "web", "Forbidden").await;
+    let message = not_ready(&bed, "web", "Forbidden").await;
     assert!(
-        words.starts_with("the apiserver refuses Deployment "),
-        "{words}"
+        message.starts_with("the apiserver refuses Deployment "),
+        "{message}"
     );
-    until("it is tried again", SOON, async || {
+    until("the operator retries", SOON, async || {
         Ok((proxy.count(&creations) >= 5).then_some(()))
     })
     .await
@@ -264,7 +265,7 @@ async fn forbidden_child_is_logged_once() {
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
     assert_eq!(
         (&warnings[0]["cause"], &warnings[0]["controller"]),
-        (&json!(words), &json!("appservice"))
+        (&json!(message), &json!("appservice"))
     );
     order.take_back();
     ready(&bed, "web").await;
@@ -275,7 +276,7 @@ async fn forbidden_child_is_logged_once() {
 async fn rejected_child_is_retried_after_a_change_of_the_spec() {
     let bed = Bed::shared("refused").await;
     let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
-    for (name, field, value, words) in [
+    for (name, field, value, expected) in [
         (
             "quantity",
             "resources",
@@ -304,12 +305,12 @@ async fn rejected_child_is_retried_after_a_change_of_the_spec() {
         let mut spec = one();
         spec[field] = value;
         app(&bed, name, spec).await;
-        let said = not_ready(&bed, name, "WriteRejected").await;
+        let message = not_ready(&bed, name, "WriteRejected").await;
         assert!(
-            said.starts_with("the apiserver refuses Deployment ") && said.contains(words),
-            "{said}"
+            message.starts_with("the apiserver refuses Deployment ") && message.contains(expected),
+            "{message}"
         );
-        assert_eq!(bed.event(name, "WriteRejected").await, said);
+        assert_eq!(bed.event(name, "WriteRejected").await, message);
         assert!(
             bed.api::<Deployment>()
                 .get_opt(name)
@@ -367,7 +368,7 @@ async fn failed_child_is_retried_beside_a_rejected_one() {
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     app(&bed, "web", spec).await;
     not_ready(&bed, "web", "WriteRejected").await;
-    bed.until("web", "is there", |_: &Service| true).await;
+    bed.until("web", "exists", |_: &Service| true).await;
     assert_eq!(failed.hits(), 1);
 }
 
@@ -387,9 +388,9 @@ async fn suspended_app_is_unchanged_until_deletion() {
         json!({ "spec": { "suspend": true, "image": "nginx:1.27" } }),
     )
     .await;
-    let words = not_ready(&bed, "web", "Suspended").await;
-    assert_eq!(words, "spec.suspend is true: nothing is changed");
-    assert_eq!(bed.event("web", "Suspended").await, words);
+    let message = not_ready(&bed, "web", "Suspended").await;
+    assert_eq!(message, "spec.suspend is true: nothing is changed");
+    assert_eq!(bed.event("web", "Suspended").await, message);
     bed.delete::<Service>("web").await;
     bed.scale("web", 1).await;
     bed.until("web", "is mirrored all the same", |app: &AppService| {
@@ -414,7 +415,7 @@ async fn suspended_app_is_unchanged_until_deletion() {
         .await;
     not_ready(&bed, "web", "Suspended").await;
     bed.delete::<AppService>("web").await;
-    until("what it had is gone", SOON * 3, async || {
+    until("the app's children are deleted", SOON * 3, async || {
         let left = bed.kubectl(&["get", "deploy,svc", "-o", "name"]).await;
         anyhow::ensure!(left.trim().is_empty(), "{left}");
         Ok(Some(()))
@@ -437,10 +438,10 @@ async fn terminating_child_is_awaited_and_recreated() {
     .await;
     let before = service(&bed, "web").await;
     bed.delete::<Service>("web").await;
-    let words = not_ready(&bed, "web", "ChildTerminating").await;
+    let message = not_ready(&bed, "web", "ChildTerminating").await;
     assert!(
-        words.ends_with("is being deleted; it is created again once it is gone"),
-        "{words}"
+        message.ends_with("is being deleted; it is created again once it is gone"),
+        "{message}"
     );
     bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } }))
         .await;

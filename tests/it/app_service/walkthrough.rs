@@ -65,7 +65,7 @@ async fn document_002_works_as_printed() {
         "{output}"
     );
     // The garbage collector discovers new kinds only every 30 s.
-    until("what it had is gone", SOON * 3, async || {
+    until("the app's children are deleted", SOON * 3, async || {
         let left = kubectl(&[
             "get",
             "deploy,svc,rs,pods",

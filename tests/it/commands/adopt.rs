@@ -219,7 +219,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let made = |pod: &Pod| {
         pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("nginx:latest")
     };
-    let recreated: Pod = bed.until("old-pod", "is made anew", made).await;
+    let recreated: Pod = bed.until("old-pod", "is recreated", made).await;
     assert_ne!(recreated.uid(), old.uid());
     assert_eq!(
         far.api::<ConfigMap>().get("both").await.unwrap().uid(),
@@ -302,7 +302,7 @@ async fn missing_permission_is_named_and_the_rest_is_adopted() {
         "{output}"
     );
     let maps: Api<ConfigMap> = bed.api();
-    bed.until("copy", "is taken over", |map: &ConfigMap| {
+    bed.until("copy", "is adopted", |map: &ConfigMap| {
         map.data.as_ref().is_some_and(|data| !data.is_empty())
     })
     .await;

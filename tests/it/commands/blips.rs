@@ -113,7 +113,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     // An interrupt before the question is no confirmation.
     let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
     let asked = run.start(&["uninstall"]);
-    until("it looks", SOON, async || {
+    until("the command reads the cluster", SOON, async || {
         Ok((hangs.hits() > 0).then_some(()))
     })
     .await

@@ -69,7 +69,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     let ended = async {
         let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM);
         // The equivalent of a kubelet's work.
-        until("its Pods go", SOON, async || {
+        until("the Pods end", SOON, async || {
             let all = pods.list(&Default::default()).await?;
             Ok(all
                 .iter()
@@ -89,7 +89,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
         "{output}"
     );
     until(
-        "two are left, and the namespace is gone",
+        "two objects are left, and the namespace is deleted",
         SOON * 4,
         async || {
             let mut left = scene.remaining().await;

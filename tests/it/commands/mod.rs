@@ -184,7 +184,7 @@ impl Started {
                     return;
                 }
             }
-            panic!("it ended without {what}: {}", self.text);
+            panic!("the command ended without {what}: {}", self.text);
         };
         let said = tokio::time::timeout(SOON, said).await;
         assert!(said.is_ok(), "no {what}: {}", self.text);
@@ -201,7 +201,7 @@ impl Started {
         };
         let status = tokio::time::timeout(PATIENCE, rest)
             .await
-            .unwrap_or_else(|_| panic!("it does not end"));
+            .unwrap_or_else(|_| panic!("the command does not end"));
         assert_eq!(status.code(), Some(code), "{}", self.text);
         self.text
     }

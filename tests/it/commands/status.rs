@@ -214,7 +214,7 @@ async fn status_shows_missing_crds_and_the_leader() {
         Settings::default().flag("--leader-elect").whole_cluster(),
     )
     .await;
-    until("it leads", SOON, async || {
+    until("the operator leads", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(text.contains("The operator runs: ").then_some(()))
     })
@@ -227,7 +227,7 @@ async fn status_shows_missing_crds_and_the_leader() {
     );
     drop(operator);
     // The operator has died, which shows before it is certain.
-    until("it is late", SOON, async || {
+    until("the Lease is overdue", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(
             (text.contains("The operator runs: ") && text.contains(" leads, last renewed "))

@@ -76,15 +76,15 @@ impl Scene {
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         };
         bed.delivered("field", &[("Created", Some("1"))]).await;
-        bed.until("sync", "is well", |it: &ConfigMapSync| {
+        bed.until("sync", "is ready", |it: &ConfigMapSync| {
             ready(json!(it.status))
         })
         .await;
-        bed.until("banner", "is well", |it: &MyApp| ready(json!(it.status)))
+        bed.until("banner", "is ready", |it: &MyApp| ready(json!(it.status)))
             .await;
-        bed.until("app", "is well", |it: &AppService| ready(json!(it.status)))
+        bed.until("app", "is ready", |it: &AppService| ready(json!(it.status)))
             .await;
-        bed.until("web", "is well", |it: &MyIngress| ready(json!(it.status)))
+        bed.until("web", "is ready", |it: &MyIngress| ready(json!(it.status)))
             .await;
         far.api::<ConfigMap>().get("copy").await.unwrap();
     }
@@ -252,7 +252,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
         .get_opt("settings")
         .await
         .unwrap();
-    assert!(source.is_some(), "what is not ours stays");
+    assert!(source.is_some(), "foreign objects stay");
 
     assert!(
         run.ends(0, &["uninstall", "-n", here])
@@ -313,7 +313,7 @@ async fn keep_children_keeps_every_child() {
     };
     let back = scene
         .bed
-        .until("web", "has its balancer back", |it: &MyIngress| {
+        .until("web", "has its load balancer again", |it: &MyIngress| {
             arn(it).is_some()
         })
         .await;
@@ -347,7 +347,7 @@ async fn blockers_are_named_and_can_be_removed() {
 
     // The garbage collector discovers new kinds every 30 s only, and on a new control plane all are new.
     let arguments = ["uninstall", "-n", here, "--yes", "--timeout=8s"];
-    let output = until("the others are gone", SOON * 4, async || {
+    let output = until("the other objects are deleted", SOON * 4, async || {
         let output = run.ends(1, &arguments).await;
         Ok(output
             .contains("\n2 objects are left: run it again")
@@ -493,7 +493,7 @@ async fn purge_leaves_nothing() {
             .as_ref()
             .is_some_and(|it| it.alb.as_ref().is_some_and(|alb| alb.arn.is_some()))
     };
-    scene.bed.until("again", "has a balancer", made).await;
+    scene.bed.until("again", "has a load balancer", made).await;
     operator.kill();
     let crd = "myingresses.demo.rtfm.co.ua";
     scene
@@ -503,7 +503,7 @@ async fn purge_leaves_nothing() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("again", "stays Terminating", stuck).await;
     operator.restart();
-    until("object and CRD are gone", SOON * 4, async || {
+    until("object and CRD are deleted", SOON * 4, async || {
         Ok((!crds().await.contains(crd)).then_some(()))
     })
     .await

@@ -46,7 +46,7 @@ async fn uninstall_deletes_the_rest_while_no_operator_runs() {
     assert_eq!(
         left,
         ["configmapsyncs/sync", "myingresses/web"],
-        "what needs no operator is gone: {output}"
+        "objects that need no operator are deleted: {output}"
     );
     assert!(
         output.contains("the operator has not deleted the load balancer in AWS yet"),
@@ -238,7 +238,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
 
     // The note precedes the question.
     until(
-        "that nobody renews the Lease is in the list",
+        "the list has a note about the Lease without renewals",
         SOON,
         async || {
             let output = run.ends(2, &["uninstall"]).await;
@@ -355,7 +355,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         "{done}"
     );
     let left = scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
-    assert_eq!(left, "", "the CRDs are gone");
+    assert_eq!(left, "", "the CRDs are deleted");
     let children = scene.children().await;
     assert!(
         children.contains(&ALL[0]) && children.contains(&ALL[5]),

@@ -50,7 +50,7 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
     assert_eq!(
         status.last_sync_time,
         Some(first.clone()),
-        "it moves with a write only"
+        "the time changes only with a write"
     );
 
     // The creation time has whole seconds.
@@ -70,7 +70,7 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
         .await;
     assert_eq!(copy.binary_data, None);
     shop.bed
-        .until("s", "tells of the write", |sync: &ConfigMapSync| {
+        .until("s", "has the time of the write", |sync: &ConfigMapSync| {
             sync.status
                 .as_ref()
                 .and_then(|status| status.last_sync_time.clone())
@@ -116,7 +116,7 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
     shop.bed
         .until(
             "s",
-            "says that the ConfigMap is missing",
+            "reports the missing ConfigMap",
             |sync: &ConfigMapSync| {
                 let message = format!(
                     "ConfigMap {far}/settings does not exist: create it (existing copies are kept)"
@@ -221,8 +221,13 @@ async fn edited_copy_is_corrected() {
                 && map.labels()["quartermaster.dev/owner-uid"] == uid
                 && map.annotations()["quartermaster.dev/owner"] == format!("{here}/s")
         };
-        shop.until(&far, "settings", &format!("is right after {patch}"), right)
-            .await;
+        shop.until(
+            &far,
+            "settings",
+            &format!("is corrected after {patch}"),
+            right,
+        )
+        .await;
     }
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", data.clone()).await;

@@ -144,9 +144,9 @@ impl Shop {
     }
 
     /// Waits until the `ConfigMap` does not exist.
-    pub async fn gone(&self, namespace: &str, name: &str) {
+    pub async fn is_deleted(&self, namespace: &str, name: &str) {
         let maps = self.maps(namespace);
-        until(format!("{namespace}/{name} is gone"), SOON, async || {
+        until(format!("{namespace}/{name} is deleted"), SOON, async || {
             let there = maps.get_opt(name).await?;
             Ok(there
                 .is_none_or(|map| map.metadata.deletion_timestamp.is_some())
@@ -159,7 +159,7 @@ impl Shop {
     /// Waits until a Terminating sync is deleted.
     pub async fn ended(&self, sync: &str) {
         let syncs = self.bed.api::<ConfigMapSync>();
-        until(format!("{sync} is gone"), SOON, async || {
+        until(format!("{sync} is deleted"), SOON, async || {
             Ok(syncs.get_opt(sync).await?.is_none().then_some(()))
         })
         .await
@@ -220,7 +220,7 @@ impl Shop {
                 &annotated.spec.source_namespace,
                 &annotated.spec.config_map_name,
             );
-            until(format!("a pass over {sync}"), SOON, async || {
+            until(format!("a reconcile of {sync}"), SOON, async || {
                 let requests = audit.requests(round).await?;
                 let looked = requests.iter().map(|request| &request.subject).any(|it| {
                     it.user == operator_user

@@ -382,8 +382,8 @@ async fn copy_restored_from_a_backup_is_owned_again() {
     shop.copied(&far, "others", json!({ "a": "1" })).await;
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    shop.gone(&far, "settings").await;
-    shop.gone(&far, "former").await;
+    shop.is_deleted(&far, "settings").await;
+    shop.is_deleted(&far, "former").await;
     shop.maps(&far).get("others").await.unwrap();
 }
 
@@ -445,12 +445,12 @@ async fn unneeded_copy_is_deleted_or_released() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
         .await;
-    shop.gone(&b, "settings").await;
+    shop.is_deleted(&b, "settings").await;
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } }))
         .await;
     shop.copied(&c, "renamed", data.clone()).await;
-    shop.gone(&c, "settings").await;
+    shop.is_deleted(&c, "settings").await;
     shop.bed
         .patch::<ConfigMapSync>(
             "s",
@@ -485,12 +485,12 @@ async fn unneeded_copy_is_deleted_or_released() {
         );
         assert!(
             copy.owner_references().is_empty(),
-            "it would go after the sync"
+            "the copy would be deleted after the sync"
         );
         assert_eq!(
             serde_json::to_value(copy.data).unwrap(),
             data,
-            "nothing is copied while it is suspended"
+            "nothing is copied while the sync is suspended"
         );
     }
 }
@@ -540,7 +540,7 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
     );
     shop.map(&here, "settings", json!({ "data": data })).await;
     shop.copied(&c, "settings", data.clone()).await;
-    shop.gone(&b, "settings").await;
+    shop.is_deleted(&b, "settings").await;
     shop.reads("s", "Synced").await;
     // One existing namespace of several is enough.
     let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
@@ -548,7 +548,7 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
         .patch::<ConfigMapSync>("s", json!({ "spec": spec }))
         .await;
     shop.copied(&b, "settings", data.clone()).await;
-    shop.gone(&c, "settings").await;
+    shop.is_deleted(&c, "settings").await;
 }
 
 /// An object belongs to its controller, whatever label a user adds.
@@ -615,7 +615,7 @@ async fn finalizers_of_others_stay_in_any_number() {
             == all
     );
     shop.bed.delete::<ConfigMapSync>("s").await;
-    shop.gone(&far, "settings").await;
+    shop.is_deleted(&far, "settings").await;
     shop.bed
         .until(
             "s",

@@ -58,7 +58,7 @@ async fn quota_in_one_namespace_blocks_no_other() {
     );
     assert!(
         words.contains("exceeded quota: q"),
-        "the apiserver's own words: {words}"
+        "the apiserver's own message: {words}"
     );
     shop.edit(
         &shop.bed.namespace,
@@ -242,9 +242,9 @@ async fn forbidding_namespace_blocks_no_other() {
     shop.copied(&free, "settings", json!({ "a": "2" })).await;
     // The rejected deletion does not block the other deletion, but the sync stays until the copy is deleted.
     shop.bed.delete::<ConfigMapSync>("s").await;
-    shop.gone(&free, "settings").await;
+    shop.is_deleted(&free, "settings").await;
     shop.bed
-        .until("s", "says what holds it", |sync: &ConfigMapSync| {
+        .until("s", "names the blocker", |sync: &ConfigMapSync| {
             let status = sync.status.as_ref().unwrap();
             status.conditions[0]
                 .message
@@ -252,7 +252,7 @@ async fn forbidding_namespace_blocks_no_other() {
         })
         .await;
     order.take_back();
-    shop.gone(&shut, "settings").await;
+    shop.is_deleted(&shut, "settings").await;
     shop.ended("s").await;
 }
 
@@ -290,12 +290,12 @@ async fn failed_deletion_is_retried() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } }))
         .await;
-    shop.gone(&two, "settings").await;
+    shop.is_deleted(&two, "settings").await;
     assert_eq!(order.hits(), 2);
     shop.reads("s", "SourceNotFound").await;
     let order = failing();
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    shop.gone(&one, "settings").await;
+    shop.is_deleted(&one, "settings").await;
     assert_eq!(order.hits(), 2);
 }

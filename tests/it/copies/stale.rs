@@ -105,7 +105,7 @@ impl StaleSync {
     async fn existence_checked(&self) {
         let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
         let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
-        until("it asks whether the sync is there", SOON, asks)
+        until("the operator reads whether the sync exists", SOON, asks)
             .await
             .unwrap();
     }
@@ -149,6 +149,6 @@ async fn stale_sync_deletes_nothing() {
     );
     past.silent.take_back();
     // The copies of the predecessor are deleted with it.
-    shop.gone(far, "settings").await;
+    shop.is_deleted(far, "settings").await;
     assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());
 }

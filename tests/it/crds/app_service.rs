@@ -361,10 +361,10 @@ async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
-    let ours = registry::crds()
+    let shipped = registry::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
-    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    let mut older = serde_json::to_value(shipped.unwrap()).unwrap();
     let rules = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         ["x-kubernetes-validations"];
     let before = rules.as_array().unwrap().len();
@@ -434,10 +434,10 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
         .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
-    let ours = registry::crds()
+    let shipped = registry::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
-    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    let mut older = serde_json::to_value(shipped.unwrap()).unwrap();
     without_bounds(
         &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
     );
@@ -550,7 +550,7 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
         patched(json!({ "metadata": { "finalizers": null } })).await;
         assert!(
             apps.get_opt(name).await.unwrap().is_none(),
-            "{name} is gone"
+            "{name} is deleted"
         );
     }
 }

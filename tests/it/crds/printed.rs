@@ -131,7 +131,7 @@ async fn samples_apply_and_kubectl_prints_columns() {
         "{wide}"
     );
     // Text that the operator displays in place of a long value, and of another target's value.
-    for (display, shown) in [
+    for (display, printed) in [
         ("short", "replicas short Pending TargetNotFound"),
         ("", "replicas Pending TargetNotFound"),
     ] {
@@ -139,7 +139,7 @@ async fn samples_apply_and_kubectl_prints_columns() {
         long["displayValue"] = json!(display);
         record(json!([entry("1", "Delivered"), long])).await;
         let fields = columns(&kubectl(&["get", "tf"], "").await);
-        assert!(fields.contains(shown), "{fields}");
+        assert!(fields.contains(printed), "{fields}");
     }
     let points = columns(&kubectl(&["get", "cp", "telegram-cp", "-o", "wide"], "").await);
     assert!(

@@ -83,7 +83,7 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     bed.not_ready("hook", "Unreachable").await;
     assert!(
         is(&bed.history("old").await[0], Delivery::Pending),
-        "nothing was tried with it"
+        "no attempt was made with the entry"
     );
     receiver.at_text("\"trackedField\"", status(503));
     receiver.always(testbed::receiver::Reply::ok());

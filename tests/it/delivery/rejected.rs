@@ -44,7 +44,7 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
             bed.scale(&target, i32::try_from(replicas).unwrap()).await;
         }
         let all = |field: &TrackedField| field.history().unwrap().len() == CHANGES;
-        bed.until(&name, "all of its changes", all).await;
+        bed.until(&name, "all changes", all).await;
     }))
     .await;
     let (_, message) = condition(&bed.not_ready("hook", reason).await);
@@ -92,7 +92,7 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
     );
     assert!(
         tests(&receiver).len() <= 2,
-        "the first one, and one that showed that it has recovered"
+        "the first test message, and one that showed the recovery"
     );
 }
 
@@ -132,7 +132,7 @@ async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u1
         last.value.as_deref() == Some("14") && is(last, Delivery::Delivered)
     };
     let history = bed
-        .until("c", "goes on behind it", done)
+        .until("c", "continues after it", done)
         .await
         .history()
         .unwrap();
@@ -157,7 +157,7 @@ async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u1
     );
     assert!(
         tests(&receiver).len() <= 1,
-        "at most one, where it alone waited"
+        "at most one, if it alone waited"
     );
 }
 
@@ -251,7 +251,7 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
     assert_eq!(
         tests(&receiver).len(),
         2,
-        "the first one, and the one that cost an entry"
+        "the first test message, and the one that cost an entry"
     );
     // The rejection is reported once, not with each attempt.
     assert!(
@@ -315,7 +315,7 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
     assert_eq!(
         tests(&receiver).len(),
         2,
-        "the first one, and the one that cost an entry"
+        "the first test message, and the one that cost an entry"
     );
 
     // An accepted entry allows the next one, whichever process sends it.
@@ -365,7 +365,7 @@ async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     }
     bed.until(
         "hook",
-        "is ready, and does not say that messages can be sent",
+        "is ready, without an Event about messages",
         |point: &ContactPoint| {
             point.status.as_ref().unwrap().ready
                 && condition(point)
@@ -378,7 +378,7 @@ async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         bed.scale("web", replicas).await;
     }
     for name in ["a", "b"] {
-        bed.until(name, "all of its changes", |field: &TrackedField| {
+        bed.until(name, "all changes", |field: &TrackedField| {
             field.history().unwrap().len() == 3
         })
         .await;
@@ -441,7 +441,7 @@ async fn contact_point_stays_ready_while_single_messages_are_rejected() {
             .iter()
             .any(|entry| is(entry, Delivery::Delivered))
     };
-    bed.until("it", "goes on", rejected).await;
+    bed.until("it", "continues", rejected).await;
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
     assert_eq!(conditions(&after), conditions(&before));
@@ -463,7 +463,7 @@ async fn message_behind_a_poisonous_one_arrives_on_request() {
     bed.not_ready("hook", "Forbidden").await;
     bed.scale("web", 1).await;
     let mut attempts = 0;
-    until("the next one is delivered", SOON, async || {
+    until("the next entry is delivered", SOON, async || {
         attempts += 1;
         let annotation = json!({ "quartermaster.dev/requested-at": attempts.to_string() });
         bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } }))

@@ -90,7 +90,7 @@ impl<'a> Refusing<'a> {
             by,
             _silent: silent,
         };
-        refusing.until("it refuses", true).await;
+        refusing.until("writes are rejected", true).await;
         refusing
     }
 
@@ -128,7 +128,7 @@ impl<'a> Refusing<'a> {
             let api = Api::<ValidatingAdmissionPolicy>::all(self.bed.client.clone());
             api.delete(name, &delete).await.unwrap();
         }
-        self.until("it refuses no longer", false).await;
+        self.until("writes are accepted again", false).await;
     }
 }
 
@@ -178,7 +178,7 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
     assert_eq!(
         of(&receiver, "refused"),
         ["1"],
-        "nothing more of it until its outcome is stored"
+        "no further message of the field until its outcome is stored"
     );
     let message = bed.event("refused", "WriteRejected").await;
     assert!(message.contains(because), "{message}");
@@ -250,7 +250,7 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
         history.last().unwrap().value.as_deref() == Some("3")
             && history.iter().all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("refused", "goes on", recorded).await;
+    bed.until("refused", "continues", recorded).await;
     bed.waiting("refused", "").await;
     bed.until("hook", "names none", |point: &ContactPoint| {
         point
@@ -297,7 +297,7 @@ async fn unavailable_apiserver_blocks_every_object() {
     order.wait_for_hits(8, SOON).await.unwrap();
     bed.scale("web", 2).await;
     // By now such an operator could go on with the other: five more attempts take seconds.
-    bed.until("other", "its second value", |field: &TrackedField| {
+    bed.until("other", "the second value", |field: &TrackedField| {
         field.history().unwrap().len() == 2
     })
     .await;
@@ -387,7 +387,7 @@ async fn rejected_writes_are_bounded_by_the_backoff_while_the_field_changes() {
         .await;
     };
     ask("1").await;
-    until("it is tried on request", SOON, async || {
+    until("the operator retries on request", SOON, async || {
         Ok((refused().await > attempts).then_some(()))
     })
     .await

@@ -111,5 +111,5 @@ fn every_page_is_in_the_book_once() {
         .collect();
     let all: BTreeSet<_> = pages_of_the_book().into_iter().collect();
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), all);
-    assert_eq!(listed.len(), all.len(), "one stands there twice");
+    assert_eq!(listed.len(), all.len(), "a page appears twice");
 }

@@ -35,7 +35,7 @@ fn every_named_flag_exists() {
             || name
                 .strip_suffix("...")
                 .is_some_and(|of| flags.iter().any(|it| it.starts_with(of)));
-        assert!(is_one, "there is no --{name}");
+        assert!(is_one, "--{name} does not exist");
     }
 }
 
@@ -43,7 +43,7 @@ fn every_named_flag_exists() {
 #[test]
 fn every_named_metric_exists() {
     let reference = page("reference/metrics.md");
-    let ours = [
+    let prefixes = [
         "quartermaster_",
         "controller_runtime_",
         "workqueue_",
@@ -61,7 +61,7 @@ fn every_named_metric_exists() {
         }
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '*'));
         let is_one = |word: &&str| {
-            ours.iter().any(|begin| {
+            prefixes.iter().any(|begin| {
                 word.strip_prefix(begin)
                     .is_some_and(|rest| !rest.is_empty() && rest != "*")
             })
@@ -69,7 +69,7 @@ fn every_named_metric_exists() {
         for word in words.filter(is_one) {
             assert!(
                 row(&reference, word).is_some(),
-                "{}: there is no metric {word}",
+                "{}: metric {word} does not exist",
                 path.display()
             );
             named += 1;

@@ -295,7 +295,7 @@ fn every_reason_in_a_runbook_exists() {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
             let known =
                 reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
-            assert!(known, "{}: there is no reason {reason}", path.display());
+            assert!(known, "{}: reason {reason} does not exist", path.display());
         }
     }
 }
@@ -343,6 +343,9 @@ fn every_event_is_documented() {
         "{words:?}"
     );
     for word in words {
-        assert!(pages.contains(&word), "the Event's {word} is not told of");
+        assert!(
+            pages.contains(&word),
+            "the Event's {word} is not documented"
+        );
     }
 }

@@ -33,7 +33,7 @@ fn every_template_variable_is_documented() {
     for name in names {
         assert!(
             field.contains(&format!("`{name}`")),
-            "{name} is not told of"
+            "{name} is not documented"
         );
     }
     for name in listed(check_body("{{ nothing }}"))
@@ -106,7 +106,10 @@ fn every_event_field_is_documented() {
     }
     assert!(names.len() > 15, "{names:?}");
     for name in names {
-        assert!(page.contains(&format!("`{name}`")), "{name} is not told of");
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "{name} is not documented"
+        );
     }
 }
 

@@ -42,7 +42,7 @@ fn status_writes(resource: &str) -> Match {
 impl Scene {
     /// Asserts that every entry that a status ever held was sent once, in order, and nothing else.
     async fn assert_sent_once(&self) {
-        until("all is told", SOON, async || {
+        until("every entry is sent", SOON, async || {
             Ok(self
                 .ledger
                 .undelivered(&deliveries(&self.receiver))
@@ -74,7 +74,7 @@ async fn entries_are_sent_once_after_any_fault_of_a_status_write() {
                 .map(|(action, value)| (*action, Some(value.as_str())))
                 .collect();
             scene.bed.delivered("web", &history).await;
-            assert!(order.hits() > 0, "it was never done");
+            assert!(order.hits() > 0, "the fault never happened");
             order.take_back();
         }
     }
@@ -195,7 +195,7 @@ async fn test_message_is_sent_once_after_any_fault_of_the_status() {
             .webhook(&name, &format!("{}/{name}", scene.receiver.url()))
             .await;
         scene.bed.ready(&name).await;
-        assert!(order.hits() > 0, "it was never done");
+        assert!(order.hits() > 0, "the fault never happened");
         order.take_back();
         // Entries of fields there follow the test message, which was sent once.
         let field = scene
@@ -247,7 +247,7 @@ async fn unwritable_status_is_retried_with_backoff() {
         let history: Vec<_> = expected.iter().map(|value| Some(value.as_str())).collect();
         scene
             .bed
-            .until("web", "tells it", |field: &TrackedField| {
+            .until("web", "the message arrives", |field: &TrackedField| {
                 let entries = field.history().unwrap();
                 entries
                     .iter()

@@ -70,7 +70,7 @@ async fn changes_survive_restarts_of_the_apiserver_under_load() {
             assert_eq!(
                 operator.probe("livez").await.unwrap().0,
                 200,
-                "it lives on while the apiserver is dead"
+                "the operator survives the outage of the apiserver"
             );
             bed.plane.start_apiserver().await.unwrap();
         }
@@ -86,7 +86,7 @@ async fn changes_survive_restarts_of_the_apiserver_under_load() {
     assert_no_repeats(&deliveries);
     assert!(
         operator.child().ended().unwrap().is_none(),
-        "it never ended"
+        "the operator never exited"
     );
     // No failed try leaves a trace: the operator works as before.
     bed.scale(&names[0], 1).await;

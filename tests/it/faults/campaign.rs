@@ -244,7 +244,7 @@ fn assert_alternating(ledger: &Ledger) {
         for pair in entries.windows(2).filter(|pair| pair[1].merged.is_none()) {
             assert_ne!(
                 pair[0].value, pair[1].value,
-                "{field}: two entries in a row have one value: {pair:?}"
+                "{field}: two successive entries have the same value: {pair:?}"
             );
         }
     }
@@ -329,7 +329,7 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
         .filter(|attempt| attempt.path == attempts[last].path);
     assert!(
         between.any(is_accepted),
-        "nothing was accepted since it was refused first: {entry:?}"
+        "no message was accepted since the first rejection: {entry:?}"
     );
 }
 
@@ -360,7 +360,7 @@ fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
             let died_with_it = last[&(path.as_str(), sender.as_str())] == before;
             assert!(
                 died_with_it || entry.field == REFUSED,
-                "{entry:?} was sent again, but {sender} went on after it"
+                "{entry:?} was sent again, but {sender} continued after it"
             );
             repeated.insert(&entry.id);
         }

@@ -84,12 +84,12 @@ fn assert_sent(receiver: &Receiver) {
     };
     assert!(
         !ids.windows(3).any(|three| three[0] == three[2]),
-        "an entry was told three times: {deliveries:?}"
+        "an entry was sent three times: {deliveries:?}"
     );
     assert_eq!(
         ids.len() - repeated.len(),
         3,
-        "an entry was never told: {deliveries:?}"
+        "an entry was never sent: {deliveries:?}"
     );
     let well = if repeated.is_empty() {
         tests <= 2

@@ -38,7 +38,7 @@ pub(super) async fn track_map(bed: &Bed, name: &str, value: &str) {
     let map: DynamicObject = serde_json::from_value(map).unwrap();
     // Right after its CRD the apiserver may answer 429 or 404 for a moment.
     let maps = maps(bed);
-    let made = until("the map is there", SOON, async || {
+    let made = until("the map exists", SOON, async || {
         Ok(maps.create(&PostParams::default(), &map).await.map(Some)?)
     });
     made.await.unwrap();
@@ -73,7 +73,7 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
         async || {
             let history = bed.history(name).await;
             let value = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(value == Some(last), "it ends with {value:?}");
+            anyhow::ensure!(value == Some(last), "the history ends with {value:?}");
             anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
             Ok(Some(()))
         },
@@ -99,7 +99,7 @@ fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
             assert_eq!(
                 change(entry.value.as_deref()) + 1,
                 counted,
-                "{entry:?} tells of the wrong number of changes"
+                "{entry:?} has the wrong number of changes"
             );
         }
     }
@@ -182,7 +182,7 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
     let largest = ledger.largest("small");
     assert!(
         largest > 100 * KIB,
-        "its bounds were never reached: {largest}"
+        "the status never reached its limits: {largest}"
     );
     assert!(largest <= MOST, "{largest} bytes of status");
     assert!(ledger.largest("huge") < 32 * KIB);

@@ -205,7 +205,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     .unwrap();
     let metric = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"delivered\"} ";
     let sent = 2 + deliveries(&receiver).len() + deliveries(&other).len();
-    until("its outcome is known", SOON, async || {
+    until("the outcome is known", SOON, async || {
         let metrics = operator.metrics().await;
         let count = metrics
             .lines()

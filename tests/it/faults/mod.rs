@@ -146,7 +146,7 @@ async fn caught_up(
             let undelivered = ledger.undelivered(&deliveries(receiver));
             anyhow::ensure!(
                 undelivered.is_empty(),
-                "never told, though they stood in a status: {undelivered:?}"
+                "never sent, although a status held them: {undelivered:?}"
             );
             Ok(Some(()))
         },
@@ -182,7 +182,7 @@ fn assert_no_repeats(deliveries: &[Delivery]) {
         *times.entry(&entry.id).or_default() += 1;
     }
     times.retain(|_, times| *times > 1);
-    assert!(times.is_empty(), "told more than once: {times:?}");
+    assert!(times.is_empty(), "sent more than once: {times:?}");
 }
 
 /// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
@@ -203,7 +203,7 @@ fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
             assert_ne!(
                 life(before),
                 life(at),
-                "told twice by one sender: {entry:?}"
+                "sent twice by one sender: {entry:?}"
             );
             // A request that a frozen sender had in flight comes after those of its successor.
             let older = if life(before) < life(at) { before } else { at };
@@ -211,7 +211,7 @@ fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
             assert_eq!(
                 last[&(request.path.as_str(), sender)],
                 older,
-                "{entry:?} was told again, but {sender} went on after it had told of it"
+                "{entry:?} was sent again, but {sender} continued after its delivery"
             );
             repeated += 1;
         }

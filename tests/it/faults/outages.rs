@@ -73,7 +73,7 @@ async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
         .await
         .unwrap();
     }
-    until("the Pod is made", SOON, async || {
+    until("the Pod is created", SOON, async || {
         bed.api::<Pod>()
             .get_opt("shell-pod")
             .await
@@ -177,7 +177,7 @@ async fn object_is_not_retried_before_the_retry_after_of_a_429() {
     let other = tried(&creates.name("other"));
     assert!(
         other[0] - busy[0] < after,
-        "it had to wait, too: {:?}",
+        "the object had to wait, too: {:?}",
         other[0] - busy[0]
     );
 }

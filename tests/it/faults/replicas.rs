@@ -137,7 +137,7 @@ impl Scene {
                 .count()
         };
         let before = by();
-        until(format!("{sender} tells something"), SOON, async || {
+        until(format!("{sender} sends something"), SOON, async || {
             Ok((by() > before + POINTS).then_some(()))
         })
         .await
@@ -162,7 +162,7 @@ pub(super) fn candidate(life: usize) -> Settings {
 }
 
 pub(super) async fn leads(operator: &Operator) {
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         let metrics = operator.metrics().await;
         let leads = |line: &str| {
             line.starts_with("leader_election_master_status{") && line.ends_with("} 1")
@@ -194,7 +194,7 @@ async fn leader_frozen_past_its_lease_writes_nothing_more() {
             assert_eq!(
                 ended.code(),
                 Some(1),
-                "it ends by itself: {}",
+                "the process exits by itself: {}",
                 leader.child().log_tail()
             );
             assert_wrote_nothing(&scene, life, mark).await;
@@ -303,14 +303,16 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
             .await;
     }
     let due = async || Ok((frozen.elapsed() > Duration::from_secs(AFTER)).then_some(()));
-    until("what was put off is due", SOON, due).await.unwrap();
+    until("the postponed attempts are due", SOON, due)
+        .await
+        .unwrap();
     receivers.iter().for_each(Receiver::forget);
     leader.child().thaw().unwrap();
     let ended = leader.child().wait(SOON).await.unwrap();
     assert_eq!(
         ended.code(),
         Some(1),
-        "it ends by itself: {}",
+        "the process exits by itself: {}",
         leader.child().log_tail()
     );
     // By then all messages of the other replica have arrived.
@@ -355,9 +357,11 @@ async fn new_leader_with_a_stale_cache_repeats_nothing() {
     leader.kill();
     leads(&standby).await;
     let listed = Match::verb(Verb::List).resource("trackedfields");
-    until("it has listed what waits, or sent it", SOON, async || {
-        Ok((proxy.count(&listed) > 1 || deliveries(&receiver).len() > 1).then_some(()))
-    })
+    until(
+        "the replica has listed the waiting entries, or sent them",
+        SOON,
+        async || Ok((proxy.count(&listed) > 1 || deliveries(&receiver).len() > 1).then_some(())),
+    )
     .await
     .unwrap();
     bed.scale("web", 2).await;
@@ -380,7 +384,7 @@ async fn standby_observes_changes_while_nobody_leads() {
     bed.delivered("map", &[("Created", Some("1"))]).await;
     let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
     let listed = |line: &str| line.contains("\"listed\"") && line.contains("\"maps\"");
-    until("it has listed", SOON, async || {
+    until("the replica has listed", SOON, async || {
         Ok(standby.logs().lines().any(listed).then_some(()))
     })
     .await
@@ -420,7 +424,7 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     )
     .await;
     let leading = format!("leader_election_master_status{{name=\"{LEASE}\"}} 1");
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         Ok(leader.metrics().await.contains(&leading).then_some(()))
     })
     .await
@@ -487,7 +491,7 @@ async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, A
         .flag(&format!("--leader-election-id={lease}"));
     let operator = Operator::start(&bed, settings).await;
     let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         Ok(operator.metrics().await.contains(&line).then_some(()))
     })
     .await
@@ -570,7 +574,7 @@ async fn terminated_leader_releases_its_lease() {
             assert_eq!(
                 ended.code(),
                 Some(0),
-                "it ends well: {}",
+                "the process exits with 0: {}",
                 leader.child().log_tail()
             );
             leads(&standby).await;

@@ -92,7 +92,7 @@ async fn thousand_fields_at_rest_cost_no_write() {
             >= FIELDS
     };
     receiver.wait_for(SETTLED, all).await.unwrap();
-    let settled = until("every status says so", SETTLED, async || {
+    let settled = until("every status is final", SETTLED, async || {
         let fields = bed
             .api::<TrackedField>()
             .list(&ListParams::default())

@@ -59,10 +59,10 @@ async fn requests_without_answer_are_retried() {
     scene.proxy.end_watches(&Match::any(), Ending::MidEvent);
     let watches = scene.proxy.count(&Match::watch("deployments"));
     scene.bed.scale("other", 2).await;
-    let asked = until("the watch is asked for again and again", SOON, async || {
+    let retried = until("the watch is requested again and again", SOON, async || {
         Ok((scene.proxy.count(&Match::watch("deployments")) > watches + 1).then_some(()))
     });
-    asked.await.unwrap();
+    retried.await.unwrap();
     scene.assert_alive().await;
     hanging.take_back();
     for name in ["web", "other"] {
@@ -90,7 +90,7 @@ async fn leader_without_renewals_exits_and_another_takes_the_lease() {
         "{}",
         scene.operator.child().log_tail()
     );
-    assert!(blocked.hits() > 0, "it ended for another reason");
+    assert!(blocked.hits() > 0, "the process exited for another reason");
     scene.bed.scale("web", 2).await;
     // This operator reaches the apiserver itself.
     let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
@@ -155,7 +155,7 @@ async fn change_missing_from_a_watch_is_found_in_time() {
     assert_eq!(
         (hidden.hits(), scene.proxy.count(&watches)),
         (2, begun),
-        "no watch and no list told of it"
+        "no watch and no list showed it"
     );
     scene.assert_sent_in_order();
 }

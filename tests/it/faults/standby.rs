@@ -168,7 +168,7 @@ async fn newest_value_is_recorded_again_after_its_loss_from_the_history() {
         .await
         .unwrap();
     until(
-        "the value is recorded once more, and told",
+        "the value is recorded once more, and sent",
         SOON,
         async || {
             let history = bed.history("web").await;

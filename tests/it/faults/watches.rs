@@ -149,14 +149,14 @@ async fn read_older_than_the_watch_deletes_nothing() {
         .await;
     timeout(SOON, requested.notified())
         .await
-        .expect("what is followed from the middle of a watch is read");
+        .expect("a target that joins a running watch is read");
     bed.deployment("late", 1).await;
     // A marker: the operator has processed the earlier watch events.
     bed.scale("web", 2).await;
     bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
     answered.notify_one();
-    until("it is read once more", SOON, async || {
+    until("the target is read once more", SOON, async || {
         Ok((scene
             .proxy
             .count(&Match::verb(Verb::Get).resource("deployments").name("late"))

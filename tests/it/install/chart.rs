@@ -74,16 +74,20 @@ async fn default_values_render_config_default() {
             (name, object)
         })
     };
-    let ours: BTreeMap<_, _> = plained(rendered(&[]).await).collect();
-    let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
+    let from_chart: BTreeMap<_, _> = plained(rendered(&[]).await).collect();
+    let mut from_kustomize: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
     // helm creates it by itself: --create-namespace.
-    assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
-    assert_eq!(
-        ours.keys().collect::<Vec<_>>(),
-        theirs.keys().collect::<Vec<_>>()
+    assert!(
+        from_kustomize
+            .remove(&format!("v1 Namespace -/{SYSTEM}"))
+            .is_some()
     );
-    for (name, object) in &ours {
-        assert_eq!(object, &theirs[name], "{name}");
+    assert_eq!(
+        from_chart.keys().collect::<Vec<_>>(),
+        from_kustomize.keys().collect::<Vec<_>>()
+    );
+    for (name, object) in &from_chart {
+        assert_eq!(object, &from_kustomize[name], "{name}");
     }
 }
 
@@ -206,7 +210,7 @@ async fn uninstall_job_waits_for_an_operator_without_a_lease() {
     assert!(!waits("").await);
     assert!(
         !waits(",rbac.create=false").await,
-        "it reads the Lease by a Role of its own"
+        "the Job reads the Lease with its own Role"
     );
     assert!(waits(",replicas=1,leaderElection.enabled=false").await);
 }
@@ -427,7 +431,7 @@ async fn alerts_select_the_service_and_link_their_pages() {
     assert_eq!(
         one(&rendered("replicas=2").await, "PrometheusRule"),
         None,
-        "it needs the Prometheus operator"
+        "the chart needs the Prometheus operator"
     );
     let values =
         "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
@@ -442,7 +446,7 @@ async fn alerts_select_the_service_and_link_their_pages() {
         rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone()
     };
     let pages = rules.to_string().matches("runbook_url").count();
-    assert_eq!(pages, 0, "nobody knows where they are");
+    assert_eq!(pages, 0, "the location of the pages is unknown");
     let elsewhere =
         format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
     let rules = one(&rendered(&elsewhere).await, "PrometheusRule").unwrap();
@@ -462,9 +466,12 @@ async fn dashboard_is_that_of_the_repository() {
     let rendered = rendered(&["--set", "metrics.dashboard.enabled=true"]).await;
     let dashboard = &rendered[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
-    let shown: Value =
+    let rendered_dashboard: Value =
         serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();
-    let ours =
+    let from_chart =
         std::fs::read_to_string(Path::new(ROOT).join("config/grafana/quartermaster.json")).unwrap();
-    assert_eq!(shown, serde_json::from_str::<Value>(&ours).unwrap());
+    assert_eq!(
+        rendered_dashboard,
+        serde_json::from_str::<Value>(&from_chart).unwrap()
+    );
 }

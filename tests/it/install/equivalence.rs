@@ -29,17 +29,17 @@ fn as_stored(rendered: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 
 #[tokio::test]
 async fn deploy_matches_config_default() {
-    let (ours, theirs) = (
+    let (from_deploy, from_config) = (
         objects(&folder("deploy")),
         kustomized("config/default").await,
     );
-    assert!(ours.len() > 30, "{:?}", ours.keys());
+    assert!(from_deploy.len() > 30, "{:?}", from_deploy.keys());
     assert_eq!(
-        ours.keys().collect::<Vec<_>>(),
-        theirs.keys().collect::<Vec<_>>()
+        from_deploy.keys().collect::<Vec<_>>(),
+        from_config.keys().collect::<Vec<_>>()
     );
-    for (name, object) in &ours {
-        assert_eq!(object, &theirs[name], "{name}");
+    for (name, object) in &from_deploy {
+        assert_eq!(object, &from_config[name], "{name}");
     }
     let first = folder("deploy").find("kind: Namespace").unwrap();
     assert!(
@@ -47,7 +47,7 @@ async fn deploy_matches_config_default() {
             .find("namespace: quartermaster-system")
             .unwrap()
             > first,
-        "what is in it comes after it"
+        "objects of the namespace follow it"
     );
 }
 

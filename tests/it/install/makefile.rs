@@ -84,7 +84,7 @@ pub async fn all_targets(bed: &Bed) {
     done(&["install"]).await;
     done(&["uninstall"]).await;
     nothing_left(bed).await;
-    assert!(config() == before, "the checkout is as it was");
+    assert!(config() == before, "the checkout is unchanged");
 }
 
 #[tokio::test]

@@ -31,10 +31,10 @@ const DEPLOYMENT: &str = "quartermaster-controller-manager";
 /// Runs `make` in the repository, for this cluster, and returns whether it succeeded and its output.
 async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     let kubectl = format!("KUBECTL={}", plane.binaries().join("kubectl").display());
-    let ours = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
+    let program = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
     let cache = Folder::new().unwrap();
     let mut command = tree_command("make");
-    command.args([&kubectl, ours]).args(arguments);
+    command.args([&kubectl, program]).args(arguments);
     command
         .env("KUBECONFIG", plane.admin_kubeconfig())
         .env("KUBECACHEDIR", cache.path());
@@ -63,7 +63,7 @@ fn objects(yaml: &str) -> BTreeMap<String, Value> {
     let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
     let count = all.len();
     let by_name: BTreeMap<_, _> = all.into_iter().map(named).collect();
-    assert_eq!(by_name.len(), count, "one object stands there twice");
+    assert_eq!(by_name.len(), count, "an object appears twice");
     by_name
 }
 

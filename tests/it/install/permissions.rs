@@ -189,7 +189,7 @@ async fn chart_grants_the_needed_permissions_and_no_others() {
     assert_eq!(
         bound.len(),
         2,
-        "its own, and to ask about those who read metrics: {bound:?}"
+        "its own, and the reviews of clients that read metrics: {bound:?}"
     );
 }
 

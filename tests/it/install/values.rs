@@ -197,10 +197,10 @@ async fn args(value: &str) -> Vec<String> {
 
 /// Returns whether the operator starts with them.
 fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
-    let words = ["quartermaster"]
+    let arguments = ["quartermaster"]
         .into_iter()
         .chain(args.iter().map(AsRef::as_ref));
-    let Subcommand::Run(args) = Cli::try_parse_from(words)
+    let Subcommand::Run(args) = Cli::try_parse_from(arguments)
         .map_err(|error| error.to_string())?
         .command
     else {
@@ -218,7 +218,7 @@ fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
 async fn values_that_stop_the_operator_are_rejected() {
     let long = format!("clusterName={}", "e".repeat(101));
     let long_flag = format!("--cluster-name={}", "e".repeat(101));
-    for (value, words, flags) in [
+    for (value, expected, flags) in [
         (
             "leaderElection.id=Foo_",
             "/leaderElection/id",
@@ -384,11 +384,14 @@ async fn values_that_stop_the_operator_are_rejected() {
     ] {
         let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && output.contains(words) && !output.contains("sesame"),
+            !done && output.contains(expected) && !output.contains("sesame"),
             "{value}: {output}"
         );
         let run = [&["run"], flags].concat();
-        assert!(understood(&run).is_err(), "it would start: {flags:?}");
+        assert!(
+            understood(&run).is_err(),
+            "the operator would start: {flags:?}"
+        );
     }
 }
 
@@ -420,7 +423,7 @@ async fn proxy_password_comes_only_from_a_secret() {
 
     let instead = "name that in webhook.proxySecret: {name: NAME, key: KEY}";
     let both = "give this or webhook.proxy, not both";
-    for (value, words) in [
+    for (value, expected) in [
         ("webhook.proxy=http://me:sesame@proxy:3128", instead),
         ("webhook.proxy=http://sesame@proxy", instead),
         (
@@ -457,7 +460,7 @@ async fn proxy_password_comes_only_from_a_secret() {
     ] {
         let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && output.contains(words) && !output.contains("sesame"),
+            !done && output.contains(expected) && !output.contains("sesame"),
             "{value}: {output}"
         );
     }
@@ -529,7 +532,7 @@ async fn settings_with_permissions_have_one_value() {
             .get_env()
             .unwrap();
         let (flag, variable) = (format!("--{flag}"), variable.to_str().unwrap());
-        for (output, what) in [
+        for (values, what) in [
             (format!("extraArgs={{--aws-timeout=30s,{flag}=x}}"), &*flag),
             (format!("extraArgs={{{flag},x}}"), &flag),
             (
@@ -537,10 +540,10 @@ async fn settings_with_permissions_have_one_value() {
                 variable,
             ),
         ] {
-            let (done, words) = template(&["--set", &output]).await;
+            let (done, output) = template(&["--set", &values]).await;
             assert!(
-                !done && words.contains(&format!(": set {value} in place of {what}, for")),
-                "{output}: {words}"
+                !done && output.contains(&format!(": set {value} in place of {what}, for")),
+                "{values}: {output}"
             );
         }
     }
@@ -548,7 +551,7 @@ async fn settings_with_permissions_have_one_value() {
 
 #[tokio::test]
 async fn unknown_values_are_rejected() {
-    for (value, words) in [
+    for (value, expected) in [
         ("replica=3", "replica"),
         ("replicas=two", "replicas"),
         ("image.digest=sha256:12", "digest"),
@@ -588,7 +591,7 @@ async fn unknown_values_are_rejected() {
         ),
     ] {
         let (done, output) = template(&["--set", value]).await;
-        assert!(!done && output.contains(words), "{value}: {output}");
+        assert!(!done && output.contains(expected), "{value}: {output}");
     }
     assert!(
         template(&[
@@ -619,7 +622,7 @@ async fn parent_chart_may_disable_the_chart() {
     let (done, output) = template(&["--set", "enabled=false"]).await;
     assert!(
         !done && output.contains("/enabled"),
-        "without a chart above it, that switches nothing: {output}"
+        "without a parent chart the value changes nothing: {output}"
     );
 }
 

@@ -174,7 +174,7 @@ async fn suspended_app_is_unchanged() {
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
     assert!(bed.pod("never").await.is_none());
     bed.delete::<Pod>("web-pod").await;
-    bed.until("web", "its Pod is gone", |app: &MyApp| {
+    bed.until("web", "the Pod is deleted", |app: &MyApp| {
         app.status.as_ref().is_some_and(|it| it.pod_name.is_none())
     })
     .await;

@@ -116,6 +116,6 @@ async fn run_with_a_silent_watch() {
         .count();
     assert!(
         deletes <= 2,
-        "{deletes}: in the state that was shown, and in the one that is there"
+        "{deletes}: once for the stale state, and once for the present one"
     );
 }

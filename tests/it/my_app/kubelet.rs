@@ -132,7 +132,7 @@ async fn status_follows_the_pod(bed: Bed) {
     let operator_reads = reads
         .filter(|request| request.subject.user.ends_with(ACCOUNT))
         .count();
-    assert!(operator_reads < 4, "asked for {operator_reads} times");
+    assert!(operator_reads < 4, "read {operator_reads} times");
 }
 
 async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
@@ -157,7 +157,7 @@ async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
         let delay = least * 2u32.pow(times);
         assert!(
             failed.elapsed() >= delay,
-            "made again after {:?}, the {times}. time",
+            "recreated after {:?}, the {times}. time",
             failed.elapsed()
         );
         bed.app_has_reason("web", "PodPending").await;
@@ -170,7 +170,7 @@ async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
     assert_eq!(
         bed.events("web", "PodFailed").await.len(),
         1,
-        "until it is well"
+        "until the app is ready"
     );
     bed.event("web", "PodSucceeded").await;
     // A change of the spec meanwhile takes effect at once.
@@ -219,7 +219,7 @@ async fn pod_of_a_deleted_node_is_replaced(bed: Bed) {
     assert_eq!(
         terminating.metadata.deletion_grace_period_seconds,
         Some(30),
-        "with the grace that it asks for"
+        "with the grace period of the Pod"
     );
     bed.marker("marker").await;
     assert_eq!(bed.requests(since).await["delete pods web-pod"], 1);
@@ -260,7 +260,7 @@ async fn unreachable_node_is_awaited(bed: Bed) {
     assert_eq!(
         reads,
         [].into(),
-        "nothing is deleted, and nothing said again"
+        "nothing is deleted, and no Event repeated"
     );
     bed.node("quiet-node", "True", "fine").await;
     bed.app_has_reason("web", "PodNotReady").await;

@@ -99,7 +99,7 @@ impl Bed {
     /// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
     pub async fn accepts_pods(&self) {
         let accounts: Api<ServiceAccount> = self.api();
-        until("its default ServiceAccount", SOON, async || {
+        until("the default ServiceAccount", SOON, async || {
             Ok(accounts.get_opt("default").await?)
         })
         .await
@@ -110,9 +110,9 @@ impl Bed {
     async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
-            let ours = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+            let by_operator = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
             let watches = ["watch", "list"].contains(&subject.verb.as_str());
-            if ours
+            if by_operator
                 && subject.namespace == self.namespace
                 && subject.resource != "events"
                 && !watches

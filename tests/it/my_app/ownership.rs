@@ -33,7 +33,7 @@ async fn pod_of_the_document_is_adopted_without_restart() {
     );
     assert_eq!(bed.event("web", "Conflict").await, message);
     // The operator checks again and again, and writes nothing.
-    let requests = until("it is asked for", SOON, async || {
+    let requests = until("the creation is retried", SOON, async || {
         let requests = bed.requests(since).await;
         Ok(requests
             .get("get pods web-pod")
@@ -43,7 +43,7 @@ async fn pod_of_the_document_is_adopted_without_restart() {
     let mut requests = requests.await.unwrap();
     requests.remove("get pods web-pod");
     let once = ["create pods web-pod", "patch myapps/status web"].map(|what| (what.to_owned(), 1));
-    assert_eq!(requests, once.into(), "it was refused once, and told once");
+    assert_eq!(requests, once.into(), "one rejection, and one Event");
     let live = bed.pod("web").await.unwrap();
     assert_eq!(
         (live.labels(), live.annotations(), live.owner_references()),
@@ -73,7 +73,7 @@ async fn pod_of_the_document_is_adopted_without_restart() {
     assert_eq!(
         adopted.metadata.generation,
         Some(1),
-        "nothing of its spec was changed"
+        "the spec is unchanged"
     );
     let env = json!([{ "name": "BANNER" }, { "name": "BANNER", "value": BANNER }]);
     assert_eq!(
@@ -194,7 +194,7 @@ async fn pod_ownership_is_restored_after_a_backup() {
     };
     apps.delete("web", &orphan).await.unwrap();
     // The garbage collector, which deletes it, discovers new kinds only every 30 s.
-    until("it is gone", SOON * 2, async || {
+    until("the Pod is deleted", SOON * 2, async || {
         Ok(apps.get_opt("web").await?.is_none().then_some(()))
     })
     .await
@@ -206,7 +206,7 @@ async fn pod_ownership_is_restored_after_a_backup() {
 
     // The default deletion deletes the Pod, too.
     bed.delete::<MyApp>("web").await;
-    until("its Pod goes", SOON * 2, async || {
+    until("the Pod is deleted", SOON * 2, async || {
         Ok(bed.pod("web").await.is_none().then_some(()))
     })
     .await

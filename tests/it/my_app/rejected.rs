@@ -49,7 +49,7 @@ async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
             .1
             .contains("violates PodSecurity \"restricted")
     };
-    bed.until("root", "says so", refused).await;
+    bed.until("root", "reports it", refused).await;
     let message = bed.app_has_reason("root", "Forbidden").await;
     assert_eq!(
         bed.event("root", "Forbidden")

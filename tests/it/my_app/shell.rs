@@ -88,13 +88,13 @@ fn started(
         let value = expand(variable.value.as_deref().unwrap_or_default(), &variables);
         variables.insert(variable.name.clone(), value);
     }
-    let words = container
+    let arguments = container
         .command
         .iter()
         .flatten()
         .chain(container.args.iter().flatten());
     (
-        words.map(|word| expand(word, &variables)).collect(),
+        arguments.map(|word| expand(word, &variables)).collect(),
         variables,
     )
 }
@@ -163,8 +163,8 @@ proptest! {
 
 #[test]
 fn kubelet_keeps_the_command() {
-    let (words, _) = started(&container("x"), &[]);
-    assert_eq!(words, ["/bin/sh", "-c", build::SCRIPT]);
+    let (arguments, _) = started(&container("x"), &[]);
+    assert_eq!(arguments, ["/bin/sh", "-c", build::SCRIPT]);
 }
 
 /// Returns the shells of this machine: `/bin/sh`, and those that images have.
@@ -194,12 +194,16 @@ struct First {
 }
 
 impl First {
-    fn start(shell: &[PathBuf], words: &[String], variables: &BTreeMap<String, String>) -> Self {
+    fn start(
+        shell: &[PathBuf],
+        arguments: &[String],
+        variables: &BTreeMap<String, String>,
+    ) -> Self {
         let mut command = Command::new(found("unshare").expect("util-linux's unshare"));
         command
             .args(["--pid", "--fork", "--kill-child", "--"])
             .args(shell)
-            .args(&words[1..]);
+            .args(&arguments[1..]);
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -248,7 +252,7 @@ impl First {
             }
             assert!(
                 Instant::now() < until,
-                "it does not sleep (is this user allowed to unshare a PID namespace?)"
+                "the command does not sleep (may this user unshare a PID namespace?)"
             );
             thread::sleep(Duration::from_millis(5));
         }
@@ -322,8 +326,8 @@ fn banner_is_printed_unchanged_and_runs_nothing() {
     );
     for shell in shells() {
         for banner in &banners {
-            let (words, variables) = started(&container(banner), &[("HOME", "/root")]);
-            let mut first = First::start(&shell, &words, &variables);
+            let (arguments, variables) = started(&container(banner), &[("HOME", "/root")]);
+            let mut first = First::start(&shell, &arguments, &variables);
             first.sleeps();
             first.terminate();
             assert_eq!(first.leaves(SOON), Some(0), "{shell:?}");
@@ -334,8 +338,8 @@ fn banner_is_printed_unchanged_and_runs_nothing() {
             );
             assert!(!marker.exists(), "{shell:?}: {banner:.80?} ran something");
         }
-        let (words, variables) = started(&container(""), &[]);
-        let mut first = First::start(&shell, &words, &variables);
+        let (arguments, variables) = started(&container(""), &[]);
+        let mut first = First::start(&shell, &arguments, &variables);
         first.sleeps();
         first.terminate();
         assert_eq!(
@@ -351,8 +355,8 @@ fn banner_is_printed_unchanged_and_runs_nothing() {
 #[test]
 fn command_exits_on_sigterm_as_process_1_unlike_that_of_the_document() {
     for shell in shells() {
-        let (ours, variables) = started(&container("hello"), &[]);
-        let mut first = First::start(&shell, &ours, &variables);
+        let (arguments, variables) = started(&container("hello"), &[]);
+        let mut first = First::start(&shell, &arguments, &variables);
         first.sleeps();
         first.terminate();
         assert_eq!(first.leaves(SOON), Some(0), "{shell:?}");
@@ -369,9 +373,9 @@ fn command_exits_on_sigterm_as_process_1_unlike_that_of_the_document() {
 #[test]
 fn command_exits_without_sleep() {
     for shell in shells().into_iter().filter(|shell| shell.len() == 1) {
-        let (words, mut variables) = started(&container("hello"), &[]);
+        let (arguments, mut variables) = started(&container("hello"), &[]);
         variables.insert("PATH".into(), "/nowhere".into());
-        let mut first = First::start(&shell, &words, &variables);
+        let mut first = First::start(&shell, &arguments, &variables);
         assert_eq!(first.leaves(SOON), Some(127), "{shell:?}");
         assert_eq!(first.printed(), "hello\n");
     }

@@ -18,9 +18,11 @@ async fn known_app(name: &str) -> (Bed, Proxy, Operator) {
 /// Waits until the operator has read whether the app in its cache still exists.
 async fn existence_checked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("myapps").name("web");
-    until("it asks whether the app is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0).then_some(()))
-    })
+    until(
+        "the operator reads whether the app exists",
+        SOON,
+        async || Ok((proxy.count(&asked) > 0).then_some(())),
+    )
     .await
     .unwrap();
 }

@@ -59,13 +59,13 @@ async fn called_actions_match_the_policy() {
         |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
     assert!(
         !deregistered(&site.aws.calls()[..calls]),
-        "one that stays is not taken away"
+        "a security group that stays is not removed"
     );
     site.aws.wait_for(SOON, deregistered).await.unwrap();
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
     let granted = AwsAction::ALL
         .into_iter()

@@ -25,7 +25,7 @@ impl Site {
     }
 
     async fn assert_no_groups_remain(&self) {
-        until("the group is gone", SOON, async || {
+        until("the group is deleted", SOON, async || {
             Ok(self.groups().await.is_empty().then_some(()))
         })
         .await
@@ -49,7 +49,7 @@ async fn late_listener_is_created_once() {
         events
             .iter()
             .all(|event| event.type_.as_deref() == Some("Normal")),
-        "it passes by itself"
+        "the delay needs no action"
     );
 }
 
@@ -58,7 +58,11 @@ async fn late_group_is_deleted_with_its_listener() {
     let (site, _operator) = Site::with_a_late_listener("late-group").await;
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
-    assert_eq!(site.status().await.len(), 1, "there may be something of it");
+    assert_eq!(
+        site.status().await.len(),
+        1,
+        "AWS may still have objects of the listener"
+    );
     site.aws.hide_new(Duration::ZERO);
     site.assert_no_groups_remain().await;
     site.has_listener_status(&[]).await;
@@ -71,7 +75,7 @@ async fn late_group_is_deleted_with_its_load_balancer() {
     let message = site.has_reason("web", "Deleting").await;
     assert!(message.contains("target group"), "{message}");
     site.aws.hide_new(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.groups().await, []);
 }
 
@@ -84,7 +88,7 @@ async fn late_tags_prove_ownership() {
     site.aws.late_tags(FOR_NOW);
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
         .await;
-    site.becomes("web", "is there", |_| true).await;
+    site.becomes("web", "exists", |_| true).await;
     site.aws.late_tags(Duration::ZERO);
     site.arrives(80, &[("i-1", 30_080)]).await;
     site.ready("web").await;
@@ -99,7 +103,7 @@ async fn late_tags_prove_ownership() {
     site.bed.delete::<MyIngress>("web").await;
     site.has_reason("web", "Deleting").await;
     site.aws.late_tags(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(
         (
             site.aws.balancers().await.unwrap().len(),
@@ -111,12 +115,12 @@ async fn late_tags_prove_ownership() {
     // The MyIngress is deleted before the load balancer's owner is known.
     site.aws.late_tags(FOR_NOW);
     site.ingress("web", json!({})).await;
-    site.becomes("web", "is there", |_| true).await;
+    site.becomes("web", "exists", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
     let message = site.has_reason("web", "Deleting").await;
     assert!(message.contains("whose"), "{message}");
     site.aws.late_tags(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -132,6 +136,6 @@ async fn finalizer_stays_until_the_load_balancer_is_deleted() {
     let message = site.has_reason("web", "Deleting").await;
     assert_eq!(message, "AWS deletes the load balancer");
     site.aws.linger(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.bed.event("web", "Gone").await;
 }

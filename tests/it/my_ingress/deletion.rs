@@ -16,7 +16,7 @@ async fn deletion_without_load_balancer_completes() {
     let message = site.has_reason("web", "SpecRefused").await;
     assert!(message.contains("SubnetNotFound"), "{message}");
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -36,7 +36,7 @@ async fn deletion_without_status_reads_aws() {
         .unwrap();
     site.bed.delete::<MyIngress>("web").await;
     let _operator = site.operator().await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -54,7 +54,7 @@ async fn deletion_without_aws_completes_at_once() {
     bed.until("web", "has no region", says).await;
     bed.delete::<MyIngress>("web").await;
     let api: Api<MyIngress> = bed.api();
-    until("it is gone", SOON, async || {
+    until("the MyIngress is deleted", SOON, async || {
         Ok(api.get_opt("web").await?.is_none().then_some(()))
     })
     .await
@@ -78,7 +78,10 @@ async fn protected_load_balancer_is_not_deleted() {
     );
     assert!(message.contains(&command), "{message}");
     let kept = site.balancer("web").await.unwrap();
-    assert!(kept.deletion_protection, "it is not for us to switch off");
+    assert!(
+        kept.deletion_protection,
+        "the operator does not disable the protection"
+    );
     assert!(
         !site
             .aws
@@ -88,7 +91,7 @@ async fn protected_load_balancer_is_not_deleted() {
     );
     site.aws.protect(&made.arn, false).await.unwrap();
     site.reconcile("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -103,14 +106,14 @@ async fn deletion_completes_for_missing_and_suspended_load_balancers() {
         .await
         .unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
 
     site.ingress("idle", json!({})).await;
     site.ready("idle").await;
     site.respec("idle", json!({ "suspend": true })).await;
     site.has_reason("idle", "Suspended").await;
     site.bed.delete::<MyIngress>("idle").await;
-    site.gone("idle").await;
+    site.is_deleted("idle").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -138,7 +141,7 @@ async fn deletion_waits_while_aws_is_down() {
         Fault::CutAfter,
     );
     site.aws.down(false);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -154,7 +157,7 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     site.bed.delete::<MyIngress>("web").await;
     site.has_reason("web", "Deleting").await;
     site.aws.hide_new(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 
     // The same if the operator never learned of the creation.
@@ -164,19 +167,19 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
         Times::First(1),
         Fault::CutAfter,
     );
-    let asked = site.aws.gate(
+    let creation = site.aws.gate(
         On::action("DescribeLoadBalancers"),
         2,
         testbed::aws::Point::Before,
     );
     site.ingress("again", json!({})).await;
-    asked.reached(SOON).await.unwrap();
+    creation.reached(SOON).await.unwrap();
     operator.kill();
-    asked.cut();
+    creation.cut();
     site.bed.delete::<MyIngress>("again").await;
     operator.restart();
     site.has_reason("again", "Deleting").await;
     site.aws.hide_new(Duration::ZERO);
-    site.gone("again").await;
+    site.is_deleted("again").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }

@@ -37,9 +37,9 @@ async fn operator_settings_are_corrected_and_no_others() {
             && load_balancer.ip_address_type == "dualstack"
             && load_balancer.tags["team"] == "shop"
     };
-    let mended = site.becomes("web", "is as it was", right).await;
-    assert_eq!(mended.tags["cost-centre"], "7");
-    assert!(mended.deletion_protection);
+    let corrected = site.becomes("web", "is corrected", right).await;
+    assert_eq!(corrected.tags["cost-centre"], "7");
+    assert!(corrected.deletion_protection);
     let event = site.bed.event("web", "Updated").await;
     assert!(
         event.starts_with(

@@ -65,7 +65,7 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
             let load_balancers = site.aws.balancers().await.unwrap();
             assert_eq!(load_balancers.len(), 1);
             site.bed.delete::<MyIngress>("web").await;
-            site.gone("web").await;
+            site.is_deleted("web").await;
             assert_eq!(site.aws.balancers().await.unwrap(), []);
             plain(&load_balancers[0])
         };
@@ -96,7 +96,7 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
             site.ready("web").await;
             let load_balancers = site.aws.balancers().await.unwrap();
             site.bed.delete::<MyIngress>("web").await;
-            site.gone("web").await;
+            site.is_deleted("web").await;
             assert_eq!(
                 (
                     load_balancers.len(),
@@ -160,7 +160,7 @@ async fn kill_during_adoption_completes_the_adoption() {
         let calls = Box::pin(calls).await;
         assert!(
             calls[0] >= 4,
-            "look, whose, mark, take the consent away: {calls:?}"
+            "describe, read tags, add tags, remove the consent: {calls:?}"
         );
     }
 }

@@ -11,11 +11,11 @@ use crate::support::at_each_write;
 
 impl Site {
     /// Waits until nothing is left, except these target groups.
-    async fn all_gone(&self, but: &[&str]) {
+    async fn nothing_remains(&self, but: &[&str]) {
         // One group on each page.
         self.aws.page_size(1);
         self.bed.delete::<MyIngress>("web").await;
-        self.gone("web").await;
+        self.is_deleted("web").await;
         self.aws.page_size(400);
         let left: Vec<_> = self
             .groups()
@@ -51,11 +51,13 @@ impl Site {
             .items
             .len();
         let arrives = async || Ok((self.aws.route("web-alb", 81).len() == nodes).then_some(()));
-        until("it leads to all nodes", SOON, arrives).await.unwrap();
+        until("the listener leads to all nodes", SOON, arrives)
+            .await
+            .unwrap();
         assert_eq!(self.aws.balancers().await.unwrap().len(), 1);
         let ports: Vec<_> = self.status().await.iter().map(|it| it.port).collect();
         self.bed.delete::<MyIngress>("web").await;
-        self.gone("web").await;
+        self.is_deleted("web").await;
         assert_eq!(
             (
                 self.aws.balancers().await.unwrap().len(),
@@ -83,7 +85,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
     let order = site
         .aws
         .fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
     assert_eq!(
         (order.hits(), site.aws.balancers().await.unwrap().len()),
         (3, 0)
@@ -92,7 +94,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
     assert_eq!(
         site.bed.events("web", "Gone").await.len(),
         1,
-        "once, however often a group is asked for"
+        "once, however often a group is requested"
     );
 
     // A user deleted the load balancer.
@@ -101,7 +103,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
         .unwrap();
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
 
     // The load balancer was recreated, and another time in another network.
     site.with_listener().await;
@@ -116,9 +118,9 @@ async fn groups_are_deleted_with_the_load_balancer() {
         .await
         .unwrap();
     site.reconcile("web").await;
-    site.becomes("web", "is there", |_| true).await;
+    site.becomes("web", "exists", |_| true).await;
     site.ready("web").await;
-    until("it listens", SOON, async || {
+    until("the port has a listener", SOON, async || {
         Ok((site.listening().await.len() == 1).then_some(()))
     })
     .await
@@ -144,7 +146,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
         (&moved.name, moved.vpc),
         (&group.name, site.aws.other_vpc())
     );
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
 
     // A load balancer that is no longer owned stays, with its listeners and groups.
     site.with_listener().await;
@@ -162,7 +164,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
         .name;
     let mut left = ["theirs", &*kept];
     left.sort_unstable();
-    site.all_gone(&left).await;
+    site.nothing_remains(&left).await;
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
 }
 
@@ -188,7 +190,7 @@ async fn protected_load_balancer_follows_the_nodes() {
         .await
         .unwrap();
     site.reconcile("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(
         (
             site.aws.balancers().await.unwrap().len(),
@@ -250,7 +252,7 @@ async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
         (1, "HTTPS", 1)
     );
     assert_never_without_targets(&site.aws.calls());
-    site.all_gone(&[]).await;
+    site.nothing_remains(&[]).await;
     for (call, order) in calls.iter().zip(orders) {
         assert!(order.hits() >= 1, "{call} was never called");
     }
@@ -278,7 +280,7 @@ async fn abandoned_port_leaves_nothing() {
     operator.restart();
     site.ready("web").await;
     assert_eq!(site.groups().await, []);
-    site.all_gone(&[]).await;
+    site.nothing_remains(&[]).await;
 }
 
 /// After a restore from a backup the object has another UID: the operator recognises objects of its predecessor by their
@@ -327,7 +329,7 @@ async fn objects_older_than_a_restore_are_owned() {
         .map(|it| it.port)
         .collect();
     assert_eq!((ports, site.groups().await.len()), (vec![81], 1));
-    site.all_gone(&[]).await;
+    site.nothing_remains(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -319,7 +319,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         .await
         .unwrap();
     site.reconcile("web").await;
-    becomes("as it was", &|it, group| {
+    becomes("is corrected", &|it, group| {
         it.target_group == group.arn
             && it.ssl_policy == new
             && group.health_check_path == "/healthz"
@@ -392,7 +392,7 @@ async fn listener_settings_are_corrected_and_no_others() {
     site.arrives(81, &[("i-1", 30_080)]).await;
     site.ready("web").await;
     for arn in [&foreign, &squatter] {
-        until("it is told", SOON, async || {
+        until("the Event is emitted", SOON, async || {
             let updated_event = site.bed.events("web", "Adopted").await;
             Ok(updated_event
                 .iter()
@@ -576,5 +576,5 @@ async fn namespaced_operator_reports_missing_access_to_nodes() {
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
 }

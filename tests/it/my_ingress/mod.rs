@@ -99,9 +99,9 @@ impl Site {
     }
 
     /// Waits until the object is deleted.
-    async fn gone(&self, name: &str) {
+    async fn is_deleted(&self, name: &str) {
         let api: Api<MyIngress> = self.bed.api();
-        until(format!("{name} is gone"), SOON, async || {
+        until(format!("{name} is deleted"), SOON, async || {
             Ok(api.get_opt(name).await?.is_none().then_some(()))
         })
         .await
@@ -115,12 +115,16 @@ impl Site {
 
     /// Waits until the load balancer satisfies `is`.
     async fn becomes(&self, name: &str, what: &str, is: impl Fn(&Balancer) -> bool) -> Balancer {
-        until(format!("the balancer of {name} {what}"), SOON, async || {
-            Ok(self
-                .balancer(name)
-                .await
-                .filter(|load_balancer| is(load_balancer)))
-        })
+        until(
+            format!("the load balancer of {name} {what}"),
+            SOON,
+            async || {
+                Ok(self
+                    .balancer(name)
+                    .await
+                    .filter(|load_balancer| is(load_balancer)))
+            },
+        )
         .await
         .unwrap()
     }

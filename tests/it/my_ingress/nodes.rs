@@ -88,7 +88,10 @@ impl Site {
         .await;
         if let Err(error) = arrived {
             let ingress: MyIngress = self.bed.api().get("web").await.unwrap();
-            panic!("{error:#}; it leads to {last:?}; {:?}", ingress.status);
+            panic!(
+                "{error:#}; the port leads to {last:?}; {:?}",
+                ingress.status
+            );
         }
     }
 
@@ -132,7 +135,7 @@ impl Site {
             })
         };
         self.bed
-            .until("web", &format!("tells {listeners:?}"), tells)
+            .until("web", &format!("the status has {listeners:?}"), tells)
             .await;
     }
 }
@@ -178,7 +181,7 @@ pub(super) fn assert_never_without_targets(calls: &[Arc<Call>]) {
     }
     assert!(
         !led.is_empty() || calls.iter().any(|call| call.action == "DeleteTargetGroup"),
-        "it was led somewhere"
+        "no listener has a group"
     );
     let in_use = calls
         .iter()

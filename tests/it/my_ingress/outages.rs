@@ -110,7 +110,7 @@ async fn late_load_balancer_is_created_once() {
     let writes = site.writes(since).await;
     assert!(
         writes.len() <= 5,
-        "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}"
+        "the finalizer, the request, Creating, Provisioning, Ready: {writes:?}"
     );
 }
 
@@ -186,5 +186,5 @@ async fn missing_credentials_are_reported() {
     assert_eq!(site.aws.calls().len(), 0);
     assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
 }

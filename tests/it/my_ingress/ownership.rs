@@ -106,7 +106,7 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
         assert_eq!(
             (alb.arn, alb.dns),
             (None, None),
-            "another's is not shown as ours"
+            "the status leaves out a foreign load balancer"
         );
 
         run_adopt_commands(&site, &message).await;
@@ -153,7 +153,7 @@ async fn load_balancer_without_tags_is_unowned() {
     site.reconcile("web").await;
     let message = site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(site.balancer("web").await.unwrap().tags, BTreeMap::new());
 
@@ -181,7 +181,7 @@ async fn load_balancer_without_tags_is_unowned() {
     run_adopt_commands(&site, &message).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -209,7 +209,7 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     );
     // The second MyIngress is deleted without a trace, ...
     other.bed.delete::<MyIngress>("web").await;
-    other.gone("web").await;
+    other.is_deleted("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(
         site.aws.balancers().await.unwrap(),
@@ -241,7 +241,7 @@ async fn load_balancer_created_meanwhile_is_not_claimed() {
     gate.release();
     site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let left = site.aws.balancers().await.unwrap();
     assert_eq!(
         (left.len(), &left[0].arn, left[0].tags.len()),
@@ -298,7 +298,7 @@ async fn deleted_object_creates_nothing() {
     let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
     site.ingress("web", json!({})).await;
     reached.notified().await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.ingress("marker", json!({})).await;
     site.ready("marker").await;
     assert_eq!(order.hits(), 1);
@@ -330,7 +330,7 @@ async fn other_region_changes_nothing() {
     site.has_reason("web", "RegionMismatch").await;
     drop(moved);
     let _operator = site.operator().await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
@@ -365,7 +365,7 @@ async fn other_account_changes_nothing() {
     drop(moved);
     let _operator = site.operator().await;
     for name in names {
-        site.gone(name).await;
+        site.is_deleted(name).await;
     }
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
@@ -383,7 +383,7 @@ async fn ownership_is_restored_after_a_backup() {
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let restored = site.ingress("web", json!({})).await;
     let _operator = site.operator().await;
     site.ready("web").await;
@@ -412,7 +412,7 @@ async fn other_scheme_prevents_adoption() {
     );
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.ingress("web", json!({ "scheme": "internal" })).await;
     site.ready("web").await;
 }

@@ -121,7 +121,7 @@ async fn credentials_of_the_node_are_never_requested_through_the_proxy() {
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
     let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "CredentialsMissing";
-    bed.until("lb", "told that there are no credentials", says)
+    bed.until("lb", "reports the missing credentials", says)
         .await;
     assert!(
         proxy.lines().iter().all(|line| !line.contains("169.254.")),
@@ -140,7 +140,7 @@ async fn unusable_proxy_is_reported_and_not_bypassed() {
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
     let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "ProxyInvalid";
-    let ingress = bed.until("lb", "told that the proxy is none", says).await;
+    let ingress = bed.until("lb", "reports the invalid proxy", says).await;
     assert!(
         super::reason_and_message(&ingress)
             .1

@@ -50,7 +50,7 @@ async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     let reconciles = arns_read(&calls).len();
     assert!(
         counted["DescribeTags"] < reconciles,
-        "{counted:?} for {reconciles}: they are asked for together"
+        "{counted:?} for {reconciles}: reads are batched"
     );
     assert!(
         counted["DescribeLoadBalancers"] <= reconciles + UNDER_WAY,

@@ -22,7 +22,7 @@ async fn stale_deletion_deletes_nothing() {
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
     let new = site.ingress("web", json!({})).await;
     site.aws
@@ -35,12 +35,15 @@ async fn stale_deletion_deletes_nothing() {
         .unwrap();
     proxy.forget();
     site.aws.protect(&made.arn, false).await.unwrap();
-    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    let existence_read = Match::verb(Verb::Get).resource("myingresses").name("web");
     until(
-        "it has asked whether the one that it knows is there",
+        "the operator has read whether the cached object exists",
         SOON,
         async || {
-            Ok((proxy.count(&asked) > 0 || site.balancer("web").await.is_none()).then_some(()))
+            Ok(
+                (proxy.count(&existence_read) > 0 || site.balancer("web").await.is_none())
+                    .then_some(()),
+            )
         },
     )
     .await
@@ -71,9 +74,9 @@ async fn stale_object_restores_no_ownership() {
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let new = site.ingress("web", json!({})).await.uid().unwrap();
-    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    let existence_read = Match::verb(Verb::Get).resource("myingresses").name("web");
     proxy.forget();
     site.aws
         .tag(&made.arn, "quartermaster.dev/owner-uid", &new)
@@ -82,9 +85,9 @@ async fn stale_object_restores_no_ownership() {
     let bears =
         async || site.balancer("web").await.unwrap().tags["quartermaster.dev/owner-uid"].clone();
     until(
-        "it has asked whether the one that it knows is there",
+        "the operator has read whether the cached object exists",
         SOON,
-        async || Ok((proxy.count(&asked) > 0 || bears().await != new).then_some(())),
+        async || Ok((proxy.count(&existence_read) > 0 || bears().await != new).then_some(())),
     )
     .await
     .unwrap();
@@ -101,7 +104,7 @@ async fn new_leader_continues_the_creation() {
     let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
-    until("it leads", SOON, async || {
+    until("the operator leads", SOON, async || {
         let led = format!(
             "leader_election_master_status{{name=\"{}\"}} 1",
             site.bed.namespace

@@ -92,7 +92,7 @@ async fn document_003_works_as_printed() {
     assert_eq!(
         site.balancer("myapp").await.unwrap().arn,
         made.arn,
-        "it was made once"
+        "the load balancer was created once"
     );
 
     kubectl(&["delete", "-f", SAMPLE, "--timeout=30s"]).await;

@@ -26,11 +26,11 @@ struct Case {
 /// On create, and when the spec changes.
 async fn assert_each_permission_is_needed(bed: &Bed, name: &str, case: Case) {
     let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.permissions).await;
-    allowed("who has all rights creates it", async || {
+    allowed("a user with all permissions creates it", async || {
         all.try_create(&case.spec).await
     })
     .await;
-    allowed("who has all rights creates it", async || {
+    allowed("a user with all permissions creates it", async || {
         all.create(name, &case.spec).await
     })
     .await;
@@ -281,7 +281,7 @@ async fn contact_point_needs_permissions_of_its_author() {
     // A contact point without Secret needs no permission; anybody may choose its receiver.
     let user = User::new(&bed, "nobody", &ContactPoint::api_resource(), &[]).await;
     let open = json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:1/" } });
-    allowed("one without a Secret is created", async || {
+    allowed("a contact point without a Secret is created", async || {
         user.create("open", &open).await
     })
     .await;
@@ -354,7 +354,7 @@ async fn unknown_target_needs_all_permissions() {
     let half = spec(
         json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
     );
-    allowed("the rules are gone", async || {
+    allowed("the rules are removed", async || {
         create(&admin, &kind, "half", &half).await
     })
     .await;

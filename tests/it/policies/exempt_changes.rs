@@ -132,7 +132,10 @@ async fn lost_permission_does_not_lock_an_object() {
     user.grant(&bed, "read", &read).await;
     let spec = json!({ "sourceNamespace": bed.namespace, "configMapName": "a", "destinationNamespace": bed.namespace,
         "destinationName": "b" });
-    allowed("it is created", async || user.create("it", &spec).await).await;
+    allowed("the object is created", async || {
+        user.create("it", &spec).await
+    })
+    .await;
     user.patch("it", json!({ "spec": { "copyLabels": true } }))
         .await
         .unwrap();
@@ -161,7 +164,7 @@ async fn objects_older_than_the_policies_are_not_locked() {
         bed.apply(&without_rules(&kind.plural)).await;
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         let bare = kube::api::DynamicObject::new("bare", &kind);
-        until("one without a spec is let in", SOON, async || {
+        until("an object without a spec is accepted", SOON, async || {
             Ok(Some(admin.create(&Default::default(), &bare).await?))
         })
         .await

@@ -271,7 +271,7 @@ fn rejection_of<T: Debug>(answer: kube::Result<T>) -> String {
             );
             rejection.message
         }
-        other => panic!("no policy refused it: {other:?}"),
+        other => panic!("no policy rejected the request: {other:?}"),
     }
 }
 

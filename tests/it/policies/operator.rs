@@ -166,7 +166,7 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
             );
             // The operator creates objects with the label only.
             if name == "marked" {
-                allowed("what is marked is made", async || {
+                allowed("a labelled object is created", async || {
                     own_objects.create(&DRY, &object).await
                 })
                 .await;
@@ -225,7 +225,7 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
         Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let mut object = DynamicObject::new("copy", kind).data(json!({ "data": { "a": "b" } }));
     object.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
-    let mut copy = allowed("a copy is made", async || {
+    let mut copy = allowed("a copy is created", async || {
         own_objects.create(&PostParams::default(), &object).await
     })
     .await;

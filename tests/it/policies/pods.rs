@@ -117,7 +117,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             rejected(expected, async || api.create(&DRY, &object).await).await;
         }
         let object = running(&kind, "a", &pod(&harmless()));
-        allowed("what a service mesh adds passes", async || {
+        allowed("fields of a service mesh are accepted", async || {
             api.create(&DRY, &object).await
         })
         .await;
@@ -207,7 +207,7 @@ async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() 
             .patch("host", &PatchParams::default(), &Patch::Merge(&patch))
             .await
     };
-    allowed("it is scaled and labelled", async || {
+    allowed("the Deployment is scaled and labelled", async || {
         patch(json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "replicas": 1 } })).await
     })
     .await;

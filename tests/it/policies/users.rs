@@ -38,7 +38,7 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
             let user =
                 User::without_permissions(&bed, &format!("{role}-{}", kind.plural), kind).await;
             user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-            allowed("who edits a namespace", async || {
+            allowed("an editor of the namespace", async || {
                 user.try_create(spec).await
             })
             .await;
@@ -49,7 +49,7 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
     let user = User::without_permissions(&bed, "scaler", &kind).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
     let app = json!({ "size": 1, "image": "a" });
-    allowed("an app is made", async || user.create("web", &app).await).await;
+    allowed("an app is created", async || user.create("web", &app).await).await;
     let three = Patch::Merge(json!({ "spec": { "replicas": 3 } }));
     let scaled = user
         .api
@@ -85,7 +85,7 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
     for role in ["edit", "admin"] {
         let user = User::without_permissions(&bed, &format!("{role}-alb"), &kind).await;
         user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-        allowed("who edits looks at balancers", async || {
+        allowed("an editor lists MyIngresses", async || {
             user.api.list(&Default::default()).await
         })
         .await;
@@ -105,8 +105,9 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
         &bed.namespace,
     )
     .await;
-    allowed("who has its own role makes one", async || {
-        user.try_create(&load_balancer).await
-    })
+    allowed(
+        "a user with the separate role creates a MyIngress",
+        async || user.try_create(&load_balancer).await,
+    )
     .await;
 }

@@ -488,7 +488,7 @@ impl Bed {
             },
         )
         .await;
-        found.unwrap_or_else(|error| panic!("{error:#}; it is {last:#?}"))
+        found.unwrap_or_else(|error| panic!("{error:#}; the object is {last:#?}"))
     }
 
     /// Waits until the contact point is ready.

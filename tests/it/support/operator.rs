@@ -318,13 +318,17 @@ async fn grant_lease(bed: &Bed, name: &str) {
         "user": format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"), "resourceAttributes": update } }))
     .unwrap();
     let reviews: Api<SubjectAccessReview> = Api::all(bed.client.clone());
-    until("the right to the Lease is known", SOON, async || {
-        let reviewed = reviews.create(&PostParams::default(), &review).await?;
-        Ok(reviewed
-            .status
-            .is_some_and(|status| status.allowed)
-            .then_some(()))
-    })
+    until(
+        "the permission for the Lease takes effect",
+        SOON,
+        async || {
+            let reviewed = reviews.create(&PostParams::default(), &review).await?;
+            Ok(reviewed
+                .status
+                .is_some_and(|status| status.allowed)
+                .then_some(()))
+        },
+    )
     .await
     .unwrap();
 }

@@ -32,7 +32,7 @@ pub fn search(logs: &str) {
     for secret in known {
         if logs.contains(&secret) {
             let line = logs.lines().find(|line| line.contains(&secret));
-            panic!("{secret:?} stands in a log: {line:?}");
+            panic!("{secret:?} is in a log: {line:?}");
         }
     }
 }

@@ -26,7 +26,7 @@ async fn operator_accepts_old_objects_unchanged() {
     let client = plane.client().await.unwrap();
     install_original(&client, false).await;
     let receiver = Receiver::start().unwrap();
-    let theirs = json!([
+    let original_status = json!([
         { "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" },
         { "time": "2025-02-11T20:51:04Z", "action": "Touched", "value": "3" },
     ]);
@@ -57,13 +57,21 @@ async fn operator_accepts_old_objects_unchanged() {
             &fields,
             &format!("tf-{number}"),
             Some(yaml),
-            &theirs,
+            &original_status,
             false,
         )
         .await;
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
-    store(&client, &fields, "good", Some(good), &theirs, false).await;
+    store(
+        &client,
+        &fields,
+        "good",
+        Some(good),
+        &original_status,
+        false,
+    )
+    .await;
     let services = AppService::api_resource();
     let mut odd_services = app_services();
     // Kubernetes itself rejects every other write of an object with a negative scale: no status, no label.
@@ -135,7 +143,7 @@ async fn operator_accepts_old_objects_unchanged() {
         .kubeconfig(plane.admin_kubeconfig())
         .whole_cluster();
     let operator = Operator::start(&bed, settings).await;
-    bed.until("good", "taken over", |point: &ContactPoint| {
+    bed.until("good", "is adopted", |point: &ContactPoint| {
         point
             .status
             .as_ref()
@@ -145,7 +153,7 @@ async fn operator_accepts_old_objects_unchanged() {
     for number in 0..odd_points.len() {
         bed.until(
             &format!("cp-{number}"),
-            "says how it stands",
+            "has a condition",
             |point: &ContactPoint| {
                 point
                     .status
@@ -169,18 +177,22 @@ async fn operator_accepts_old_objects_unchanged() {
     };
     let below_zero = format!("app-{}", odd_services.len() - 1);
     for number in 0..odd_services.len() - 1 {
-        bed.until(&format!("app-{number}"), "says how it stands", says(""))
+        bed.until(&format!("app-{number}"), "has a condition", says(""))
             .await;
     }
-    bed.until("app-0", "says what to write", says("SpecInvalid"))
+    bed.until("app-0", "reports how to fix the spec", says("SpecInvalid"))
         .await;
     let message = bed.event(&below_zero, "SpecInvalid").await;
     assert!(
         message.starts_with("spec.size: write a number from 0"),
         "{message}"
     );
-    bed.until("no.label", "says what to write", says("SpecInvalid"))
-        .await;
+    bed.until(
+        "no.label",
+        "reports how to fix the spec",
+        says("SpecInvalid"),
+    )
+    .await;
     for name in (0..odd_syncs.len())
         .map(|number| format!("sync-{number}"))
         .chain(["bare".into()])
@@ -193,11 +205,8 @@ async fn operator_accepts_old_objects_unchanged() {
                     .is_some_and(|condition| condition.reason == "SpecInvalid")
             })
         };
-        let sync = bed.until(&name, "says what to write", says).await;
-        assert!(
-            sync.finalizers().is_empty(),
-            "{name}: it has nothing to clean up"
-        );
+        let sync = bed.until(&name, "reports how to fix the spec", says).await;
+        assert!(sync.finalizers().is_empty(), "{name}: nothing to clean up");
     }
     for number in 0..odd_fields.len() {
         let name = format!("tf-{number}");
@@ -206,7 +215,7 @@ async fn operator_accepts_old_objects_unchanged() {
                 .annotations()
                 .contains_key("quartermaster.dev/waiting")
         };
-        let field = bed.until(&name, "says why it waits", waits).await;
+        let field = bed.until(&name, "reports why it waits", waits).await;
         // A target that was deleted meanwhile causes an entry; nothing else does.
         let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
@@ -234,7 +243,7 @@ async fn operator_accepts_old_objects_unchanged() {
         .chain(["bare"])
     {
         let app = bed
-            .until(name, "says why", |app: &MyApp| {
+            .until(name, "reports why", |app: &MyApp| {
                 app.status
                     .as_ref()
                     .is_some_and(|status| !status.conditions.is_empty())
@@ -242,12 +251,12 @@ async fn operator_accepts_old_objects_unchanged() {
             .await;
         let reason = &app.status.unwrap().conditions[0].reason;
         // The kubelet reports an image that cannot be pulled; here admission rejects every Pod.
-        let wanted = match name {
+        let expected = match name {
             "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
             "ma-3" | "ma-4" => "Forbidden",
             _ => "SpecInvalid",
         };
-        assert_eq!(reason, wanted, "{name}");
+        assert_eq!(reason, expected, "{name}");
     }
     for name in odd_ingresses
         .iter()
@@ -264,15 +273,15 @@ async fn operator_accepts_old_objects_unchanged() {
                 .first()
                 .is_some_and(|condition| condition.reason == "SpecInvalid")
         };
-        let ingress = bed.until(name, "says what to write", says).await;
+        let ingress = bed.until(name, "reports how to fix the spec", says).await;
         assert!(
             ingress.finalizers().is_empty(),
-            "{name}: it has nothing to clean up"
+            "{name}: nothing to clean up"
         );
     }
     // Entries that the document's program sent are not sent again; changes that it missed are sent.
     bed.scale("web", 4).await;
-    bed.until("good", "goes on", |field: &TrackedField| {
+    bed.until("good", "continues", |field: &TrackedField| {
         let history = field.history().unwrap();
         let sent: Vec<_> = history
             .iter()

@@ -276,7 +276,7 @@ impl Walk {
             .unwrap_or_else(|_| panic!("{page}: {text} does not end"));
         if only_reads(&text) && !succeeded(&result) {
             // The output may still be on its way.
-            let _ = until("it is as shown", SOON, async || {
+            let _ = until("the output matches the page", SOON, async || {
                 result = run().await;
                 Ok(succeeded(&result).then_some(()))
             })
@@ -287,7 +287,7 @@ impl Walk {
             "{page}: {text}\n{}{}\n{}",
             result.out,
             result.err,
-            shell.said()
+            shell.output()
         );
         assert!(
             succeeded(&result),
@@ -296,10 +296,10 @@ impl Walk {
             result.out,
             result.err
         );
-        for (chat, message) in &command.told {
+        for (chat, message) in &command.messages {
             let (chat, message) = (stage.written(chat), stage.written(message));
             until(
-                format!("{page}: chat {chat} has been told {message:?}"),
+                format!("{page}: chat {chat} has received {message:?}"),
                 SOON,
                 async || {
                     let all = self.telegram.messages();

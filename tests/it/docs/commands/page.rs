@@ -15,7 +15,7 @@ pub struct Command {
     /// The lines that the command prints.
     pub printed: Vec<String>,
     /// The messages that then arrive: the chat's number and the text.
-    pub told: Vec<(String, String)>,
+    pub messages: Vec<(String, String)>,
 }
 
 /// Returns the steps of a page: its `yaml`, `sh` and `console` blocks, whatever their indent.
@@ -74,10 +74,10 @@ fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
             panic!("{line}: no command prints this")
         };
         if let Some(chat) = line.strip_prefix("    Telegram, chat ") {
-            last.told.push((chat.to_owned(), String::new()));
+            last.messages.push((chat.to_owned(), String::new()));
         } else if let Some(text) = line.strip_prefix("    | ") {
             let (_, message) = last
-                .told
+                .messages
                 .last_mut()
                 .unwrap_or_else(|| panic!("{line}: in which chat?"));
             if !message.is_empty() {
@@ -100,7 +100,7 @@ fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Comm
         text.push('\n');
         text.push_str(
             rest.next()
-                .unwrap_or_else(|| panic!("{text}: where does it end?")),
+                .unwrap_or_else(|| panic!("{text}: no end of the command")),
         );
     };
     text.truncate(end);
@@ -171,7 +171,7 @@ $ no command
     };
     let patch = Command {
         printed: vec!["x patched".into()],
-        told: vec![
+        messages: vec![
             ("7".into(), "one\ntwo".into()),
             ("7".into(), "three".into()),
         ],

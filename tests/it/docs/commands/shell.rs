@@ -129,7 +129,7 @@ impl Shell {
         command
             .args(["-c", &format!("set -o pipefail\n{text}")])
             .stdin(Stdio::null());
-        Self::came(self.dressed(command).output().await.unwrap())
+        Self::result_of(self.dressed(command).output().await.unwrap())
     }
 
     /// Runs shell text in a terminal, in which the user answers yes.
@@ -143,9 +143,9 @@ impl Shell {
         let mut child = self.dressed(command).spawn().unwrap();
         let mut terminal = child.stdin.take().unwrap();
         terminal.write_all(b"yes\n").await.unwrap();
-        let came = Self::came(child.wait_with_output().await.unwrap());
+        let result = Self::result_of(child.wait_with_output().await.unwrap());
         drop(terminal); // its end would be one of the terminal
-        came
+        result
     }
 
     fn dressed(&self, mut command: Command) -> Command {
@@ -157,7 +157,7 @@ impl Shell {
         command
     }
 
-    fn came(output: std::process::Output) -> CommandResult {
+    fn result_of(output: std::process::Output) -> CommandResult {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         CommandResult {
             well: output.status.success(),
@@ -181,15 +181,15 @@ impl Shell {
             .args(["bash", "-c", text])
             .current_dir(self.folder.path().join("checkout"));
         let child = program.spawn(log).unwrap();
-        let said = until(format!("{text} says something"), SOON, async || {
+        let first_output = until(format!("{text} prints something"), SOON, async || {
             Ok((!child.log_text()?.trim().is_empty()).then_some(()))
         });
-        said.await.unwrap();
+        first_output.await.unwrap();
         self.lasting.push(child);
     }
 
     /// Returns the output of that command.
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         self.lasting.iter().map(Child::log_tail).collect()
     }
 

@@ -48,7 +48,7 @@ impl Stage {
                 "#! nothing is installed" => {}
                 "#! the operator starts" => scene.operator = Some(true),
                 "#! the operator ends" => scene.operator = Some(false),
-                _ if line.starts_with("#!") => panic!("{line}: there is no such mark"),
+                _ if line.starts_with("#!") => panic!("{line}: unknown mark"),
                 _ => {
                     if let Some(command) = line.strip_prefix("#: ") {
                         scenes.push(Scene {
