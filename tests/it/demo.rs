@@ -13,7 +13,7 @@ use crate::support::TOKEN;
 /// The demo builds nothing here, and ends after some 20 seconds.
 const SHOWN: Duration = Duration::from_mins(5);
 /// Objects that the demo creates in a user's cluster, by any of these names.
-const OURS: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
+const DEMO_RESOURCES: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
     validatingadmissionpolicybindings";
 
 /// Returns the command of the demo, which runs the programs built for tests, with its files in this folder.
@@ -89,7 +89,7 @@ async fn demo_runs_on_its_own_control_plane() {
 #[tokio::test]
 async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
-    let before = kubectl(&plane, &["get", OURS, "-o", "name"]).await;
+    let before = kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await;
     let chat = BotApi::start().unwrap();
     chat.add_token(TOKEN);
     chat.add_chat(Chat::new(Kind::Supergroup, -1_001_234_567_890).unwrap());
@@ -119,7 +119,10 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
         "{text}"
     );
     kubectl(&plane, &["delete", "namespace", "quartermaster-system"]).await;
-    assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before);
+    assert_eq!(
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
+        before
+    );
 
     // An interrupted demo removes its objects.
     let folder = Folder::new().unwrap();
@@ -140,7 +143,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let text = output(interrupted, false).await;
     assert!(!text.contains("Not all of it is gone"), "{text}");
     assert_eq!(
-        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,
         "{text}"
     );
@@ -171,7 +174,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
         );
     }
     assert_eq!(
-        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,
         "{text}"
     );

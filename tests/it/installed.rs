@@ -192,7 +192,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     bed.waiting("new", "").await;
     assert!(!operator.logs().contains("panicked"));
     operator.child().check_running().unwrap();
-    few_rights(&bed, &receiver).await;
+    few_permissions(&bed, &receiver).await;
 
     // The namespace is deleted with everything in it, and rejects Events by then.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
@@ -260,7 +260,7 @@ subjects: [{kind: ServiceAccount, name: lean}]
 
 /// One namespace, with Roles there and no cluster-wide object but the two CRDs; each missing permission is named, and used
 /// once it is granted.
-async fn few_rights(owner: &Bed, receiver: &Receiver) {
+async fn few_permissions(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
     let kubeconfig = bed

@@ -124,7 +124,7 @@ fn binding(bed: &Bed, name: &str) -> String {
 }
 
 /// Asserts that no log contains one of the tokens, whole or its signature.
-fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
+fn assert_no_token_in_logs(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
         logs.contains("denied a request for the metrics"),
@@ -198,7 +198,7 @@ async fn only_permitted_clients_read_metrics() {
     answers(&operator, Some(&allowed), 401, "kubectl create token").await;
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
-    no_token_stands_there(&operator, &[&allowed, &other, &wrong]);
+    assert_no_token_in_logs(&operator, &[&allowed, &other, &wrong]);
 }
 
 /// The users' defaults: a scrape every few seconds does not send a review each time.

@@ -46,7 +46,7 @@ struct ParsedQuery {
 }
 
 /// Keywords that no parenthesis follows.
-const WORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
+const KEYWORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
 /// Keywords that labels in parentheses follow.
 const LISTS: [&str; 6] = [
     "by",
@@ -85,7 +85,7 @@ impl ParsedQuery {
                         matchers: matchers.split(',').map(matcher).collect(),
                     });
                     rest = after;
-                } else if !WORDS.contains(&word)
+                } else if !KEYWORDS.contains(&word)
                     && !rest.starts_with('(')
                     && !LISTS.iter().any(|list| rest.starts_with(list))
                 {

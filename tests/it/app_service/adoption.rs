@@ -26,7 +26,7 @@ struct Gapless {
     pods: Vec<String>,
 }
 
-async fn look(bed: &Bed, name: &str) -> Gapless {
+async fn snapshot(bed: &Bed, name: &str) -> Gapless {
     let (deployment, service) = (deployment(bed, name).await, service(bed, name).await);
     let selected = ListParams::default().labels(&format!("app={name}"));
     let pods = bed.api::<Pod>().list(&selected).await.unwrap();
@@ -104,10 +104,10 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         },
     )
     .await;
-    let before = look(&bed, "web").await;
+    let before = snapshot(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = ready(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    assert_eq!(snapshot(&bed, "web").await, before);
     assert!(
         !app.annotations().contains_key("old/spec"),
         "{:?}",
@@ -199,12 +199,12 @@ async fn duplicate_port_restarts_nothing() {
         { "name": "b", "port": 8080, "targetPort": 80 },
     ] });
     original_app(&bed, "web", spec.clone()).await;
-    let before = look(&bed, "web").await;
+    let before = snapshot(&bed, "web").await;
     assert_eq!(ports(&deployment(&bed, "web").await), [80, 80]);
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
     reconciled(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    assert_eq!(snapshot(&bed, "web").await, before);
 
     // A change of another field keeps the port, too.
     let mut more = spec.clone();
@@ -239,10 +239,10 @@ async fn port_beside_a_duplicate_port_is_removed() {
         { "name": "d", "port": 83, "targetPort": 9001 },
     ] });
     original_app(&bed, "web", spec.clone()).await;
-    let before = look(&bed, "web").await;
+    let before = snapshot(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    assert_eq!(snapshot(&bed, "web").await, before);
     spec["ports"].as_array_mut().unwrap().truncate(2);
     respec(&bed, "web", spec).await;
     bed.until("web", "has its one port", |deployment: &Deployment| {

@@ -46,17 +46,17 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
 
     bed.webhook("first", "http://127.0.0.1:1").await;
     let mut watch = run.start(&["status", "--watch", "--interval=50ms"]);
-    watch.says("contactpoint/first").await;
+    watch.prints("contactpoint/first").await;
     proxy.inject(
         Match::verb(Verb::List).resource("trackedfields"),
         Times::First(2),
         away(),
     );
     watch
-        .says("the cluster does not answer; will retry: the trackedfields could not be listed")
+        .prints("the cluster does not answer; will retry: the trackedfields could not be listed")
         .await;
     bed.webhook("second", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/second").await;
+    watch.prints("contactpoint/second").await;
     drop(watch);
 
     // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.

@@ -88,7 +88,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
     for signal in ["INT", "TERM"] {
         let mut started = run.start(&arguments);
         started
-            .says(&format!("waiting for myapp/banner in {here}"))
+            .prints(&format!("waiting for myapp/banner in {here}"))
             .await;
         started.signal(signal).await;
         let output = started.ends(1).await;
@@ -104,7 +104,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
     // Once the operator continues, the command finishes.
     let mut started = run.start(&arguments);
     started
-        .says(&format!("waiting for myapp/banner in {here}"))
+        .prints(&format!("waiting for myapp/banner in {here}"))
         .await;
     operator.child().thaw().unwrap();
     started.ends(0).await;

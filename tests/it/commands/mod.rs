@@ -28,7 +28,7 @@ mod unread;
 mod without_operator;
 
 /// Maximum duration of a command.
-const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// The result of a command.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl Run {
     /// Runs a command to its end.
     async fn run(&self, arguments: &[&str]) -> CommandResult {
         let child = self.command(arguments).spawn().unwrap();
-        let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        let ended = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await;
         let output = ended
             .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
             .unwrap();
@@ -135,7 +135,7 @@ impl Run {
     async fn run_unread(&self, arguments: &[&str]) -> i32 {
         let mut child = self.command(arguments).spawn().unwrap();
         drop(child.stdout.take());
-        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        let ended = tokio::time::timeout(TIMEOUT, child.wait()).await;
         ended
             .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
             .unwrap()
@@ -175,8 +175,8 @@ struct Started {
 
 impl Started {
     /// Waits until the command prints a line with this text.
-    async fn says(&mut self, what: &str) {
-        let said = async {
+    async fn prints(&mut self, what: &str) {
+        let found = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
                 self.text.push_str(&line);
                 self.text.push('\n');
@@ -186,8 +186,8 @@ impl Started {
             }
             panic!("the command ended without {what}: {}", self.text);
         };
-        let said = tokio::time::timeout(SOON, said).await;
-        assert!(said.is_ok(), "no {what}: {}", self.text);
+        let found = tokio::time::timeout(SOON, found).await;
+        assert!(found.is_ok(), "no {what}: {}", self.text);
     }
 
     /// Waits for the end, checks the exit code, and returns everything printed.
@@ -199,7 +199,7 @@ impl Started {
             }
             self.child.wait().await.unwrap()
         };
-        let status = tokio::time::timeout(PATIENCE, rest)
+        let status = tokio::time::timeout(TIMEOUT, rest)
             .await
             .unwrap_or_else(|_| panic!("the command does not end"));
         assert_eq!(status.code(), Some(code), "{}", self.text);

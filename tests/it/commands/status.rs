@@ -191,11 +191,11 @@ async fn status_watch_shows_changes() {
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
     let mut watch = run.start(&arguments);
-    watch.says("There is nothing").await;
+    watch.prints("There is nothing").await;
     bed.webhook("first", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/first").await;
+    watch.prints("contactpoint/first").await;
     bed.webhook("second", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/second").await;
+    watch.prints("contactpoint/second").await;
 }
 
 /// CRDs and the leader belong to the whole cluster, so the test has its own.

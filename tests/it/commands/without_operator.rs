@@ -1,4 +1,4 @@
-//! `quartermaster uninstall` after the operator is gone, alone or together with its CRDs.
+//! `quartermaster uninstall` after the deletion of the operator, alone or together with its CRDs.
 
 use std::sync::Arc;
 

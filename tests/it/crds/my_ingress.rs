@@ -44,7 +44,7 @@ const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
 const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
 const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
 const BAD_TAG: &str = "spec.tags: |write tags of letters, digits";
-const OUR_TAG: &str = "spec.tags: |take other keys";
+const RESERVED_TAG: &str = "spec.tags: |take other keys";
 
 #[rustfmt::skip] // one line a case
 fn cases() -> Vec<Case> {
@@ -97,18 +97,18 @@ fn cases() -> Vec<Case> {
         (tag(&"a".repeat(129), "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
         (tag("", "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
         (tag("a", &"v".repeat(257)), "spec.tags.a: |Too long"),
-        (tag("aws:a", "v"), OUR_TAG),
-        (tag("AWS:a", "v"), OUR_TAG),
+        (tag("aws:a", "v"), RESERVED_TAG),
+        (tag("AWS:a", "v"), RESERVED_TAG),
         (tag("\u{e4}\u{1F10B} _.:/=+-@", "\u{e4} _.:/=+-@"), ""),
         (tag("a;b", "v"), BAD_TAG),
         (tag("a", "v;"), BAD_TAG),
-        (tag("ManagedBy", "me"), OUR_TAG),
-        (tag("elbv2.k8s.aws/cluster", "c"), OUR_TAG),
-        (tag("k8s.aws/x", "c"), OUR_TAG),
-        (tag("kubernetes.io/cluster/c", "owned"), OUR_TAG),
-        (tag("Ingress.K8s.aws/stack", "c"), OUR_TAG),
+        (tag("ManagedBy", "me"), RESERVED_TAG),
+        (tag("elbv2.k8s.aws/cluster", "c"), RESERVED_TAG),
+        (tag("k8s.aws/x", "c"), RESERVED_TAG),
+        (tag("kubernetes.io/cluster/c", "owned"), RESERVED_TAG),
+        (tag("Ingress.K8s.aws/stack", "c"), RESERVED_TAG),
         (tag("notk8s.aws/x", "c"), ""),
-        (tag("quartermaster.dev/owner-uid", "u"), OUR_TAG),
+        (tag("quartermaster.dev/owner-uid", "u"), RESERVED_TAG),
         (and(&format!("tags: {{{}}}", tags(40))), ""),
         (and(&format!("tags: {{{}}}", tags(41))), "spec.tags: |Too many"),
         // listeners

@@ -141,7 +141,7 @@ async fn objects_older_than_the_rules_can_be_read_and_changed(#[case] subresourc
     install(&plane).await;
     assert_all_readable(&client).await;
     for (kind, name, yaml, status, _) in &old {
-        old_object_lives_on(&client, kind, name, yaml.as_deref(), status).await;
+        assert_old_object_usable(&client, kind, name, yaml.as_deref(), status).await;
     }
 }
 
@@ -211,7 +211,7 @@ async fn assert_all_readable(client: &Client) {
     }
 }
 
-async fn old_object_lives_on(
+async fn assert_old_object_usable(
     client: &Client,
     kind: &ApiResource,
     name: &str,

@@ -270,7 +270,7 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
     assert_eq!(tests(&receiver).len(), 2);
 }
 
-/// The first process may have told people; the next ones must know.
+/// The first process may have reported the rejection; the next ones must remember.
 #[rstest]
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]

@@ -14,7 +14,7 @@ use testbed::receiver::Receiver;
 use tokio::sync::watch;
 
 use super::deliveries::deliveries;
-use super::ledger::{Ledger, made, version};
+use super::ledger::{Ledger, recorded_at, version};
 use super::{assert_order, assert_repeats_bounded, bare, caught_up};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
@@ -254,7 +254,8 @@ fn assert_no_change_missed(ledger: &Ledger, changes: &[Change], lives: &[Life]) 
         for (number, life) in lives.iter().enumerate() {
             // Ids have whole milliseconds.
             let of_life = entries.iter().filter(|entry| {
-                (life.from.as_millis()..=life.to.as_millis()).contains(&made(entry).as_millis())
+                (life.from.as_millis()..=life.to.as_millis())
+                    .contains(&recorded_at(entry).as_millis())
             });
             let of_life: Vec<u64> = of_life.map(version).collect();
             let (Some(first), Some(last)) = (of_life.iter().min(), of_life.iter().max()) else {

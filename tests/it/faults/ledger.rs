@@ -101,7 +101,7 @@ impl Seen {
 }
 
 /// Returns when an entry was recorded, since the epoch: its id has the millisecond.
-pub fn made(entry: &Entry) -> Duration {
+pub fn recorded_at(entry: &Entry) -> Duration {
     let id = Uuid::parse_str(entry.id.as_deref().unwrap()).unwrap();
     let (seconds, nanoseconds) = id.get_timestamp().unwrap().to_unix();
     Duration::new(seconds, nanoseconds)

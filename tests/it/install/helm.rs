@@ -138,7 +138,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     assert_eq!(operators.len(), 2);
-    examples_are_well(bed).await;
+    wait_for_examples(bed).await;
     drop(operators);
 
     // Upgrade and rollback.
@@ -667,7 +667,7 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
     site.done(&[&install[..], &["--set", "crds.keep=false"]].concat())
         .await;
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
-    examples_are_well(bed).await;
+    wait_for_examples(bed).await;
     let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
     leaving_crds_out_deletes_nothing(&site).await;
 

@@ -89,7 +89,7 @@ fn folder(name: &str) -> String {
 }
 
 /// Creates the examples of every kind.
-async fn examples_are_there(bed: &Bed) {
+async fn create_examples(bed: &Bed) {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["create", "namespace", "shop"]).await;
     kubectl(&[
@@ -109,7 +109,7 @@ async fn examples_are_there(bed: &Bed) {
 }
 
 /// Waits until the examples that have a condition are ready: all but the `TrackedField`.
-async fn conditions_are_well(bed: &Bed) {
+async fn wait_for_conditions(bed: &Bed) {
     let all_but_one = [
         "contactpoint/telegram-cp",
         "configmapsync/configmapsync-sample",
@@ -126,9 +126,9 @@ async fn conditions_are_well(bed: &Bed) {
 }
 
 /// Creates the examples of every kind, and waits until all of them are ready.
-async fn examples_are_well(bed: &Bed) {
-    examples_are_there(bed).await;
-    conditions_are_well(bed).await;
+async fn wait_for_examples(bed: &Bed) {
+    create_examples(bed).await;
+    wait_for_conditions(bed).await;
     bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))])
         .await;
     bed.waiting("nginx-deployment-replicas", "").await;

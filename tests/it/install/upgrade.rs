@@ -45,7 +45,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
     site.done(&[&install[..], &["--set", &image]].concat())
         .await;
     assert_eq!(older_crds(bed).await.len(), registry::KINDS.len());
-    examples_are_there(bed).await;
+    create_examples(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
         bed.kubectl(&[
@@ -69,7 +69,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
         (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into())
     };
     let operators = Operator::installed_of(&bed.plane, SYSTEM, DEPLOYMENT, program_of).await;
-    conditions_are_well(bed).await;
+    wait_for_conditions(bed).await;
     bed.delivered(
         "nginx-deployment-replicas",
         &[("Created", Some("3")), ("Updated", Some("1"))],

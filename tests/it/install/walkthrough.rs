@@ -73,7 +73,7 @@ async fn document_002_installs_as_printed() {
     assert!(ready.contains(" 2/2 "), "{ready}");
     shaped(&bed).await;
 
-    examples_are_well(&bed).await;
+    wait_for_examples(&bed).await;
 
     let output = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
     assert!(

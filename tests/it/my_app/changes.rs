@@ -10,7 +10,7 @@ use super::{running, waiting};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// Returns the values of the container's variable, and its image.
-fn made_of(pod: &Pod) -> (Value, String) {
+fn variable_and_image(pod: &Pod) -> (Value, String) {
     let container = &pod.spec.as_ref().unwrap().containers[0];
     let values = container
         .env
@@ -28,12 +28,18 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     bed.app("web", json!({ "image": "nginx:1", "banner": "one" }))
         .await;
     let first = bed.app_runs("web").await;
-    assert_eq!(made_of(&first), (json!(["one"]), "nginx:1".into()));
+    assert_eq!(
+        variable_and_image(&first),
+        (json!(["one"]), "nginx:1".into())
+    );
 
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
     let second = bed.app_runs_again("web", &first).await;
-    assert_eq!(made_of(&second), (json!(["one"]), "nginx:2".into()));
+    assert_eq!(
+        variable_and_image(&second),
+        (json!(["one"]), "nginx:2".into())
+    );
     let message = bed.event("web", "Replaced").await;
     assert_eq!(
         message,
@@ -53,12 +59,15 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } }))
         .await;
     let third = bed.app_runs_again("web", &second).await;
-    assert_eq!(made_of(&third).0, json!([banner.replace('$', "$$")]));
+    assert_eq!(
+        variable_and_image(&third).0,
+        json!([banner.replace('$', "$$")])
+    );
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } }))
         .await;
     let fourth = bed.app_runs_again("web", &third).await;
     assert_eq!(
-        made_of(&fourth).0,
+        variable_and_image(&fourth).0,
         json!([null]),
         "the apiserver keeps no empty value"
     );
@@ -76,7 +85,7 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"])
         .await;
     let sixth = bed.app_runs_again("web", &fifth).await;
-    assert_eq!(made_of(&sixth).1, "nginx:2");
+    assert_eq!(variable_and_image(&sixth).1, "nginx:2");
 
     // Labels, annotations, suspension and the default spelt out change nothing.
     let since = bed.plane.audit().mark().await.unwrap();
@@ -185,7 +194,7 @@ async fn suspended_app_is_unchanged() {
         .await;
     bed.patch::<MyApp>("never", json!({ "spec": { "suspend": false } }))
         .await;
-    assert_eq!(made_of(&bed.app_runs("web").await).1, "nginx:2");
+    assert_eq!(variable_and_image(&bed.app_runs("web").await).1, "nginx:2");
     bed.app_runs("never").await;
     bed.event("web", "Ready").await;
 }

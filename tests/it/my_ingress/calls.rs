@@ -54,7 +54,7 @@ async fn called_actions_match_the_policy() {
     site.respec("web", json!({ "listeners": [secure] })).await;
     site.ready("web").await;
     let calls = site.aws.calls().len();
-    site.node_goes("i-2").await;
+    site.delete_node("i-2").await;
     let deregistered =
         |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
     assert!(

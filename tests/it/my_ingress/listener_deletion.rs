@@ -182,7 +182,7 @@ async fn protected_load_balancer_follows_the_nodes() {
     site.bed.delete::<MyIngress>("web").await;
     site.has_reason("web", "DeletionProtected").await;
     site.node("i-3").await;
-    site.node_goes("i-1").await;
+    site.delete_node("i-1").await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
     site.has_reason("web", "DeletionProtected").await;
     site.aws
@@ -235,7 +235,7 @@ async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.arrives(81, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
-    site.node_goes("i-2").await;
+    site.delete_node("i-2").await;
     site.arrives(80, &[("i-1", 30_080)]).await;
     let mut secure = http(80, "shop");
     (secure["protocol"], secure["healthCheckPath"]) = (json!("HTTPS"), json!("/healthz"));

@@ -24,7 +24,7 @@ async fn traffic_follows_the_nodes() {
     site.has_listener_status(&[(80, 3, 3, "")]).await;
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-1", 30_080), ("i-3", 30_080)]).await;
-    site.node_goes("i-1").await;
+    site.delete_node("i-1").await;
     site.arrives(80, &[("i-3", 30_080)]).await;
     site.has_listener_status(&[(80, 1, 1, "")]).await;
     site.exclude("i-2", false).await;
@@ -33,7 +33,7 @@ async fn traffic_follows_the_nodes() {
     // The last nodes are excluded: their targets stay.
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-3", 30_080)]).await;
-    site.node_goes("i-3").await;
+    site.delete_node("i-3").await;
     let message = site.has_reason("web", "NoNodes").await;
     assert!(message.contains(EXCLUDED), "{message}");
     site.has_listener_status(&[(80, 1, 1, "NoNodes")]).await;

@@ -48,7 +48,7 @@ impl Site {
             .unwrap();
     }
 
-    pub(super) async fn node_goes(&self, id: &str) {
+    pub(super) async fn delete_node(&self, id: &str) {
         self.nodes()
             .delete(id, &DeleteParams::default())
             .await

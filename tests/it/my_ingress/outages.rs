@@ -37,7 +37,7 @@ use super::*;
     ),
     "NameTaken"
 )]
-#[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
+#[case::unknown(Fault::code("NeverHeardOf", "words"), "Refused")]
 #[tokio::test]
 async fn fault_at_the_creation_is_reported_and_retried(#[case] fault: Fault, #[case] reason: &str) {
     let site = Site::new("fault").await;

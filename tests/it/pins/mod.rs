@@ -254,7 +254,7 @@ impl Walkthrough {
         for request in requests.iter().filter(|request| self.counts(request)) {
             let (object, verb) = self.titled(request);
             let object = mask.text(&object);
-            // A late trigger may cause one more reconcile of an object that the operator has just let go.
+            // A late trigger may cause one more reconcile of an object that the operator has just released.
             let is_late = object.starts_with(self.coverage.controller) && request.code == 404;
             if request.subject.is_write() && is_late {
                 continue;

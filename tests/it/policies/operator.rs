@@ -33,7 +33,7 @@ pub(super) async fn operator(bed: &Bed) -> Client {
 
 /// Returns the kinds that the operator creates: kind, plural, all fields beside the name, and whether the operator may
 /// patch or replace them.
-fn made() -> Vec<(ApiResource, Value, bool)> {
+fn created_kinds() -> Vec<(ApiResource, Value, bool)> {
     let of = |group: &str, kind: &str, plural: &str, version: &str| {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
     };
@@ -82,7 +82,7 @@ fn made() -> Vec<(ApiResource, Value, bool)> {
     ]
 }
 
-fn marked() -> Value {
+fn labelled() -> Value {
     json!({ "labels": { "quartermaster.dev/owner-uid": "6c1a" } })
 }
 
@@ -96,7 +96,7 @@ fn controller(api_version: &str, kind: &str, controls: bool) -> Value {
 /// first.
 fn metadata_cases() -> Vec<(&'static str, Value, bool)> {
     vec![
-        ("marked", marked(), true),
+        ("marked", labelled(), true),
         (
             "handed-over",
             json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }),
@@ -149,7 +149,7 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
     let bed = Bed::bare("policy-operator").await;
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
-    for (kind, rest, patches) in made() {
+    for (kind, rest, patches) in created_kinds() {
         let foreign =
             Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         let own_objects =
@@ -180,7 +180,7 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                 .await
                 .unwrap();
             let patch =
-                json!({ "metadata": { "labels": marked()["labels"], "uid": live.metadata.uid } });
+                json!({ "metadata": { "labels": labelled()["labels"], "uid": live.metadata.uid } });
             let changed = if patches {
                 let parameters = PatchParams {
                     dry_run: true,
@@ -191,7 +191,8 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                     .await
             } else {
                 let mut live = live.clone();
-                live.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
+                live.metadata.labels =
+                    serde_json::from_value(labelled()["labels"].clone()).unwrap();
                 live.metadata.managed_fields = None;
                 own_objects.replace(name, &DRY, &live).await
             };
@@ -220,11 +221,11 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
 #[tokio::test]
 async fn ownership_label_can_be_removed_and_releases_the_object() {
     let bed = Bed::shared("policy-unmark").await;
-    let kind = &made()[0].0;
+    let kind = &created_kinds()[0].0;
     let own_objects =
         Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let mut object = DynamicObject::new("copy", kind).data(json!({ "data": { "a": "b" } }));
-    object.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
+    object.metadata.labels = serde_json::from_value(labelled()["labels"].clone()).unwrap();
     let mut copy = allowed("a copy is created", async || {
         own_objects.create(&PostParams::default(), &object).await
     })
@@ -260,7 +261,7 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
 #[tokio::test]
 async fn missing_account_blocks_nobody_else() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;
-    let kind = &made()[0].0;
+    let kind = &created_kinds()[0].0;
     let own_objects =
         Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let object = DynamicObject::new("nobodys", kind).data(json!({}));

@@ -25,7 +25,7 @@ mod shell;
 mod stage;
 
 /// Maximum duration of one command.
-const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Commands that run until Ctrl-C.
 const LASTING: [&str; 2] = ["make run", "quartermaster status -n shop --watch"];
@@ -271,7 +271,7 @@ impl Walk {
         let succeeded = |result: &CommandResult| {
             result.well && (printed.is_empty() || output::matches_page(&printed, &result.out))
         };
-        let mut result = tokio::time::timeout(PATIENCE, run())
+        let mut result = tokio::time::timeout(TIMEOUT, run())
             .await
             .unwrap_or_else(|_| panic!("{page}: {text} does not end"));
         if only_reads(&text) && !succeeded(&result) {
@@ -316,7 +316,7 @@ impl Walk {
 
     /// Runs text that must succeed.
     async fn run(&self, shell: &Shell, page: &str, text: &str) {
-        let result = tokio::time::timeout(PATIENCE, shell.run(text)).await;
+        let result = tokio::time::timeout(TIMEOUT, shell.run(text)).await;
         let result = result.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
         assert!(result.well, "{page}: {text}\n{}{}", result.out, result.err);
     }
