@@ -1,6 +1,6 @@
 //! Quartermaster: one small binary for the everyday chores of a Kubernetes cluster.
 //!
-//! [`registry`] is the list of kinds, [`controllers`] reconciles them, and [`commands`] are run by people beside
+//! [`kinds`] is the list of kinds, [`controllers`] reconciles them, and [`commands`] are run by people beside
 //! the operator.
 
 use qm_runtime::settings::{Hints, Program};
@@ -9,7 +9,8 @@ pub mod admission_policies;
 pub mod cli;
 pub mod commands;
 pub mod controllers;
-pub mod registry;
+pub mod kinds;
+pub mod permissions;
 
 /// Command that installs the CRDs of this version where there are none.
 pub const INSTALL_CRDS: &str = "quartermaster crds | kubectl apply --server-side -f -";

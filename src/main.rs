@@ -10,7 +10,7 @@ use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, signals, t
 use quartermaster::PROGRAM;
 use quartermaster::cli::{Cli, Command, Config};
 use quartermaster::commands::printer::Printer;
-use quartermaster::{commands, registry};
+use quartermaster::{commands, kinds};
 use tokio::net::TcpListener;
 use tracing::{error, info};
 
@@ -41,7 +41,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
-            let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+            let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             install_tls()?;
             // Two threads carry the load that this program is made for. Each one more costs memory at rest: glibc
@@ -119,7 +119,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     }
     let Config { runtime, .. } = config.clone();
     let start = move |manager: &mut manager::Manager| {
-        registry::START
+        kinds::START
             .iter()
             .try_for_each(|start| start(manager, &config))
     };

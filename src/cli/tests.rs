@@ -154,9 +154,9 @@ fn values_are_typed() {
         "--webhook-proxy=http://user:sesame@proxy:3128",
         "--log-level=warn,qm_notify=debug",
         "--log-format=json",
-        "--lease-duration=3s",
-        "--lease-renew-deadline=2s",
-        "--lease-retry-period=100ms",
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=100ms",
         "--delivery-max-age=1h30m",
         "--pod-name=qm-0",
         "--pod-ip=10.244.0.7,fd00::7",
@@ -200,7 +200,7 @@ fn values_are_typed() {
         (config.log.level.as_str(), config.log.format),
         ("warn,qm_notify=debug", LogFormat::Json)
     );
-    assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
+    assert_eq!(config.timings.leader_elect_retry_period.as_millis(), 100);
     assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
     assert_eq!(config.runtime.pod_name.as_deref(), Some("qm-0"));
     let own: Vec<_> = config
@@ -248,13 +248,13 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--log-level=qm_notify=loud"], "qm_notify=debug")]
 #[case(&["--log-level="], "write error, warn, info")]
 #[case(&["--log-format=xml"], "auto, human, json")]
-#[case(&["--lease-duration=9"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=-9s"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=0s"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=900ms", "--lease-renew-deadline=600ms", "--lease-retry-period=50ms"], "at least 1s")]
-#[case(&["--lease-duration=6s"], "must be less than --lease-duration")]
-#[case(&["--lease-retry-period=3s"], "divided by 2.2")]
-#[case(&["--retry-min=10m"], "--retry-min must not be more than --retry-max")]
+#[case(&["--leader-elect-lease-duration=9"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=-9s"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=0s"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=900ms", "--leader-elect-renew-deadline=600ms", "--leader-elect-retry-period=50ms"], "at least 1s")]
+#[case(&["--leader-elect-lease-duration=6s"], "must be less than --leader-elect-lease-duration")]
+#[case(&["--leader-elect-retry-period=3s"], "divided by 2.2")]
+#[case(&["--backoff-min=10m"], "--backoff-min must not be more than --backoff-max")]
 #[case(&["--leader-elect=maybe"], "maybe")]
 #[case(&["--leader-election-id="], "write a Lease's name")]
 #[case(&["--leader-election-id=Shop_1"], "write a Lease's name")]
@@ -280,12 +280,12 @@ fn the_help_teaches() {
     ] {
         assert!(help.contains(part), "no {part} in\n{help}");
     }
-    assert!(!help.contains("--retry-min"), "tuning flags are hidden");
+    assert!(!help.contains("--backoff-min"), "tuning flags are hidden");
 }
 
 #[test]
 fn the_examples_of_the_help_work() {
-    let kinds: Vec<_> = crate::registry::KINDS
+    let kinds: Vec<_> = crate::kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();

@@ -32,10 +32,10 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         HttpSender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         RetryPolicy {
             backoff: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
-            stopped: timings.stopped_retry,
+            stopped: timings.stopped_retry_period,
             max_age: timings.delivery_max_age,
         },
         metrics.clone(),
@@ -76,7 +76,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         reads: Reads::default(),
         wake: fields.trigger.clone(),
-        resync: timings.resync,
+        resync: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
@@ -93,7 +93,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             shared: config.notifications.shared_secrets,
         },
         outbox: Arc::clone(&outbox),
-        reread: timings.secret_reread,
+        reread: timings.secret_refresh_period,
         points: points.store.clone(),
         fields: fields.store.clone(),
         wake_field: fields.trigger.clone(),
@@ -107,7 +107,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         metrics,
         terms: EntryTimings {
             renew_event: timings.event_renewal,
-            resync: timings.resync,
+            resync: timings.sync_period,
         },
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),

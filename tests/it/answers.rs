@@ -72,8 +72,8 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     }
     let settings = Settings::default()
         .telegram(&receiver.url())
-        .flag("--retry-max=2s")
-        .flag("--stopped-retry=2s")
+        .flag("--backoff-max=2s")
+        .flag("--stopped-retry-period=2s")
         .flag("--log-level=info");
     let operator = Operator::start(&bed, settings).await;
     let made = stream::iter(300..=599_u16).for_each_concurrent(16, |code| {
@@ -498,8 +498,8 @@ async fn changed_secret_replaces_a_revoked_token() {
     let telegram = bot_api();
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=1h")
-        .flag("--stopped-retry=500ms");
+        .flag("--secret-refresh-period=1h")
+        .flag("--stopped-retry-period=500ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;

@@ -74,10 +74,10 @@ fn histories() -> Vec<(&'static str, Value)> {
             "held",
             json!([
                 pending(
-                    json!({ "heldSince": "9999-12-30T21:59:59Z", "heldSeconds": i64::MAX, "id": id(6) })
+                    json!({ "suspendedSince": "9999-12-30T21:59:59Z", "suspendedSeconds": i64::MAX, "id": id(6) })
                 ),
                 pending(
-                    json!({ "heldSince": "0001-01-01T00:00:00Z", "heldSeconds": 0, "id": id(7) })
+                    json!({ "suspendedSince": "0001-01-01T00:00:00Z", "suspendedSeconds": 0, "id": id(7) })
                 ),
             ]),
         ),
@@ -86,7 +86,7 @@ fn histories() -> Vec<(&'static str, Value)> {
             json!([
                 pending(json!({ "merged": i64::MAX, "firstValue": "x", "id": id(8) })),
                 pending(
-                    json!({ "merged": 0, "cut": { "length": i64::MAX, "sha256": "" }, "id": id(9) })
+                    json!({ "merged": 0, "truncated": { "length": i64::MAX, "sha256": "" }, "id": id(9) })
                 ),
                 pending(json!({ "resourceVersion": "banana", "uid": "\u{0}", "id": id(10) })),
                 pending(json!({ "resourceVersion": "99999999999999999999999", "id": id(11) })),
@@ -115,11 +115,11 @@ fn statuses() -> Vec<(&'static str, Value)> {
         ("not-ready", json!({ "initialized": true, "ready": false })),
         (
             "tested",
-            json!({ "ready": true, "observedGeneration": 999, "tested": { "spec": "", "secrets": ["", "/", "a/b/c"] } }),
+            json!({ "ready": true, "observedGeneration": 999, "lastTest": { "spec": "", "secrets": ["", "/", "a/b/c"] } }),
         ),
         (
             "moved",
-            json!({ "ready": true, "observedGeneration": 1, "migratedToChatId": i64::MIN, "tested": { "spec": "0" } }),
+            json!({ "ready": true, "observedGeneration": 1, "migratedToChatId": i64::MIN, "lastTest": { "spec": "0" } }),
         ),
         (
             "conditions",
@@ -283,7 +283,7 @@ async fn failing_template_costs_no_message() {
     bed.deployment("web", 1).await;
     let templates = [
         ("type", "{{ value + 1 }}"),
-        ("missing-key", "{{ cut.length }}"),
+        ("missing-key", "{{ truncated.length }}"),
         ("nothing", "{% if value == 'x' %}x{% endif %}"),
         ("blank", " \n\t "),
         ("division", "{{ 1 // (merged - 1) }}"),

@@ -14,8 +14,11 @@ use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, accepted, bot_a
 async fn each_endpoint_gets_one_test_message() {
     let bed = Bed::shared("tested").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator =
-        Operator::start(&bed, Settings::default().flag("--secret-reread=200ms")).await;
+    let mut operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=200ms"),
+    )
+    .await;
     bed.secret("token", "first-token").await;
     let spec = json!({
         "type": "Webhook",
@@ -123,7 +126,7 @@ async fn status_drops_fields_of_the_former_spec() {
             .await
             .status
             .unwrap()
-            .tested
+            .last_test
             .unwrap()
             .secrets
             .len(),
@@ -141,7 +144,7 @@ async fn status_drops_fields_of_the_former_spec() {
     let point = bed.until("hook", "no Secret", |point: &ContactPoint| {
         let status = point.status.as_ref().unwrap();
         status.observed_generation == point.metadata.generation
-            && status.tested.as_ref().unwrap().secrets.is_empty()
+            && status.last_test.as_ref().unwrap().secrets.is_empty()
     });
     let point = point.await;
 
@@ -168,7 +171,7 @@ async fn webhook_to_the_operator_itself_is_rejected() {
     let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
-    let (_, message) = condition(&bed.not_ready("hook", "AddressRefused").await);
+    let (_, message) = condition(&bed.not_ready("hook", "AddressNotAllowed").await);
     assert!(
         message.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
         "{message}"
@@ -410,8 +413,8 @@ async fn changed_secret_takes_effect_within_a_second() {
     // Settings with the product's own waits.
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--waiting-min=1s")
-        .flag("--waiting-max=30s");
+        .flag("--poll-min=1s")
+        .flag("--poll-max=30s");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
     bed.create::<ContactPoint>("late", json!({ "spec": spec }))

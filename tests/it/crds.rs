@@ -6,7 +6,7 @@ use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
@@ -141,7 +141,7 @@ fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]
             }
         }
     }
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap();

@@ -226,7 +226,7 @@ async fn name_with_a_denied_address_is_rejected() {
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
         bed.webhook(name, &format!("http://{name}.test/")).await;
-        let (_, message) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, message) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
         assert!(
             message.contains(address) && message.contains("metadata"),
             "{message}"

@@ -12,7 +12,7 @@ use qm_notify::history::HistoryLimits;
 use qm_notify::history::KEPT_BYTES;
 use qm_notify::message::TextLimit;
 use qm_notify::{message, rate_limit};
-use quartermaster::registry;
+use quartermaster::{kinds, permissions};
 use xtask::docs as generated;
 
 mod book;
@@ -195,7 +195,7 @@ fn page_of(crd: &CustomResourceDefinition) -> String {
 
 #[test]
 fn every_field_has_a_row_with_its_bounds() {
-    for crd in registry::crds() {
+    for crd in kinds::crds() {
         let page = page_of(&crd);
         for (path, schema) in fields(&crd) {
             let row = row(&page, &path).unwrap_or_else(|| panic!("{path} has no row"));
@@ -242,7 +242,7 @@ fn every_field_has_a_row_with_its_bounds() {
 
 #[test]
 fn every_column_matches_the_crd() {
-    for crd in registry::crds() {
+    for crd in kinds::crds() {
         let columns = crd.spec.versions[0]
             .additional_printer_columns
             .clone()
@@ -266,10 +266,10 @@ fn every_column_matches_the_crd() {
 #[test]
 fn every_permission_has_a_row() {
     let page = page("operating.md");
-    for permission in registry::KINDS
+    for permission in kinds::KINDS
         .iter()
         .flat_map(|kind| kind.permissions)
-        .chain(registry::METRICS_RIGHTS)
+        .chain(permissions::METRICS_RIGHTS)
     {
         for resource in permission.resources {
             let row = row(&page, resource).unwrap_or_else(|| panic!("{resource} has no row"));
@@ -279,14 +279,21 @@ fn every_permission_has_a_row() {
         }
     }
     let crds = row(&page, "customresourcedefinitions").unwrap();
-    assert!(registry::CRD_VERBS.iter().all(|verb| crds.contains(verb)));
-    assert!(page.contains(&format!("`{}: \"true\"`", registry::AGGREGATE_TO_TRACKER)));
-    let (leases, lease) = (registry::LEASES, quartermaster::cli::LEASE);
+    assert!(
+        permissions::CRD_VERBS
+            .iter()
+            .all(|verb| crds.contains(verb))
+    );
+    assert!(page.contains(&format!(
+        "`{}: \"true\"`",
+        permissions::AGGREGATE_TO_TRACKER
+    )));
+    let (leases, lease) = (permissions::LEASES, quartermaster::cli::LEASE);
     let made = format!(
         "`{}` {}; of the one `{lease}` {}",
         leases.resources[0],
         leases.verbs.join(", "),
-        registry::LEASE_VERBS.join(", ")
+        permissions::LEASE_VERBS.join(", ")
     );
     assert!(page.contains(&made), "{made}");
 }
@@ -312,7 +319,7 @@ fn every_delivery_limit_matches_the_code() {
             kib(bounds.finished.bytes)
         ),
         format!(
-            "| one value | | {},{:03} bytes, then cut |",
+            "| one value | | {},{:03} bytes, then truncated |",
             KEPT_BYTES / 1000,
             KEPT_BYTES % 1000
         ),

@@ -83,8 +83,8 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     // A slow machine must not end the lease; the delay that this test looks for would take far longer.
     let flags = [
         "--leader-elect",
-        "--lease-duration=60s",
-        "--lease-renew-deadline=40s",
+        "--leader-elect-lease-duration=60s",
+        "--leader-elect-renew-deadline=40s",
     ];
     let settings = Settings::default().flag(&format!("--leader-election-id={LEASE}"));
     let operator = Operator::start(

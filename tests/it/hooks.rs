@@ -224,7 +224,11 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 #[tokio::test]
 async fn tls_material_is_trusted_and_presented() {
     let bed = Bed::shared("tls").await;
-    let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=300ms"),
+    )
+    .await;
     let (trusted, other) = (
         Authority::new("ours").unwrap(),
         Authority::new("other").unwrap(),
@@ -400,11 +404,11 @@ async fn webhook_rejects_denied_addresses() {
     )
     .await;
     for (name, _, expected) in &cases {
-        let (_, message) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, message) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
         assert!(message.contains(expected), "{name}: {message}");
-        assert_eq!(bed.event(name, "AddressRefused").await, message);
+        assert_eq!(bed.event(name, "AddressNotAllowed").await, message);
     }
-    bed.not_ready("from-secret", "AddressRefused").await;
+    bed.not_ready("from-secret", "AddressNotAllowed").await;
     assert!(receiver.requests().is_empty());
 
     // With the flag the request is sent, but a redirect is not followed.
@@ -422,10 +426,10 @@ async fn webhook_rejects_denied_addresses() {
     allowed.ready("by-name").await;
     let (_, message) = condition(&allowed.not_ready("moved", "Redirected").await);
     assert!(
-        message.contains("302") && message.contains("give the final URL"),
+        message.contains("302") && message.contains("set the final URL"),
         "{message}"
     );
-    allowed.not_ready("metadata", "AddressRefused").await;
+    allowed.not_ready("metadata", "AddressNotAllowed").await;
     assert!(target.requests().is_empty());
 }
 
@@ -467,7 +471,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
     let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
     assert_eq!(silent, closed);
-    let (_, message) = condition(&bed.not_ready("port", "AddressRefused").await);
+    let (_, message) = condition(&bed.not_ready("port", "AddressNotAllowed").await);
     assert!(
         message.contains("port 1 is refused: it is not in --webhook-allow-port="),
         "{message}"

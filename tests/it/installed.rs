@@ -270,9 +270,9 @@ async fn few_permissions(owner: &Bed, receiver: &Receiver) {
         .unwrap();
     let settings = Settings::default()
         .kubeconfig(kubeconfig)
-        .flag("--waiting-max=200ms")
+        .flag("--poll-max=200ms")
         // Removed permissions may take effect a moment later.
-        .flag("--secret-reread=1s")
+        .flag("--secret-refresh-period=1s")
         .flag("--controllers=contactpoint,trackedfield");
     let operator = Operator::start(&bed, settings).await;
     readyz(&operator, "[+]contactpoint synced").await;

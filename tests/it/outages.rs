@@ -360,7 +360,7 @@ async fn failed_test_message_is_reported_as_unreachable() {
         );
         let status = point.status.unwrap();
         assert!(
-            status.initialized && status.tested.is_none(),
+            status.initialized && status.last_test.is_none(),
             "{name}: an attempt, but no test"
         );
     }

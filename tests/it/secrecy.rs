@@ -158,7 +158,7 @@ async fn secrets_never_appear_in_any_output() {
         (
             "hook-refused",
             hook("refused-url", "token", "key"),
-            "AddressRefused",
+            "AddressNotAllowed",
         ),
         (
             "hook-nowhere",

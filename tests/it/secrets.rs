@@ -123,7 +123,7 @@ async fn unreadable_secret_is_reported_and_changes_nothing() {
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=200ms")
+        .flag("--secret-refresh-period=200ms")
         .kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("good", TOKEN, CHAT).await;

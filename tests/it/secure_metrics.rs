@@ -22,10 +22,10 @@ const READER: &str = "quartermaster-metrics-reader";
 fn forgetful() -> Settings {
     let settings = Settings::default()
         .flag("--metrics-secure")
-        .flag("--metrics-known-for=200ms");
+        .flag("--metrics-authentication-ttl=200ms");
     settings
-        .flag("--metrics-allowed-for=200ms")
-        .flag("--metrics-refused-for=100ms")
+        .flag("--metrics-authorized-ttl=200ms")
+        .flag("--metrics-unauthorized-ttl=100ms")
 }
 
 fn client() -> ClientBuilder {

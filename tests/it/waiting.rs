@@ -69,7 +69,7 @@ async fn every_reason_is_reported_and_cleared() {
         (
             "path",
             json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
-            "InvalidPath",
+            "PathInvalid",
             String::new(),
             json!({ "field": "{.spec.replicas}" }),
         ),
@@ -316,7 +316,7 @@ async fn suspended_field_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|e| e.held_since.is_some())
+            .filter(|e| e.suspended_since.is_some())
             .count()
             == 2
     };
@@ -345,7 +345,7 @@ async fn suspended_field_records_and_sends_later() {
     assert!(
         history
             .iter()
-            .all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none())
+            .all(|entry| entry.suspended_since.is_none() && entry.suspended_seconds.is_none())
     );
 
     // Suspension of the contact point.
@@ -369,7 +369,7 @@ async fn suspended_field_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|entry| entry.held_since.is_some())
+            .filter(|entry| entry.suspended_since.is_some())
             .count()
             == 1
     })
@@ -446,7 +446,7 @@ async fn entries_expire_without_counting_suspended_time() {
                 .history()
                 .unwrap()
                 .iter()
-                .any(|entry| entry.held_since.is_some())
+                .any(|entry| entry.suspended_since.is_some())
         })
         .await;
     }
@@ -511,11 +511,11 @@ async fn requested_reconcile_ends_every_wait() {
     let receiver = Receiver::start().unwrap();
     // Longer than the test: only the request can end the wait.
     let settings = [
-        "--waiting-min=10m",
-        "--waiting-max=10m",
-        "--stopped-retry=10m",
-        "--retry-min=10m",
-        "--retry-max=10m",
+        "--poll-min=10m",
+        "--poll-max=10m",
+        "--stopped-retry-period=10m",
+        "--backoff-min=10m",
+        "--backoff-max=10m",
     ]
     .into_iter()
     .fold(Settings::default(), Settings::flag);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use qm_core::kind::{KindInfo, Permission};
-use quartermaster::registry::{self, KINDS};
+use quartermaster::kinds::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ pub fn files(
         policies: policies::names(),
     };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
-    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
+    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         files.push((
             format!("crd/{}.yaml", kind.controller),
             generated(&yaml(&crd)?),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 
 use super::{Error, generated, kustomize, yaml};
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ pub enum Error {
 
 /// All CRDs as one stream of YAML documents.
 pub fn crds_yaml() -> Result<String, Error> {
-    registry::crds().iter().map(yaml).collect()
+    kinds::crds().iter().map(yaml).collect()
 }
 
 /// Writes every generated file of the source tree `root`.
@@ -94,7 +94,7 @@ pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
 pub fn files() -> Result<Vec<(String, String)>, Error> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
-    for (kind, crd) in registry::KINDS.iter().zip(registry::crds()) {
+    for (kind, crd) in kinds::KINDS.iter().zip(kinds::crds()) {
         let resource = kind.resource();
         let name = format!("bases/{}_{}.yaml", resource.group, resource.plural);
         files.push((format!("crd/{name}"), generated(&yaml(&crd)?)));
@@ -185,7 +185,7 @@ mod tests {
     /// What YAML makes of a rule's quotes and backslashes is the rule again.
     #[test]
     fn yaml_reads_back_as_it_was() {
-        for crd in registry::crds() {
+        for crd in kinds::crds() {
             let read: Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
             let mut written = serde_json::to_value(&crd).unwrap();
             whole_numbers(&mut written);

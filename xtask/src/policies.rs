@@ -17,7 +17,7 @@ use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_api::tracked_field::KNOWN;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 use serde_json::{Value, json};
 
 use super::rbac::{file, meta};

@@ -13,9 +13,10 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use qm_core::kind::{KindInfo, Permission};
 use quartermaster::cli::{LEASE, POLICY_PREFIX};
-use quartermaster::registry::{
-    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
-    POLICY_VERBS, TARGET_RIGHTS, TRACKER_ROLE_VERBS,
+use quartermaster::kinds::{self, KINDS};
+use quartermaster::permissions::{
+    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS,
+    TARGET_RIGHTS, TRACKER_ROLE_VERBS,
 };
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ pub(super) const NAMESPACE: &str = "system";
 const TRACKER_ROLE: &str = "tracker-role";
 
 /// Label of the operator's `ClusterRole`: where it acts. Helm looks for it before another one is installed.
-const SCOPE: &str = "quartermaster.dev/scope";
+const SCOPE: &str = "quartermaster.dev/watch-scope";
 
 /// All objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {
@@ -250,7 +251,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
         rule(&resource.group, &[&resource.plural], verbs),
         rule(&resource.group, &[&of("status")], &["get"]),
     ];
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.metadata.name == Some(kind.crd_name()));
     let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();

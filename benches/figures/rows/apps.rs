@@ -11,7 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;
@@ -90,7 +90,7 @@ fn resource(api_version: &str, kind: &str) -> ApiResource {
 }
 
 fn of_ours(controller: &str) -> ApiResource {
-    registry::KINDS
+    kinds::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
         .unwrap()

@@ -207,3 +207,5 @@ fn not_itself() -> Rule {
          destinationName",
     )
 }
+
+super::kind::kind!(ConfigMapSync, ConfigMapSyncSpec, ConfigMapSyncStatus, finalizer: FINALIZER);

@@ -127,3 +127,5 @@ fn name_of_a_container() -> Rule {
     .message(NAME)
     .optional_old_self(true)
 }
+
+super::kind::kind!(MyApp, MyAppSpec, MyAppStatus { ready });

@@ -206,9 +206,9 @@ pub fn policy(names: &MetadataNames) -> Value {
             { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
             statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
             // AWS asks for the right to tag of who creates something with tags.
-            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
-            statement("TakeOver", tag(), has_tag("ResourceTag", names.adopt_by)),
-            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
+            statement("TagOnCreate", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
+            statement("Adopt", tag(), has_tag("ResourceTag", names.adopt_by)),
+            statement("ManageOwned", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
         ],
     })
 }

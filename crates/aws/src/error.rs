@@ -38,13 +38,13 @@ const ACCESS_DENIED: &str = "AccessDenied";
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
-const IN_PROGRESS: &str = "InProgress";
-const TARGETS_REFUSED: &str = "TargetsRefused";
+const OPERATION_IN_PROGRESS: &str = "OperationInProgress";
+const TARGETS_REJECTED: &str = "TargetsRejected";
 const NAME_TAKEN: &str = "NameTaken";
 const FORBIDDEN_NOW: &str = "NotPermitted";
-const SUBNET_UNFIT: &str = "SubnetUnfit";
-const SPEC_REFUSED: &str = "SpecRefused";
-const REFUSED: &str = "Refused";
+const SUBNET_INVALID: &str = "SubnetInvalid";
+const SPEC_REJECTED: &str = "SpecRejected";
+const REQUEST_FAILED: &str = "AWSRequestFailed";
 
 /// The reasons of what AWS did not answer, or not with a code of the table.
 pub const OTHER_REASONS: [&str; 8] = [
@@ -53,7 +53,7 @@ pub const OTHER_REASONS: [&str; 8] = [
     PROXY_INVALID,
     REGION_MISMATCH,
     REGION_MISSING,
-    REFUSED,
+    REQUEST_FAILED,
     THROTTLED,
     UNAVAILABLE,
 ];
@@ -65,32 +65,32 @@ pub const OTHER_REASONS: [&str; 8] = [
 #[rustfmt::skip]
 pub const CODES: &[(&str, Class, &str)] = &[
     // The spec.
-    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
-    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REFUSED),
-    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REFUSED),
-    ("CertificateNotFound",                      Class::Terminal,  SPEC_REFUSED),
-    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REFUSED),
-    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REFUSED),
-    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REFUSED),
-    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REFUSED),
-    ("InvalidScheme",                            Class::Terminal,  SPEC_REFUSED),
-    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REFUSED),
-    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REFUSED),
-    ("SubnetNotFound",                           Class::Terminal,  SPEC_REFUSED),
-    ("TooManyTags",                              Class::Terminal,  SPEC_REFUSED),
-    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REFUSED),
-    ("ValidationError",                          Class::Terminal,  SPEC_REFUSED),
-    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REFUSED),
-    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REFUSED),
-    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REFUSED),
-    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REFUSED),
-    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REFUSED),
-    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REFUSED),
-    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
-    ("AssociationNotFound",                      Class::Terminal,  SPEC_REFUSED),
-    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
+    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REJECTED),
+    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REJECTED),
+    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REJECTED),
+    ("CertificateNotFound",                      Class::Terminal,  SPEC_REJECTED),
+    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REJECTED),
+    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REJECTED),
+    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REJECTED),
+    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REJECTED),
+    ("InvalidScheme",                            Class::Terminal,  SPEC_REJECTED),
+    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REJECTED),
+    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REJECTED),
+    ("SubnetNotFound",                           Class::Terminal,  SPEC_REJECTED),
+    ("TooManyTags",                              Class::Terminal,  SPEC_REJECTED),
+    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REJECTED),
+    ("ValidationError",                          Class::Terminal,  SPEC_REJECTED),
+    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REJECTED),
+    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REJECTED),
+    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REJECTED),
+    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REJECTED),
+    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REJECTED),
+    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REJECTED),
+    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REJECTED),
+    ("AssociationNotFound",                      Class::Terminal,  SPEC_REJECTED),
+    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REJECTED),
     // The account: its limits ...
-    ("InvalidSubnet",                            Class::Slow,      SUBNET_UNFIT),
+    ("InvalidSubnet",                            Class::Slow,      SUBNET_INVALID),
     ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyActions",                           Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyCertificates",                      Class::Slow,      QUOTA_EXCEEDED),
@@ -126,21 +126,21 @@ pub const CODES: &[(&str, Class, &str)] = &[
     // Another balancer of the name, which is not shown yet or not any more.
     ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
     // What is there, or is not there any more, in a moment.
-    ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
-    ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
-    ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
-    (INVALID_TARGET,                             Class::Transient, TARGETS_REFUSED),
-    (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
-    (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
-    ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
-    ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
-    (IN_USE,                                     Class::Transient, IN_PROGRESS),
-    ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
-    ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
-    (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),
-    ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
-    ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
-    ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),
+    ("DuplicateListener",                        Class::Transient, OPERATION_IN_PROGRESS),
+    ("DuplicateTargetGroupName",                 Class::Transient, OPERATION_IN_PROGRESS),
+    ("HealthUnavailable",                        Class::Transient, OPERATION_IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, TARGETS_REJECTED),
+    (LISTENER_NOT_FOUND,                         Class::Transient, OPERATION_IN_PROGRESS),
+    (NOT_FOUND,                                  Class::Transient, OPERATION_IN_PROGRESS),
+    ("PriorRequestNotComplete",                  Class::Transient, OPERATION_IN_PROGRESS),
+    ("PriorityInUse",                            Class::Transient, OPERATION_IN_PROGRESS),
+    (IN_USE,                                     Class::Transient, OPERATION_IN_PROGRESS),
+    ("ResourceNotFound",                         Class::Transient, OPERATION_IN_PROGRESS),
+    ("RuleNotFound",                             Class::Transient, OPERATION_IN_PROGRESS),
+    (GROUP_NOT_FOUND,                            Class::Transient, OPERATION_IN_PROGRESS),
+    ("CapacityReservationPending",               Class::Transient, OPERATION_IN_PROGRESS),
+    ("TrustStoreInUse",                          Class::Transient, OPERATION_IN_PROGRESS),
+    ("TrustStoreNotReady",                       Class::Transient, OPERATION_IN_PROGRESS),
     // AWS itself.
     ("RequestLimitExceeded",                     Class::Transient, THROTTLED),
     ("Throttling",                               Class::Transient, THROTTLED),
@@ -194,7 +194,7 @@ impl AwsError {
             Some((_, class, reason)) => (*class, *reason),
             None if status >= 500 => (Class::Transient, UNAVAILABLE),
             None if status == 429 => (Class::Transient, THROTTLED),
-            None => (Class::Slow, REFUSED),
+            None => (Class::Slow, REQUEST_FAILED),
         };
         let words = message.unwrap_or("no words with it");
         // Some are as long as a policy, and what to do about it stands behind them.

@@ -152,6 +152,8 @@ pub struct KindInfo {
     pub names: &'static MetadataNames,
     /// [`Kind::FINALIZER`].
     pub finalizer: Option<&'static str>,
+    /// Rank of the kind when all objects are deleted: lower ranks go first.
+    pub uninstall_rank: u8,
     resource: fn() -> ApiResource,
 }
 
@@ -170,7 +172,17 @@ impl KindInfo {
             schemas,
             names: K::NAMES,
             finalizer: K::FINALIZER,
+            uninstall_rank: 100,
             resource: K::api_resource,
+        }
+    }
+
+    /// Sets the rank of the kind when all objects are deleted; 100 unless set.
+    #[must_use]
+    pub const fn with_uninstall_rank(self, uninstall_rank: u8) -> Self {
+        Self {
+            uninstall_rank,
+            ..self
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::conditions::{self, HasConditions, READY};
 
 /// Reason of an object whose current spec no status speaks of yet.
-pub const UNSEEN: &str = "Unseen";
+pub const NOT_OBSERVED: &str = "NotObserved";
 
 /// Status of the condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,11 +36,11 @@ pub fn from_condition<'a>(
     condition: Option<(Option<i64>, &str, &'a str)>,
 ) -> ReadinessSummary<'a> {
     match condition {
-        Some((observed, _, _)) if generation > observed => (Readiness::Unknown, UNSEEN),
+        Some((observed, _, _)) if generation > observed => (Readiness::Unknown, NOT_OBSERVED),
         Some((_, "True", reason)) => (Readiness::True, reason),
         Some((_, "False", reason)) => (Readiness::False, reason),
         Some((_, _, reason)) => (Readiness::Unknown, reason),
-        None => (Readiness::Unknown, UNSEEN),
+        None => (Readiness::Unknown, NOT_OBSERVED),
     }
 }
 

@@ -457,7 +457,7 @@ mod tests {
             "initialized": true,
             "ready": true,
             "observedGeneration": 1,
-            "tested": { "spec": "abc", "secrets": ["uid/1"] },
+            "lastTest": { "spec": "abc", "secrets": ["uid/1"] },
             "migratedToChatId": -100,
             "conditions": [
                 { "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
@@ -472,7 +472,7 @@ mod tests {
         });
         let before: Widget = serde_json::from_value(object.clone()).unwrap();
         for computed in [
-            json!({ "initialized": true, "ready": false, "tested": { "spec": "def" } }),
+            json!({ "initialized": true, "ready": false, "lastTest": { "spec": "def" } }),
             json!({ "initialized": true, "ready": true, "migratedToChatId": -100 }),
             stands.clone(),
         ] {

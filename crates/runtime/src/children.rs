@@ -147,7 +147,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             quirks,
             wake: Arc::new(wake),
             needs_watch: Arc::clone(&writer.needs_watch),
-            seen: Seen::new(unlisted, manager.settings.timings.resync),
+            seen: Seen::new(unlisted, manager.settings.timings.sync_period),
             drift: Drift::new(
                 &manager.settings.timings,
                 writer.events.clone(),
@@ -399,7 +399,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let was_written = before.is_some()
             || live
                 .annotations()
-                .get(self.names.applied)
+                .get(self.names.applied_digest)
                 .is_some_and(|applied| applied == digest);
         match (is_match, was_written) {
             (true, _) => State::Match,
@@ -621,7 +621,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let digest = short_digest(value(desired)?.to_string());
         desired
             .annotations_mut()
-            .insert(owner.names().applied.into(), digest.clone());
+            .insert(owner.names().applied_digest.into(), digest.clone());
         Ok((value(desired)?, digest))
     }
 

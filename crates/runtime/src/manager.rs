@@ -443,18 +443,18 @@ impl Manager {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
             failed: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
             slow: Policy {
-                min: timings.slow_min,
-                max: timings.slow_max,
+                min: timings.slow_backoff_min,
+                max: timings.slow_backoff_max,
             },
             waiting: Policy {
-                min: timings.waiting_min,
-                max: timings.waiting_max,
+                min: timings.poll_min,
+                max: timings.poll_max,
             },
-            resync: timings.resync,
+            resync: timings.sync_period,
         }
     }
 
@@ -475,7 +475,12 @@ impl Manager {
         let work = drain::work(
             passes,
             stop.clone(),
-            drain::rest(draining, landings, under_way, settings.timings.drain),
+            drain::rest(
+                draining,
+                landings,
+                under_way,
+                settings.timings.graceful_shutdown_timeout,
+            ),
         );
         metrics.show_leadership(&settings.leader_election_id, fence.clone());
         if !settings.leader_elect {

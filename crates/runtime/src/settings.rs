@@ -135,21 +135,21 @@ pub struct Timings {
     /// Interval of renewals and, with jitter, of attempts to acquire the lease.
     pub lease_retry_period: Duration,
     /// First delay after a failed reconcile.
-    pub retry_min: Duration,
+    pub backoff_min: Duration,
     /// Longest delay after a failed reconcile.
-    pub retry_max: Duration,
+    pub backoff_max: Duration,
     /// First delay after a failure that somebody has to fix elsewhere.
-    pub slow_min: Duration,
+    pub slow_backoff_min: Duration,
     /// Longest delay after such a failure.
-    pub slow_max: Duration,
+    pub slow_backoff_max: Duration,
     /// First delay while something is missing that no watch shows.
-    pub waiting_min: Duration,
+    pub poll_min: Duration,
     /// Longest delay while something is missing that no watch shows.
-    pub waiting_max: Duration,
+    pub poll_max: Duration,
     /// Timeout of one reconcile.
     pub reconcile_timeout: Duration,
     /// Interval of reconciles that nothing triggers.
-    pub resync: Duration,
+    pub sync_period: Duration,
     /// Window in which repeated corrections of one child make it contested.
     pub drift_window: Duration,
     /// First delay between two corrections of a contested child.
@@ -159,17 +159,17 @@ pub struct Timings {
     /// Interval of writes of children that only a restart of the operator requires, after a burst of those of 5 s.
     pub confirmation_period: Duration,
     /// How long the identity behind a token is cached that reads the metrics.
-    pub metrics_known_for: Duration,
+    pub metrics_authentication_ttl: Duration,
     /// How long an allowed access to the metrics is cached.
-    pub metrics_allowed_for: Duration,
+    pub metrics_authorized_ttl: Duration,
     /// How long a denied access to the metrics is cached.
-    pub metrics_refused_for: Duration,
+    pub metrics_unauthorized_ttl: Duration,
     /// Longest life of a connection to the secure metrics endpoint.
-    pub metrics_connection: Duration,
+    pub metrics_connection_max_age: Duration,
     /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its end.
-    pub metrics_patience: Duration,
+    pub metrics_io_timeout: Duration,
     /// How long reconciles and requests in flight may take on shutdown.
-    pub drain: Duration,
+    pub graceful_shutdown_timeout: Duration,
     /// How long the apiserver may take to begin an answer.
     pub api_timeout: Duration,
     /// Duration of one watch request; a stalled watch is noticed by then. At least 1 s.
@@ -182,24 +182,24 @@ impl Default for Timings {
             lease_duration: Duration::from_secs(9),
             lease_renew_deadline: Duration::from_secs(6),
             lease_retry_period: Duration::from_millis(500),
-            retry_min: Duration::from_secs(1),
-            retry_max: Duration::from_mins(5),
-            slow_min: Duration::from_secs(30),
-            slow_max: Duration::from_mins(10),
-            waiting_min: Duration::from_secs(1),
-            waiting_max: Duration::from_secs(30),
+            backoff_min: Duration::from_secs(1),
+            backoff_max: Duration::from_mins(5),
+            slow_backoff_min: Duration::from_secs(30),
+            slow_backoff_max: Duration::from_mins(10),
+            poll_min: Duration::from_secs(1),
+            poll_max: Duration::from_secs(30),
             reconcile_timeout: Duration::from_mins(1),
-            resync: Duration::from_mins(30),
+            sync_period: Duration::from_mins(30),
             drift_window: Duration::from_mins(10),
             drift_backoff_min: Duration::from_secs(15),
             drift_backoff_max: Duration::from_mins(5),
             confirmation_period: Duration::from_millis(50),
-            metrics_known_for: Duration::from_mins(1),
-            metrics_allowed_for: Duration::from_mins(5),
-            metrics_refused_for: Duration::from_secs(30),
-            metrics_connection: Duration::from_mins(1),
-            metrics_patience: Duration::from_secs(10),
-            drain: Duration::from_millis(500),
+            metrics_authentication_ttl: Duration::from_mins(1),
+            metrics_authorized_ttl: Duration::from_mins(5),
+            metrics_unauthorized_ttl: Duration::from_secs(30),
+            metrics_connection_max_age: Duration::from_mins(1),
+            metrics_io_timeout: Duration::from_secs(10),
+            graceful_shutdown_timeout: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_mins(2),
         }

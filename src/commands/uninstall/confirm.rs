@@ -10,10 +10,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::crds::Crd;
 use super::messages::foreign;
-use super::step::{ORDER, UninstallTarget};
+use super::step::UninstallTarget;
 use super::{NOT_CONFIRMED, ROUND_INTERVAL, Uninstall};
 use crate::commands::printer::Printer;
 use crate::commands::{OutageReporter, RequestError, in_namespace, objects};
+use crate::kinds;
 
 /// Everything in the cluster that belongs to Quartermaster's kinds.
 pub(super) struct Discovery {
@@ -82,7 +83,7 @@ impl Uninstall<'_> {
 
     async fn discover_once(&self) -> anyhow::Result<Discovery> {
         let mut targets = Vec::new();
-        for kind in ORDER {
+        for kind in kinds::uninstall_order() {
             targets.extend(self.list(kind).await?);
         }
         let (mut crds, unknown) = self.crds().await?;

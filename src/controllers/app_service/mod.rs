@@ -60,7 +60,8 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         Permission::namespaced("", &["pods"], &["list"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(40);
 /// Verbs on children that an app may lose again.
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// The field manager of its writes.

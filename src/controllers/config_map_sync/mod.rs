@@ -60,7 +60,9 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         Permission::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
-);
+)
+// Apps read the ConfigMaps.
+.with_uninstall_rank(60);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 
@@ -93,7 +95,7 @@ struct CopyTotals {
 /// None.
 pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     manager.add(|setup| {
-        let resync = config.timings.resync;
+        let resync = config.timings.sync_period;
         let manager = &mut *setup.manager;
         let index = Index::new(&manager.scope, resync, setup.trigger.clone());
         let index = Arc::new(index);

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::REQUESTED_AT;
-use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -31,7 +31,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["30a9adaa409cb847"],
+    &["3f83b85ecb61610d"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
@@ -40,7 +40,8 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
         Permission::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(20);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
@@ -66,7 +67,7 @@ pub struct ContactPoints<T> {
 pub struct QueueConfig {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
-    tested: Tested,
+    tested: LastTest,
     requested_at: Option<String>,
     /// Whether the queue may send.
     is_open: bool,
@@ -85,8 +86,8 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     /// Configures the queue, unless it has this configuration.
-    fn configure(&self, key: &Key, point: &ContactPoint, resolved: ResolvedEndpoint) -> Tested {
-        let tested = Tested {
+    fn configure(&self, key: &Key, point: &ContactPoint, resolved: ResolvedEndpoint) -> LastTest {
+        let tested = LastTest {
             spec: status::digest(&point.spec),
             secrets: resolved.secrets,
         };
@@ -133,8 +134,8 @@ impl<T: Transport> ContactPoints<T> {
 
 /// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
 /// accepts the message.
-fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
-    let Tested { spec, secrets } = tested;
+fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
+    let LastTest { spec, secrets } = tested;
     let configuration = format!(
         "{}/{spec}/{}",
         point.uid().unwrap_or_default(),
@@ -147,7 +148,7 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
             .unwrap_or_default(),
         // Another configuration may be tested once more.
         while_stopped: status.is_some_and(|it| {
-            it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
+            it.last_test.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
         }),
     };
     TestMessage {
@@ -157,10 +158,10 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
 }
 
 /// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> InitialState {
+fn stage(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
     match status {
         Some(status) if status::known_well(status, tested) => InitialState::Open,
-        Some(status) if status.tested.as_ref() == Some(tested) => InitialState::Probe,
+        Some(status) if status.last_test.as_ref() == Some(tested) => InitialState::Probe,
         _ => InitialState::Test,
     }
 }

@@ -1,7 +1,7 @@
 //! The status of a `ContactPoint`, from what its receiver answered. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
@@ -28,7 +28,7 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
     let status = status?;
     status.migrated_to_chat_id.filter(|_| {
         status
-            .tested
+            .last_test
             .as_ref()
             .is_some_and(|tested| tested.spec == spec)
     })
@@ -36,13 +36,17 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
 
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
-    status.ready || status.ready_when_resumed.unwrap_or_default()
+    status.ready || status.was_ready.unwrap_or_default()
 }
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
-pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
+pub fn known_well(status: &ContactPointStatus, tested: &LastTest) -> bool {
     // The original program, which did not store what it tested, sent its test message too.
-    was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
+    was_ready(status)
+        && status
+            .last_test
+            .as_ref()
+            .is_none_or(|before| before == tested)
 }
 
 /// Returns whether the status says nothing yet about readiness.
@@ -56,7 +60,7 @@ pub fn answered(
     status: &mut ContactPointStatus,
     receiver: &ReceiverState,
     is_failing: bool,
-    tested: &Tested,
+    tested: &LastTest,
     tests_accepted: AcceptedTests,
 ) -> Outcome {
     let migrated_before = migrated(Some(status), &tested.spec);
@@ -81,9 +85,9 @@ pub fn answered(
         _ => migrated_before,
     };
     status.initialized = true;
-    status.ready_when_resumed = None;
+    status.was_ready = None;
     if outcome.reason != UNREACHABLE {
-        status.tested = Some(tested.clone());
+        status.last_test = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
@@ -124,7 +128,7 @@ pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
 
 fn close(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
-    status.ready_when_resumed = was_ready(status).then_some(true);
+    status.was_ready = was_ready(status).then_some(true);
 }
 
 /// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
@@ -196,7 +200,7 @@ mod tests {
         before: Option<&ContactPointStatus>,
         receiver: &ReceiverState,
         is_failing: bool,
-        tested: &Tested,
+        tested: &LastTest,
         tests_accepted: AcceptedTests,
         generation: i64,
         now: Time,
@@ -233,8 +237,8 @@ mod tests {
         AcceptedTests::default()
     }
 
-    fn tested() -> Tested {
-        Tested {
+    fn tested() -> LastTest {
+        LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/1".into()],
         }
@@ -271,7 +275,7 @@ mod tests {
             "Unreachable"
         );
         assert_eq!(
-            failed.tested, None,
+            failed.last_test, None,
             "an attempt that may be repeated is no test"
         );
         assert!(ready().initialized && ready().ready);
@@ -302,7 +306,7 @@ mod tests {
         .unwrap();
         assert!(ours.ready && ours.initialized);
         assert_eq!(
-            (ours.observed_generation, ours.tested),
+            (ours.observed_generation, ours.last_test),
             (Some(3), Some(tested()))
         );
     }
@@ -360,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
-        let new = Tested {
+        let new = LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/2".into()],
         };
@@ -413,7 +417,7 @@ mod tests {
         .unwrap();
         assert_eq!(again, moved);
 
-        let other = Tested {
+        let other = LastTest {
             spec: "def".into(),
             ..tested()
         };
@@ -493,17 +497,17 @@ mod tests {
         );
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
-            assert!(resumed.ready && resumed.ready_when_resumed.is_none());
+            assert!(resumed.ready && resumed.was_ready.is_none());
             assert_eq!(
-                (resumed.observed_generation, resumed.tested),
+                (resumed.observed_generation, resumed.last_test),
                 (Some(3), Some(tested()))
             );
         }
-        let new = Tested {
+        let new = LastTest {
             secrets: vec!["uid/2".into()],
             ..tested()
         };
-        let tested_before = before.is_some_and(|before| before.tested.is_some());
+        let tested_before = before.is_some_and(|before| before.last_test.is_some());
         assert!(
             !tested_before || !known_well(&held, &new),
             "a Secret that changed meanwhile is tested"
@@ -529,10 +533,10 @@ mod tests {
             at(9),
         )
         .unwrap();
-        assert!(found.ready && found.ready_when_resumed.is_none());
+        assert!(found.ready && found.was_ready.is_none());
         assert!(!known_well(
             &lost,
-            &Tested {
+            &LastTest {
                 secrets: vec!["uid/2".into()],
                 ..tested()
             }

@@ -17,7 +17,7 @@ use crate::controllers::pod::{restricted_container, restricted_pod};
 /// The variable that holds the banner.
 pub const BANNER: &str = "BANNER";
 /// Annotation of a Pod that the operator created: digest of the desired state. An adopted Pod has none.
-pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
+pub const SPEC_DIGEST: &str = "quartermaster.dev/spec-digest";
 /// The label that document 003 gives the Pod.
 pub const APP: &str = "app";
 
@@ -119,7 +119,7 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
         name: Some(pod_name(owner.name())),
         namespace: Some(owner.namespace().to_owned()),
         labels: Some([(APP.to_owned(), owner.name().to_owned())].into()),
-        annotations: Some([(BUILT_FROM.to_owned(), desired.digest())].into()),
+        annotations: Some([(SPEC_DIGEST.to_owned(), desired.digest())].into()),
         ..ObjectMeta::default()
     };
     owner.mark(&mut metadata);

@@ -55,7 +55,8 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
         Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(50);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 
@@ -113,11 +114,11 @@ enum NodeState {
 pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
-        let (min, max) = (timings.retry_min, timings.retry_max);
+        let (min, max) = (timings.backoff_min, timings.backoff_max);
         Ok(MyApps {
             retries: Backoffs::new(Policy { min, max }),
             settled_after: max,
-            resync: timings.resync,
+            resync: timings.sync_period,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),

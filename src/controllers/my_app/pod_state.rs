@@ -10,7 +10,7 @@ use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::managed_fields;
 
 use super::MANAGER;
-use super::build::{APP, BANNER, BUILT_FROM, DesiredPod, Digested, app_name};
+use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
 use crate::controllers::pod::{self, PodProblem};
 
 /// Reasons of a Pod that is starting.
@@ -38,7 +38,7 @@ pub struct PodState {
     /// The last value of the container's variable, which is the one that counts; `None` if it is no plain value.
     banner: Option<Digested>,
     /// Digest of the desired state that the Pod was created from; `None` if another client created it.
-    built_from: Option<String>,
+    spec_digest: Option<String>,
     /// Whether another client has changed the container's image since the Pod was created.
     is_edited: bool,
     /// The Pod's phase; may be empty.
@@ -108,7 +108,7 @@ impl PodState {
                 .and_then(|container| container.image.clone())
                 .unwrap_or_default(),
             banner: container.and_then(banner),
-            built_from: pod.annotations().get(BUILT_FROM).cloned(),
+            spec_digest: pod.annotations().get(SPEC_DIGEST).cloned(),
             // What admission changed counts as the operator's.
             is_edited: container.is_some_and(|container| {
                 let path = [
@@ -149,9 +149,9 @@ impl PodState {
                 self.image, desired.image
             )
         };
-        match &self.built_from {
+        match &self.spec_digest {
             // Admission may replace the image, so what was asked for is known from the digest alone.
-            Some(built_from) if *built_from == desired.digest() => {
+            Some(spec_digest) if *spec_digest == desired.digest() => {
                 (other_image && self.is_edited).then(from_to)
             }
             _ if other_image => Some(from_to()),
@@ -169,7 +169,7 @@ impl PodState {
             .labels
             .as_ref()
             .and_then(|labels| labels.get(APP));
-        self.built_from.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
+        self.spec_digest.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
     }
 
     fn has_banner(&self, desired: &DesiredPod<'_>) -> bool {
@@ -460,8 +460,8 @@ mod tests {
         );
     }
 
-    fn ours(image: &str, built_from: &DesiredPod<'_>, edited: bool) -> PodState {
-        let annotations = json!({ BUILT_FROM: built_from.digest() });
+    fn ours(image: &str, recorded: &DesiredPod<'_>, edited: bool) -> PodState {
+        let annotations = json!({ SPEC_DIGEST: recorded.digest() });
         let said = |manager: &str| {
             json!({ "manager": manager, "operation": "Update", "fieldsV1":
             { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": { "f:image": {} } } } } })
@@ -475,7 +475,7 @@ mod tests {
             // A toleration, a resize: whatever else somebody changes.
             "generation": 2 });
         let sidecar = json!({ "name": "proxy", "image": "proxy" });
-        let env = json!([{ "name": "BANNER", "value": built_from.banner.replace('$', "$$") }]);
+        let env = json!([{ "name": "BANNER", "value": recorded.banner.replace('$', "$$") }]);
         let spec =
             json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
         PodState::of(
@@ -494,12 +494,12 @@ mod tests {
     #[case::edited_elsewhere("nginx", WANTED, true, "")]
     fn a_pod_of_ours_differs_from_what_it_was_made_from(
         #[case] image: &str,
-        #[case] built_from: DesiredPod<'_>,
+        #[case] recorded: DesiredPod<'_>,
         #[case] edited: bool,
         #[case] words: &str,
     ) {
         assert_eq!(
-            ours(image, &built_from, edited)
+            ours(image, &recorded, edited)
                 .difference(&WANTED)
                 .unwrap_or_default(),
             words

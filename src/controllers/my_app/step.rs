@@ -197,16 +197,16 @@ mod tests {
     #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Claim::Ours))]
     #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Claim::Ours))]
     #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/built-from": null } } }), PodStep::Keep)]
+    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/spec-digest": null } } }), PodStep::Keep)]
     #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(Foreign::Promised("shop/other".into())))]
     #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Claim::HandedOver))]
     #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Claim::Restored))]
     #[case::terminating(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), PodStep::Wait)]
-    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Wait)]
+    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Wait)]
     #[case::failed(json!({ "status": { "phase": "Failed" } }), PodStep::Recreate)]
     #[case::ended(json!({ "status": { "phase": "Succeeded" } }), PodStep::Recreate)]
     #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(Foreign::Promised(String::new())))]
-    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
+    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
     fn next_step_for_a_pod(#[case] change: Value, #[case] expected: PodStep) {
         assert_eq!(step_for(&change), expected);
     }

@@ -22,7 +22,7 @@ pub(crate) struct Desired<'a> {
     /// `None` once the `MyIngress` is deleted.
     pub load_balancer: Option<DesiredLoadBalancer>,
     /// Keys of the spec's tags.
-    pub tag_keys: Vec<String>,
+    pub managed_tag_keys: Vec<String>,
     /// `None` if the spec is too large to read.
     pub listeners: Option<Vec<Listener>>,
 }
@@ -35,7 +35,7 @@ impl<'a> Desired<'a> {
             tags,
             name: name(ingress),
             load_balancer: (!is_deleted).then(|| desired(ingress, &tags)),
-            tag_keys: spec.tags.keys().cloned().collect(),
+            managed_tag_keys: spec.tags.keys().cloned().collect(),
             listeners: spec.oversized.is_none().then(|| spec.listeners.clone()),
         }
     }

@@ -50,7 +50,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["bfce22e9140a395e"],
+    &["3305fbd5e9b489a1"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
@@ -62,7 +62,9 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
-);
+)
+// Traffic ends before the apps.
+.with_uninstall_rank(30);
 /// The field manager of its writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
@@ -73,7 +75,7 @@ pub(crate) struct MyIngresses<A> {
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
     resync: Duration,
-    shown_within: Duration,
+    consistency_window: Duration,
 }
 
 /// Adds the controller.
@@ -103,8 +105,8 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             ingresses: setup.objects.clone(),
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
-            resync: timings.aws_resync,
-            shown_within: timings.aws_shown_within,
+            resync: timings.aws_sync_period,
+            consistency_window: timings.aws_consistency_window,
         })
     })
 }
@@ -166,7 +168,7 @@ impl<A: Aws> MyIngresses<A> {
             cluster,
         };
         let desired = Desired::of(&object, tags);
-        let mut observed = Observed::new(Arc::clone(&object), self.shown_within);
+        let mut observed = Observed::new(Arc::clone(&object), self.consistency_window);
         while let Some(step) = plan::next(&desired, &observed) {
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {

@@ -32,13 +32,13 @@ impl Draft {
     }
 
     /// Returns the time at which AWS was last asked to create something for the port.
-    pub fn requested_at(&self, port: u16) -> Option<&Time> {
-        self.listener(port)?.requested_at.as_ref()
+    pub fn creation_requested_at(&self, port: u16) -> Option<&Time> {
+        self.listener(port)?.creation_requested_at.as_ref()
     }
 
     fn set_requested_at(&mut self, port: u16, at: Option<Time>) {
         if let Some(listener) = self.listeners.iter_mut().find(|it| it.port == port) {
-            listener.requested_at = at;
+            listener.creation_requested_at = at;
         }
     }
 }
@@ -51,7 +51,7 @@ pub(crate) struct Observed {
     /// The time, renewed before each step.
     pub now: Timestamp,
     /// Time within which AWS shows what AWS created.
-    pub shown_within: Duration,
+    pub consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
     recorded: Draft,
@@ -87,7 +87,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    pub fn new(object: Arc<MyIngress>, shown_within: Duration) -> Self {
+    pub fn new(object: Arc<MyIngress>, consistency_window: Duration) -> Self {
         let status = object.status.clone().unwrap_or_default();
         let draft = Draft {
             alb: status.alb,
@@ -96,7 +96,7 @@ impl Observed {
         Self {
             object,
             now: now(),
-            shown_within,
+            consistency_window,
             recorded: draft.clone(),
             draft,
             ..Self::default()
@@ -110,7 +110,7 @@ impl Observed {
                 self.draft.alb.clone_from(&self.recorded.alb);
             }
             Step::CreateTargetGroup(port, _) if error.undone => {
-                let before = self.recorded.requested_at(*port).cloned();
+                let before = self.recorded.creation_requested_at(*port).cloned();
                 self.draft.set_requested_at(*port, before);
             }
             _ => {}
@@ -137,19 +137,25 @@ impl Observed {
     pub fn may_yet_appear(&self) -> bool {
         let alb = self.draft.alb.as_ref();
         self.is_within(
-            self.shown_within,
-            alb.and_then(|alb| alb.requested_at.as_ref()),
+            self.consistency_window,
+            alb.and_then(|alb| alb.creation_requested_at.as_ref()),
         )
     }
 
     /// Returns whether AWS may yet show something that was asked for a moment ago, for the port.
     pub fn may_yet_show(&self, port: u16) -> bool {
-        self.is_within(self.shown_within, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window,
+            self.draft.creation_requested_at(port),
+        )
     }
 
     /// Returns whether the time that the status has for the port is recent enough for another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
-        self.is_within(self.shown_within / 2, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window / 2,
+            self.draft.creation_requested_at(port),
+        )
     }
 
     /// The clock of the replica that wrote `time` may be ahead.
@@ -182,16 +188,20 @@ impl Observed {
         };
         if shown.state == "active" {
             // AWS shows the load balancer, so no reconcile has to wait for that.
-            alb.requested_at = None;
+            alb.creation_requested_at = None;
         }
         Some(alb)
     }
 
     /// Returns the draft that records `intent`.
     pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
-        let recorded = self.draft.alb.clone().unwrap_or_default().tag_keys;
-        let keys: BTreeSet<_> = recorded.iter().chain(&desired.tag_keys).cloned().collect();
-        let tag_keys = keys.into_iter().collect();
+        let recorded = self.draft.alb.clone().unwrap_or_default().managed_tag_keys;
+        let keys: BTreeSet<_> = recorded
+            .iter()
+            .chain(&desired.managed_tag_keys)
+            .cloned()
+            .collect();
+        let managed_tag_keys = keys.into_iter().collect();
         let mut draft = Draft {
             alb: self.alb(),
             ..self.draft.clone()
@@ -199,12 +209,17 @@ impl Observed {
         match intent {
             Intent::CreateLoadBalancer => {
                 draft.alb = Some(Alb {
-                    requested_at: Some(Time(self.now)),
-                    tag_keys,
+                    creation_requested_at: Some(Time(self.now)),
+                    managed_tag_keys,
                     ..Alb::default()
                 });
             }
-            Intent::Tag => draft.alb = draft.alb.map(|alb| Alb { tag_keys, ..alb }),
+            Intent::Tag => {
+                draft.alb = draft.alb.map(|alb| Alb {
+                    managed_tag_keys,
+                    ..alb
+                });
+            }
             Intent::Ports(ports) => {
                 let creating = |port: &u16| ListenerStatus {
                     port: *port,

@@ -21,8 +21,8 @@ use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::routes::{RouteProblem, TargetChange, released, route};
 use super::status::{
-    DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
-    NAME_TAKEN, NOT_ALIKE, count,
+    DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN, TERMINATING,
+    count,
 };
 use super::step::{EventType, Intent, Step};
 use super::tags::Ownership;
@@ -145,7 +145,7 @@ impl<'a> Walker<'a> {
 
     fn deleting<T>(&self, message: &str) -> Walk<T> {
         let alb = Some(self.alb().unwrap_or_default());
-        let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
+        let readiness = MyIngressReadiness::not_ready(alb, TERMINATING, message);
         blocked(readiness, Requeue::Poll)
     }
 
@@ -211,10 +211,10 @@ impl<'a> Walker<'a> {
         }
         if let Some(message) = incompatibility(found, desired) {
             if ownership.claim != Claim::Ours {
-                return self.left_alone(NOT_ALIKE, message);
+                return self.left_alone(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
-            let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
+            let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
             return blocked(readiness, Requeue::OnChange);
         }
         if ownership.claim == Claim::Restored {
@@ -269,14 +269,14 @@ impl<'a> Walker<'a> {
         self.left_alone(NAME_TAKEN, message)
     }
 
-    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `LeftBehind`. AWS may
+    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `Orphaned`. AWS may
     /// show the tags late, so a recent load balancer is read again soon.
     fn left_alone<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let shown = self.observed.shown().map(|shown| &shown.arn);
         let alb = Alb {
             arn: known.arn.filter(|arn| Some(arn) == shown),
-            requested_at: known.requested_at,
+            creation_requested_at: known.creation_requested_at,
             ..Alb::default()
         };
         let outcome = if self.observed.may_yet_appear() {
@@ -284,15 +284,15 @@ impl<'a> Walker<'a> {
         } else {
             Requeue::OnChange
         };
-        let readiness = MyIngressReadiness::not_ready(Some(alb), reason, message);
+        let readiness = MyIngressReadiness::conflict(Some(alb), reason, message);
         blocked(readiness, outcome)
     }
 
     /// Ensures the tags of the load balancer. Returns whether a tag differed.
     fn tag(&self, desired: &Tags, arn: &str, shown: &Tags) -> Walk<bool> {
         let alb = self.observed.draft.alb.as_ref();
-        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.tag_keys).collect();
-        let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
+        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.managed_tag_keys).collect();
+        let keys: BTreeSet<_> = self.desired.managed_tag_keys.iter().collect();
         if !keys.is_subset(&recorded) {
             // A later reconcile removes only recorded tags.
             self.take(Step::RecordIntent(Intent::Tag))?;
@@ -382,7 +382,7 @@ impl<'a> Walker<'a> {
             self.delete_target_groups(true)?;
             if self.observed.arn() == Some(arn) {
                 let note = format!("load balancer {arn} has lost our tags: it is left as it is");
-                self.warning("Delete", "LeftBehind", note)?;
+                self.warning("Delete", "Orphaned", note)?;
             }
             return Break(Stop::End(End::Deleted));
         }
@@ -454,7 +454,7 @@ impl<'a> Walker<'a> {
         if let Some(arn) = self.observed.arn() {
             let name = &self.desired.name;
             let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
-            self.normal("Delete", "Gone", note)?;
+            self.normal("Delete", "AlreadyDeleted", note)?;
         }
         Break(Stop::End(End::Deleted))
     }
@@ -594,7 +594,7 @@ impl<'a> Walker<'a> {
                  it, or, {}",
                 tags.adopt_command(arn)
             );
-            return Continue(self.unchanged(port, LISTENER_CONFLICT, message));
+            return Continue(self.unchanged(port, CONFLICT, message));
         }
         let service = observed.services.get(&port).and_then(Option::as_ref);
         let route = match route(service, listener, observed.nodes.as_ref()) {
@@ -730,7 +730,7 @@ impl<'a> Walker<'a> {
             "target group {name}, which port {port} needs, is not ours: delete it, or, {}",
             self.desired.tags.adopt_command(arn)
         );
-        self.unchanged(port, LISTENER_CONFLICT, message)
+        self.unchanged(port, CONFLICT, message)
     }
 
     fn find_group(&self, name: &str) -> Walk<Option<&'a TargetGroup>> {
@@ -859,7 +859,7 @@ impl<'a> Walker<'a> {
                  port {}",
                 holder.port
             );
-            return refused(AwsError::unsent(Class::Slow, LISTENER_CONFLICT, message));
+            return refused(AwsError::unsent(Class::Slow, CONFLICT, message));
         }
         self.take(Step::DeleteTargetGroup(group.arn.clone()))?;
         Continue(true)

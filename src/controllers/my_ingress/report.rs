@@ -41,8 +41,11 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
     let is_deleting = desired.load_balancer.is_none();
     let mut alb = observed.alb();
     if !is_deleting {
-        let tag_keys = desired.tag_keys.clone();
-        alb = alb.map(|alb| Alb { tag_keys, ..alb });
+        let managed_tag_keys = desired.managed_tag_keys.clone();
+        alb = alb.map(|alb| Alb {
+            managed_tag_keys,
+            ..alb
+        });
     }
     let shown = MyIngressReadiness::of(alb.clone(), settled.load_balancer);
     let outcome = if shown.reason == PROVISIONING {
@@ -53,7 +56,7 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
     let (result, listeners) = match &settled.listeners {
         None => (Ok((shown, outcome)), observed.draft.listeners.clone()),
         Some(results) => {
-            let status = |port| observed.draft.requested_at(port);
+            let status = |port| observed.draft.creation_requested_at(port);
             let desired = results.desired.iter().map(|it| it.status(status(it.port)));
             let listeners = desired.chain(results.others.iter().cloned()).collect();
             (with_listeners(shown, outcome, results), listeners)

@@ -7,7 +7,7 @@ use qm_api::my_ingress::Listener;
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 
 use super::status::{
-    NO_NODE_PORT, NO_NODES, NODES_UNKNOWN, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
+    NO_NODE_PORT, NO_NODES, NODES_UNREADABLE, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
 };
 
 /// The reason that a listener has no route.
@@ -59,7 +59,7 @@ pub(crate) fn route(
         unknown => {
             let why = unknown.and_then(|it| it.as_ref().err());
             let why = why.map_or("they are being listed", String::as_str);
-            return problem(NODES_UNKNOWN, format!("the nodes are not known: {why}"));
+            return problem(NODES_UNREADABLE, format!("the nodes are not known: {why}"));
         }
     };
     if nodes.is_empty() {
@@ -235,7 +235,7 @@ mod tests {
         "Service web has no port 80 over TCP: it has none")]
     #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no port on the nodes: write")]
     #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can take traffic")]
-    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnknown", "the nodes are not known: no")]
+    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnreadable", "the nodes are not known: no")]
     fn route_problems(
         #[case] ports: Option<Value>,
         #[case] nodes: Result<BTreeSet<String>, String>,

@@ -47,7 +47,7 @@ pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["7f3780b64f227897"],
+    &["bc8d0cac0456a77d"],
     DelegatedAccess::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
@@ -59,7 +59,9 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
         Permission::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
-);
+)
+// Before anything else, so that nobody is notified of the rest.
+.with_uninstall_rank(10);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
@@ -269,7 +271,7 @@ impl<T: Transport> TrackedFields<T> {
                 .any(|entry| entry.is_pending() && entry.merged.is_some())
             {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
-                cx.warning("Record", "EntriesMerged", note);
+                cx.warning("Merge", "EntriesMerged", note);
             }
         }
     }

@@ -57,7 +57,7 @@ pub enum WaitingReason {
     ResourceMismatch(String),
     /// The field cannot be looked up.
     Field {
-        /// `FieldNotFound` or `InvalidPath`.
+        /// `FieldNotFound` or `PathInvalid`.
         reason: &'static str,
         /// What to write instead.
         message: String,

@@ -1,7 +1,7 @@
 //! Alerts and dashboard query only metrics, labels and label values that `/metrics` serves.
 
 use quartermaster::controllers::{config_map_sync, my_ingress};
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 use xtask::docs::every_metric;
 
 use super::*;

@@ -121,7 +121,7 @@ async fn every_field_of_the_operator_is_corrected() {
             "/metadata/annotations/quartermaster.dev~1owner",
             json!("x/y"),
         ),
-        remove("/metadata/annotations/quartermaster.dev~1applied"),
+        remove("/metadata/annotations/quartermaster.dev~1applied-digest"),
         remove("/metadata/ownerReferences"),
     ];
     let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
@@ -303,7 +303,7 @@ async fn fields_of_others_stay(#[case] applied: bool) {
         object["metadata"]["annotations"]
             .as_object_mut()
             .unwrap()
-            .remove("quartermaster.dev/applied");
+            .remove("quartermaster.dev/applied-digest");
     }
     assert_eq!(now, expected);
     assert_eq!(service.annotations()["note"], "theirs");

@@ -38,8 +38,8 @@ async fn second_of_two_foreign_objects_is_adopted_as_soon_as_the_first(#[case] o
     let _operator = Operator::start(
         &bed,
         Settings::default()
-            .flag("--waiting-max=3s")
-            .flag("--resync=1h"),
+            .flag("--poll-max=3s")
+            .flag("--sync-period=1h"),
     )
     .await;
     bed.deployment("web", 1).await;

@@ -235,7 +235,7 @@ async fn forbidden_child_is_logged_once() {
         &bed,
         Settings::default()
             .kubeconfig(file)
-            .flag("--waiting-max=200ms"),
+            .flag("--poll-max=200ms"),
     )
     .await;
     let creations = Match::verb(Verb::Create).resource("deployments");
@@ -275,7 +275,7 @@ async fn forbidden_child_is_logged_once() {
 #[tokio::test]
 async fn rejected_child_is_retried_after_a_change_of_the_spec() {
     let bed = Bed::shared("refused").await;
-    let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
+    let operator = Operator::start(&bed, Settings::default().flag("--backoff-max=100ms")).await;
     for (name, field, value, expected) in [
         (
             "quantity",

@@ -18,8 +18,8 @@ async fn keep_children_waits_for_a_frozen_leader() {
     let flags = [
         "--leader-elect",
         "--leader-election-id=frozen",
-        "--lease-duration=10m",
-        "--lease-renew-deadline=9m",
+        "--leader-elect-lease-duration=10m",
+        "--leader-elect-renew-deadline=9m",
     ];
     let settings = flags.into_iter().fold(scene.settings(), Settings::flag);
     let mut operator = Operator::start(&scene.bed, settings).await;

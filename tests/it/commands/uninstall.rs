@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams};
 use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
 use testbed::receiver::Receiver;
@@ -92,7 +92,7 @@ impl Scene {
     /// Returns the remaining objects of the namespace, as `PLURAL/NAME`.
     pub(super) async fn remaining(&self) -> Vec<String> {
         let mut left = Vec::new();
-        for kind in registry::KINDS {
+        for kind in kinds::KINDS {
             let resource = kind.resource();
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, &resource);
@@ -422,7 +422,7 @@ async fn missing_permission_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = registry::KINDS
+    let resources = kinds::KINDS
         .iter()
         .map(qm_core::kind::KindInfo::crd_name)
         .collect::<Vec<_>>()
@@ -479,7 +479,7 @@ async fn purge_leaves_nothing() {
         (vec![], vec![])
     );
     let crds = async || scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         assert!(crds().await.contains(&kind.crd_name()));
     }
 
@@ -532,7 +532,7 @@ async fn purge_leaves_nothing() {
     };
     let (purge_output, ()) = tokio::join!(purge, meanwhile);
     assert_eq!(purge_output.code, 0, "{purge_output:#?}");
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         assert!(
             !crds().await.contains(&kind.crd_name()),
             "{purge_output:#?}"

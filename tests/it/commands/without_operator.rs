@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use qm_api::{ConfigMapSync, MyApp, MyIngress};
 use qm_core::kind::KindInfo;
-use quartermaster::registry;
+use quartermaster::kinds;
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Point, Proxy, Then, Times, Verb};
@@ -111,7 +111,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
         "{output}"
     );
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = registry::KINDS
+    let resources = kinds::KINDS
         .iter()
         .map(KindInfo::crd_name)
         .collect::<Vec<_>>()

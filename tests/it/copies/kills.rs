@@ -88,7 +88,10 @@ async fn run_with_a_silent_watch() {
     let (proxy, file) = shop.bed.through_proxy().await;
     let here = shop.bed.namespace.clone();
     let far = shop.open("far", json!({})).await;
-    let settings = shop.serving(&["far"]).kubeconfig(file).flag("--resync=1s");
+    let settings = shop
+        .serving(&["far"])
+        .kubeconfig(file)
+        .flag("--sync-period=1s");
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;

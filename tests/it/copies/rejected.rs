@@ -269,7 +269,7 @@ async fn failed_deletion_is_retried() {
     let settings = shop
         .serving(&["one", "two"])
         .kubeconfig(file)
-        .flag("--retry-max=200ms");
+        .flag("--backoff-max=200ms");
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;

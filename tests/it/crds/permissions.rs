@@ -14,7 +14,7 @@ use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::discovery::{ApiGroup, Discovery, Scope};
 use kube::{Client, Config};
-use quartermaster::registry;
+use quartermaster::{kinds, permissions};
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::wait_until;
@@ -202,11 +202,11 @@ async fn chart_role_matches_the_scope_of_each_resource(admin: Client) {
             )
         })
         .collect();
-    let all = registry::KINDS.iter().flat_map(|kind| kind.permissions);
+    let all = kinds::KINDS.iter().flat_map(|kind| kind.permissions);
     for permission in all
-        .chain(registry::METRICS_RIGHTS)
-        .chain(registry::TARGET_RIGHTS)
-        .chain([&registry::LEASES])
+        .chain(permissions::METRICS_RIGHTS)
+        .chain(permissions::TARGET_RIGHTS)
+        .chain([&permissions::LEASES])
     {
         for resource in permission.resources {
             let plural = resource.split('/').next().unwrap();

@@ -67,12 +67,12 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     // The entry was suspended for 28 of 50 hours, before this process and while there was none.
     let since = Timestamp::now() - SignedDuration::from_hours(21);
     let mut held = waiting(&bed, "held", 50);
-    held["heldSince"] = json!(format!("{since:.0}"));
-    held["heldSeconds"] = json!(7 * 3600);
+    held["suspendedSince"] = json!(format!("{since:.0}"));
+    held["suspendedSeconds"] = json!(7 * 3600);
     tracked(&bed, "held", "hook", &[held]).await;
     // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
-    ahead["heldSince"] = json!(format!(
+    ahead["suspendedSince"] = json!(format!(
         "{:.0}",
         Timestamp::now() + SignedDuration::from_hours(30)
     ));
@@ -134,8 +134,12 @@ async fn old_entry_does_not_expire_if_its_address_is_denied() {
     for name in ["it", "other"] {
         tracked(&bed, name, "hook", &[waiting(&bed, name, 25)]).await;
     }
-    let operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=200ms")).await;
-    bed.not_ready("hook", "AddressRefused").await;
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=200ms"),
+    )
+    .await;
+    bed.not_ready("hook", "AddressNotAllowed").await;
     // The first attempt is the test message's.
     until("several attempts", SOON, async || {
         let metrics = operator.metrics().await;

@@ -23,7 +23,7 @@ async fn retry_after_outlasts_a_pause_of_its_contact_point(#[case] without_secre
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .kubeconfig(file)
-        .flag("--secret-reread=200ms");
+        .flag("--secret-refresh-period=200ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
@@ -66,7 +66,8 @@ async fn stopped_contact_point_is_stopped_again_once_it_is_resumed() {
     let bed = Bed::shared("resumed").await;
     let receiver = Receiver::start().unwrap();
     // Longer than the test.
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     receiver.always(status(403));
     bed.webhook("hook", &receiver.url()).await;
     bed.not_ready("hook", "Forbidden").await;
@@ -99,8 +100,8 @@ async fn stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503() {
     let bed = Bed::shared("blink").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
-        .flag("--stopped-retry=300ms")
-        .flag("--retry-min=300ms");
+        .flag("--stopped-retry-period=300ms")
+        .flag("--backoff-min=300ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -127,7 +128,7 @@ async fn stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503() {
 async fn contact_point_mentions_messages_only_while_some_wait() {
     let bed = Bed::shared("forgone").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--retry-min=300ms")).await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--backoff-min=300ms")).await;
     bed.webhook("hook", &receiver.url()).await;
     let ready = condition(&bed.ready("hook").await);
     receiver.always(status(503));

@@ -28,7 +28,11 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
     const CHANGES: usize = 60;
     let bed = Bed::shared("backlog").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=500ms")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=500ms"),
+    )
+    .await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.always(status(code).body("channel_is_archived"));
@@ -105,7 +109,8 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
 async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u16) {
     let bed = Bed::shared("poison").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=2s")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=2s")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     let names = ["a", "b", "c", "d", "e"];
@@ -166,7 +171,8 @@ async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u1
 async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered() {
     let bed = Bed::shared("alone").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1s")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1s")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
@@ -217,7 +223,11 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
 ) {
     let bed = Bed::shared("only-tests").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=300ms"),
+    )
+    .await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.at_text("\"trackedField\"", status(code));
@@ -281,8 +291,11 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
 ) {
     let bed = Bed::shared("restarts").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator =
-        Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
+    let mut operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=300ms"),
+    )
+    .await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.at_text("\"trackedField\"", status(code));
@@ -352,7 +365,8 @@ async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     let bed = Bed::shared("digest").await;
     let receiver = Receiver::start().unwrap();
     // Longer than the test.
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
     let before = bed.ready("hook").await;
     receiver.at_text("\"entries\"", status(code));
@@ -453,7 +467,8 @@ async fn message_behind_a_poisonous_one_arrives_on_request() {
     let bed = Bed::shared("asked").await;
     let receiver = Receiver::start().unwrap();
     // Longer than the test.
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.at_text("\"value\":\"13\"", status(403));

@@ -24,7 +24,7 @@ async fn secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .kubeconfig(file)
-        .flag("--secret-reread=200ms");
+        .flag("--secret-refresh-period=200ms");
     let mut operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });

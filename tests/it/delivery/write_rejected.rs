@@ -330,8 +330,8 @@ async fn rejected_writes_are_bounded_by_the_backoff_while_the_field_changes() {
     let bed = Bed::shared("bounded").await;
     let (receiver, elsewhere) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let settings = Settings::default()
-        .flag("--retry-min=2m")
-        .flag("--retry-max=10m");
+        .flag("--backoff-min=2m")
+        .flag("--backoff-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     bed.deployment("web", 1).await;
     for (name, point, receiver) in [

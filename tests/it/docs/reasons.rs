@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointStatus, LastTest};
 use qm_aws::{action, error};
 use qm_core::conditions::READY;
-use qm_core::readiness::UNSEEN;
+use qm_core::readiness::NOT_OBSERVED;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
@@ -45,7 +45,7 @@ fn blocked() -> Vec<&'static str> {
 
 fn stopped() -> Vec<&'static str> {
     use Refusal::{
-        AddressRefused, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
+        AddressNotAllowed, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
         TopicUnavailable, Unauthorized, UnexpectedStatus,
     };
     let all = [
@@ -58,11 +58,11 @@ fn stopped() -> Vec<&'static str> {
         Redirected,
         UnexpectedStatus,
         Rejected,
-        AddressRefused,
+        AddressNotAllowed,
     ];
     let reason = |reason: &Refusal| match reason {
         Unauthorized | Forbidden | NotFound | Gone | ChatNotFound | TopicUnavailable
-        | Redirected | UnexpectedStatus | Rejected | AddressRefused => reason.as_str(),
+        | Redirected | UnexpectedStatus | Rejected | AddressNotAllowed => reason.as_str(),
     };
     all.iter().map(reason).collect()
 }
@@ -185,7 +185,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 fn every_reason_of_a_contact_point_has_a_row() {
     let page = page("contact-point.md");
     let of = |receiver: &ReceiverState| {
-        let (mut status, tested) = (ContactPointStatus::default(), Tested::default());
+        let (mut status, tested) = (ContactPointStatus::default(), LastTest::default());
         let outcome = status::answered(
             &mut status,
             receiver,
@@ -266,7 +266,7 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterLoadBalancerNotReady.md"));
     // The alert excludes the first two. An object without a status has the third.
-    let (silent, unobserved) = ([READY, SUSPENDED], UNSEEN);
+    let (silent, unobserved) = ([READY, SUSPENDED], NOT_OBSERVED);
     let mut expected: BTreeSet<_> = of_my_ingress()
         .into_iter()
         .filter(|reason| !silent.contains(reason))
@@ -293,8 +293,9 @@ fn every_reason_in_a_runbook_exists() {
     let list = page("reference/reasons.md");
     for path in in_folder(&root().join("docs/runbooks")) {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
-            let known =
-                reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
+            let known = reason == NOT_OBSERVED
+                || kubernetes.contains(&&*reason)
+                || row(&list, &reason).is_some();
             assert!(known, "{}: reason {reason} does not exist", path.display());
         }
     }
@@ -339,7 +340,7 @@ fn every_event_is_documented() {
     assert!(
         words.contains("DeliveryFailed")
             && words.contains("EntriesMerged")
-            && words.contains("Wait"),
+            && words.contains("Merge"),
         "{words:?}"
     );
     for word in words {

@@ -220,7 +220,7 @@ async fn test_message_is_sent_once_after_any_fault_of_the_status() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unwritable_status_is_retried_with_backoff() {
     const WINDOW: Duration = Duration::from_secs(5);
-    let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
+    let scene = scene("never", &["web"], &["--backoff-max=5m"]).await;
     let mut replicas = 1;
     let mut expected = vec!["1".to_owned()];
     for code in [

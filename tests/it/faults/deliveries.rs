@@ -65,7 +65,7 @@ impl Entry {
             field: text("trackedField").unwrap(),
             action: text("action").unwrap(),
             value: text("value"),
-            length: data["cut"]["length"].as_u64(),
+            length: data["truncated"]["length"].as_u64(),
             changes: data["merged"].as_u64().unwrap(),
         }
     }

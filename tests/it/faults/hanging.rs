@@ -18,7 +18,11 @@ const HANGING: usize = 24;
 /// Starts an operator that never times out a request, and that reads each target every second.
 async fn operator(bed: &Bed) -> (Proxy, Operator) {
     let (proxy, file) = bed.through_proxy().await;
-    let flags = ["--resync=1s", "--api-timeout=1h", "--reconcile-timeout=1h"];
+    let flags = [
+        "--sync-period=1s",
+        "--api-timeout=1h",
+        "--reconcile-timeout=1h",
+    ];
     let settings = flags
         .iter()
         .fold(Settings::default().kubeconfig(file), |settings, flag| {

@@ -53,9 +53,9 @@ async fn five_kills_with_leader_election_lose_nothing() {
     // Each operator first waits until the previous operator's lease has expired.
     let flags = &[
         "--leader-elect",
-        "--lease-duration=3s",
-        "--lease-renew-deadline=2s",
-        "--lease-retry-period=100ms",
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=100ms",
     ];
     run(
         "kills-elect",

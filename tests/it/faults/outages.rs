@@ -14,7 +14,7 @@ use testbed::wait::until;
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// Backoff longer than any test waits.
-const BACKOFF: [&str; 2] = ["--retry-min=30m", "--retry-max=30m"];
+const BACKOFF: [&str; 2] = ["--backoff-min=30m", "--backoff-max=30m"];
 
 async fn app(bed: &Bed, name: &str) {
     bed.create::<AppService>(

@@ -107,7 +107,9 @@ impl Scene {
         // In-flight work at a shutdown has time also on a slow machine.
         Operator::start(
             &self.bed,
-            candidate(life).kubeconfig(file).flag("--drain=10s"),
+            candidate(life)
+                .kubeconfig(file)
+                .flag("--graceful-shutdown-timeout=10s"),
         )
         .await
     }
@@ -409,8 +411,8 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     let (proxy, file) = bed.through_proxy().await;
     // Long times, so that no pause of a slow machine ends the lease.
     let times = [
-        "--lease-duration=100s",
-        "--lease-renew-deadline=90s",
+        "--leader-elect-lease-duration=100s",
+        "--leader-elect-renew-deadline=90s",
         "--leader-elect",
     ];
     let settings = times
@@ -518,7 +520,10 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
 /// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
-    let times = ["--lease-duration=100s", "--lease-renew-deadline=90s"];
+    let times = [
+        "--leader-elect-lease-duration=100s",
+        "--leader-elect-renew-deadline=90s",
+    ];
     let (_bed, proxy, mut leader, renewals, api) = leading("late", &times).await;
     let late = proxy.inject(
         renewals.clone(),
@@ -542,8 +547,8 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
 ) {
     const DEADLINE: Duration = Duration::from_secs(15);
     let times = [
-        "--lease-duration=20s".to_owned(),
-        format!("--lease-renew-deadline={}s", DEADLINE.as_secs()),
+        "--leader-elect-lease-duration=20s".to_owned(),
+        format!("--leader-elect-renew-deadline={}s", DEADLINE.as_secs()),
     ];
     let (_bed, proxy, mut leader, renewals, api) = leading(lease, &[&times[0], &times[1]]).await;
     let faults = proxy.inject(renewals, Times::Always, fault);

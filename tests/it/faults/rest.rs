@@ -76,9 +76,9 @@ async fn thousand_fields_at_rest_cost_no_write() {
     let mut settings = Settings::default();
     for flag in [
         "--leader-elect",
-        "--resync=15s",
-        "--secret-reread=5s",
-        "--stopped-retry=5s",
+        "--sync-period=15s",
+        "--secret-refresh-period=5s",
+        "--stopped-retry-period=5s",
     ] {
         settings = settings.flag(flag);
     }

@@ -128,7 +128,7 @@ async fn silent_watches_are_restarted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn change_missing_from_a_watch_is_found_in_time() {
-    let scene = scene("hidden", &["web", "other"], &["--resync=3s"]).await;
+    let scene = scene("hidden", &["web", "other"], &["--sync-period=3s"]).await;
     let watches = Match::watch("deployments");
     let begun = scene.proxy.count(&watches);
     let hidden = scene

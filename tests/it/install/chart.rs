@@ -121,7 +121,7 @@ async fn apiserver_accepts_the_chart_with_any_values() {
          extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443,networkPolicy.egress.to[0].to[0].ipBlock.cidr=10.0.0.1/32",
         "0".repeat(64)
     );
-    let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
+    let nothing = "crds.install=false,rbac.create=false,rbac.userRoles=false,serviceAccount.create=false,serviceAccount.name=mine,\
                    admissionPolicies.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,metrics.enabled=false,\
                    topologySpread.enabled=false";
     let some = format!("watchNamespaces={{{namespace}}},controllers={{*,-myingress}},replicas=1");
@@ -447,8 +447,9 @@ async fn alerts_select_the_service_and_link_their_pages() {
     };
     let pages = rules.to_string().matches("runbook_url").count();
     assert_eq!(pages, 0, "the location of the pages is unknown");
-    let elsewhere =
-        format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
+    let elsewhere = format!(
+        "{values},metrics.prometheusRule.runbookBaseURL=https://docs.example.com/runbooks/"
+    );
     let rules = one(&rendered(&elsewhere).await, "PrometheusRule").unwrap();
     assert_eq!(
         page(&rules),

@@ -114,7 +114,8 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     let (succeeded, output) = site.helm(&install).await;
     assert!(
         !succeeded
-            && output.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
+            && output
+                .contains("add --take-ownership --force-conflicts --set crds.takeOwnership=true"),
         "{output}"
     );
     let output = done(
@@ -124,7 +125,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
                 "--take-ownership",
                 "--force-conflicts",
                 "--set",
-                "crds.takeOver=true",
+                "crds.takeOwnership=true",
             ],
         ]
         .concat(),
@@ -134,7 +135,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         output.contains("STATUS: deployed") && output.contains("rollout status deployment/"),
         "{output}"
     );
-    assert_eq!(crds().await, registry::KINDS.len());
+    assert_eq!(crds().await, kinds::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     assert_eq!(operators.len(), 2);
@@ -183,11 +184,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     // Uninstall: users' objects stay, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
-    assert_eq!(
-        before.lines().count(),
-        registry::KINDS.len() + 1,
-        "{before}"
-    );
+    assert_eq!(before.lines().count(), kinds::KINDS.len() + 1, "{before}");
     // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
@@ -197,7 +194,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
             crds().await,
             kubectl(&["get", kinds, "-A", "-o", "name"]).await
         ),
-        (registry::KINDS.len(), before)
+        (kinds::KINDS.len(), before)
     );
     let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = kubectl(&["get", names, "-o", "name"]).await;
@@ -238,7 +235,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     assert!(
         !succeeded && output.contains("release quartermaster in quartermaster-system had it"),
@@ -296,7 +293,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     let install = |name| {
         [
@@ -325,7 +322,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
             .collect::<Vec<_>>()
     };
     let before = ours().await;
-    assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
+    assert!(before.len() > 4 * kinds::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
             let (succeeded, output) = site.helm(&[&install(name)[..], more].concat()).await;
@@ -340,7 +337,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
         }
     }
     let none =
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false";
     for (value, namespace, what) in [
         (
             "rbac.create=true",
@@ -348,7 +345,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
             "ClusterRole quartermaster-manager-role",
         ),
         (
-            "rbac.people=true",
+            "rbac.userRoles=true",
             "another",
             "ClusterRole quartermaster-contactpoint-viewer-role",
         ),
@@ -630,7 +627,7 @@ async fn admin_of_one_namespace_may_install_there() {
         .await
         .unwrap_err();
     let values = format!(
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
     );
     for way in [
         &["install", "team", CHART, "--set", &values][..],
@@ -752,7 +749,7 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
 /// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release; where
 /// helm would delete them, the chart fails.
 async fn leaving_crds_out_deletes_nothing(site: &Site) {
-    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),
         "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",

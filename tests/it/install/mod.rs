@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
 use testbed::process::Folder;
@@ -117,7 +117,7 @@ async fn wait_for_conditions(bed: &Bed) {
         "appservice/appservice-sample",
         "myingress/myapp",
     ];
-    assert_eq!(all_but_one.len() + 1, registry::KINDS.len());
+    assert_eq!(all_but_one.len() + 1, kinds::KINDS.len());
     let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
     bed.plane
         .run_kubectl(&[&wait, &all_but_one[..]].concat(), "")

@@ -151,7 +151,7 @@ fn always() -> BTreeSet<String> {
             format!("- get validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-{name}binding"),
         ]
     });
-    let crds = registry::KINDS.iter().flat_map(crd);
+    let crds = kinds::KINDS.iter().flat_map(crd);
     &crds.chain(policies).collect::<BTreeSet<_>>() | &listed(SYSTEM, &[LEASE])
 }
 
@@ -250,7 +250,7 @@ async fn no_role_joins_edit_without_the_policies() {
             .filter(|object| joins(object))
             .count()
     };
-    let kinds = quartermaster::registry::KINDS.len();
+    let kinds = quartermaster::kinds::KINDS.len();
     assert_eq!(
         joining(&[]).await,
         3 * kinds - 2,

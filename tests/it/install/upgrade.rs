@@ -44,7 +44,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
     ];
     site.done(&[&install[..], &["--set", &image]].concat())
         .await;
-    assert_eq!(older_crds(bed).await.len(), registry::KINDS.len());
+    assert_eq!(older_crds(bed).await.len(), kinds::KINDS.len());
     create_examples(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
@@ -59,7 +59,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
         .await;
     }
     let before = reports_of_all(&site).await;
-    assert_eq!(before.len(), registry::KINDS.len());
+    assert_eq!(before.len(), kinds::KINDS.len());
 
     as_documented(&site, "crds.install=true", CHART, "today").await;
     assert_eq!(older_crds(bed).await, [""; 0]);
@@ -154,7 +154,7 @@ async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
 async fn older_crds(bed: &Bed) -> Vec<String> {
     let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let mut older = Vec::new();
-    for today in registry::crds() {
+    for today in kinds::crds() {
         let there = api.get(&today.name_any()).await.unwrap();
         let schema = |crd: &CustomResourceDefinition| {
             (
@@ -174,7 +174,7 @@ type Reports = BTreeMap<String, Value>;
 
 /// Returns those of all objects of the operator's kinds.
 async fn reports_of_all(site: &Site) -> Reports {
-    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
         &site
             .kubectl(&["get", &kinds.join(","), "-A", "-o", "json"])

@@ -24,19 +24,19 @@ async fn every_flag_has_a_value() {
             "--leader-election-id=mine",
         ),
         (
-            "lease-duration",
+            "leader-elect-lease-duration",
             "leaderElection.leaseDuration=20s",
-            "--lease-duration=20s",
+            "--leader-elect-lease-duration=20s",
         ),
         (
-            "lease-renew-deadline",
+            "leader-elect-renew-deadline",
             "leaderElection.renewDeadline=8s",
-            "--lease-renew-deadline=8s",
+            "--leader-elect-renew-deadline=8s",
         ),
         (
-            "lease-retry-period",
+            "leader-elect-retry-period",
             "leaderElection.retryPeriod=1s",
-            "--lease-retry-period=1s",
+            "--leader-elect-retry-period=1s",
         ),
         (
             "metrics-bind-address",
@@ -206,7 +206,7 @@ fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
     else {
         return Err("it is not run".into());
     };
-    let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
     args.config(&kinds)
         .map(drop)
         .map_err(|error| error.to_string())
@@ -232,46 +232,46 @@ async fn values_that_stop_the_operator_are_rejected() {
         (
             "leaderElection.leaseDuration=9",
             "/leaderElection/leaseDuration",
-            &["--lease-duration=9"],
+            &["--leader-elect-lease-duration=9"],
         ),
         (
             "leaderElection.leaseDuration=6s",
             "renewDeadline is 6s, and leaseDuration 6s",
-            &["--lease-duration=6s"],
+            &["--leader-elect-lease-duration=6s"],
         ),
         (
             "leaderElection.leaseDuration=999ms,leaderElection.renewDeadline=9ms,leaderElection.retryPeriod=1ms",
             "leaseDuration is 999ms: give it 1s or more",
             &[
-                "--lease-duration=999ms",
-                "--lease-renew-deadline=9ms",
-                "--lease-retry-period=1ms",
+                "--leader-elect-lease-duration=999ms",
+                "--leader-elect-renew-deadline=9ms",
+                "--leader-elect-retry-period=1ms",
             ],
         ),
         (
             "leaderElection.renewDeadline=9s",
             "renewDeadline is 9s, and leaseDuration 9s",
-            &["--lease-renew-deadline=9s"],
+            &["--leader-elect-renew-deadline=9s"],
         ),
         (
             "leaderElection.renewDeadline=1100ms",
             "retryPeriod is 500ms, and",
-            &["--lease-renew-deadline=1100ms"],
+            &["--leader-elect-renew-deadline=1100ms"],
         ),
         (
             "leaderElection.retryPeriod=2728ms",
             "retryPeriod is 2728ms, and",
-            &["--lease-retry-period=2728ms"],
+            &["--leader-elect-retry-period=2728ms"],
         ),
         (
             "leaderElection.retryPeriod=0s",
             "retryPeriod is 0s: give it more",
-            &["--lease-retry-period=0s"],
+            &["--leader-elect-retry-period=0s"],
         ),
         (
             "leaderElection.retryPeriod=1s1h",
             "/leaderElection/retryPeriod",
-            &["--lease-retry-period=1s1h"],
+            &["--leader-elect-retry-period=1s1h"],
         ),
         ("log.level=verbose", "/log/level", &["--log-level=verbose"]),
         (

@@ -82,7 +82,9 @@ async fn run_with_a_silent_watch() {
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(
         &bed,
-        Settings::default().kubeconfig(file).flag("--resync=1s"),
+        Settings::default()
+            .kubeconfig(file)
+            .flag("--sync-period=1s"),
     )
     .await;
     bed.app("web", json!({ "image": "nginx:1" })).await;

@@ -60,8 +60,8 @@ async fn new_app_costs_two_writes_and_no_read(bed: Bed) {
 async fn status_follows_the_pod(bed: Bed) {
     // The operator reconciles only when triggered.
     let settings = Settings::default()
-        .flag("--waiting-min=10m")
-        .flag("--waiting-max=10m");
+        .flag("--poll-min=10m")
+        .flag("--poll-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
@@ -138,8 +138,8 @@ async fn status_follows_the_pod(bed: Bed) {
 async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
     let least = Duration::from_millis(100);
     let settings = Settings::default()
-        .flag("--retry-min=100ms")
-        .flag("--retry-max=5m");
+        .flag("--backoff-min=100ms")
+        .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_has_reason("web", "PodPending").await;

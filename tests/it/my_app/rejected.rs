@@ -80,8 +80,8 @@ async fn exceeded_quota_is_retried_with_backoff() {
     let since = bed.plane.audit().mark().await.unwrap();
     // The users' defaults: retries after 1 s, 2 s, 4 s ...
     let settings = Settings::default()
-        .flag("--retry-min=1s")
-        .flag("--retry-max=5m");
+        .flag("--backoff-min=1s")
+        .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;

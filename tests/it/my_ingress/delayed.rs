@@ -72,7 +72,7 @@ async fn late_group_is_deleted_with_its_listener() {
 async fn late_group_is_deleted_with_its_load_balancer() {
     let (site, _operator) = Site::with_a_late_listener("late-end").await;
     site.bed.delete::<MyIngress>("web").await;
-    let message = site.has_reason("web", "Deleting").await;
+    let message = site.has_reason("web", "Terminating").await;
     assert!(message.contains("target group"), "{message}");
     site.aws.hide_new(Duration::ZERO);
     site.is_deleted("web").await;
@@ -101,7 +101,7 @@ async fn late_tags_prove_ownership() {
     .await;
     site.has_reason("web", "TargetsInitial").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.has_reason("web", "Deleting").await;
+    site.has_reason("web", "Terminating").await;
     site.aws.late_tags(Duration::ZERO);
     site.is_deleted("web").await;
     assert_eq!(
@@ -117,7 +117,7 @@ async fn late_tags_prove_ownership() {
     site.ingress("web", json!({})).await;
     site.becomes("web", "exists", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
-    let message = site.has_reason("web", "Deleting").await;
+    let message = site.has_reason("web", "Terminating").await;
     assert!(message.contains("whose"), "{message}");
     site.aws.late_tags(Duration::ZERO);
     site.is_deleted("web").await;
@@ -133,9 +133,9 @@ async fn finalizer_stays_until_the_load_balancer_is_deleted() {
     site.ready("web").await;
     site.aws.linger(FOR_NOW);
     site.bed.delete::<MyIngress>("web").await;
-    let message = site.has_reason("web", "Deleting").await;
+    let message = site.has_reason("web", "Terminating").await;
     assert_eq!(message, "AWS deletes the load balancer");
     site.aws.linger(Duration::ZERO);
     site.is_deleted("web").await;
-    site.bed.event("web", "Gone").await;
+    site.bed.event("web", "AlreadyDeleted").await;
 }

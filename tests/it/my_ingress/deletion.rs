@@ -13,7 +13,7 @@ async fn deletion_without_load_balancer_completes() {
     // AWS rejected the creation.
     site.ingress("web", json!({ "subnets": ["subnet-abc", "subnet-0000"] }))
         .await;
-    let message = site.has_reason("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(message.contains("SubnetNotFound"), "{message}");
     site.bed.delete::<MyIngress>("web").await;
     site.is_deleted("web").await;
@@ -155,7 +155,7 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     site.ingress("web", json!({})).await;
     site.has_reason("web", "Creating").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.has_reason("web", "Deleting").await;
+    site.has_reason("web", "Terminating").await;
     site.aws.hide_new(Duration::ZERO);
     site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
@@ -178,7 +178,7 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     creation.cut();
     site.bed.delete::<MyIngress>("again").await;
     operator.restart();
-    site.has_reason("again", "Deleting").await;
+    site.has_reason("again", "Terminating").await;
     site.aws.hide_new(Duration::ZERO);
     site.is_deleted("again").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);

@@ -96,7 +96,7 @@ async fn rejected_correction_blocks_no_other() {
     let group = site.aws.security_groups().remove(1);
     let spec = json!({ "subnets": ["subnet-abc", "subnet-0000"], "securityGroups": [group] });
     site.respec("web", spec).await;
-    let message = site.has_reason("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
         message.starts_with("AWS says SubnetNotFound: "),
         "{message}"
@@ -181,13 +181,13 @@ async fn every_change_of_the_spec_applies_and_reverts() {
         .await;
     assert_eq!(bare.security_groups, groups[1..]);
     let ready = site.ready("web").await;
-    assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
+    assert_eq!(ready.status.unwrap().alb.unwrap().managed_tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
     // AWS rejects subnets outside the load balancer's VPC; the load balancer stays as it is.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
-    let message = site.has_reason("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(message.starts_with("AWS says "), "{message}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
     site.respec("web", json!({ "subnets": SUBNETS })).await;

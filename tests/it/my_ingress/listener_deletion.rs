@@ -90,9 +90,9 @@ async fn groups_are_deleted_with_the_load_balancer() {
         (order.hits(), site.aws.balancers().await.unwrap().len()),
         (3, 0)
     );
-    site.bed.event("web", "Gone").await;
+    site.bed.event("web", "AlreadyDeleted").await;
     assert_eq!(
-        site.bed.events("web", "Gone").await.len(),
+        site.bed.events("web", "AlreadyDeleted").await.len(),
         1,
         "once, however often a group is requested"
     );
@@ -135,7 +135,7 @@ async fn groups_are_deleted_with_the_load_balancer() {
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
     // The node is outside that network.
-    site.has_reason("web", "TargetsRefused").await;
+    site.has_reason("web", "TargetsRejected").await;
     let moved = site
         .groups()
         .await

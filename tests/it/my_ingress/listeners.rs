@@ -336,10 +336,10 @@ async fn listener_settings_are_corrected_and_no_others() {
         json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
     )
     .await;
-    let message = site.has_reason("web", "ListenerConflict").await;
+    let message = site.has_reason("web", "Conflict").await;
     assert!(message.contains("port 9000"), "{message}");
     becomes("HTTP", &|it, _| it.protocol == "HTTP").await;
-    site.has_listener_status(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")])
+    site.has_listener_status(&[(443, 1, 1, ""), (9000, 0, 0, "Conflict")])
         .await;
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
@@ -365,7 +365,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         json!({ "listeners": [http(443, "shop"), http(81, "shop")] }),
     )
     .await;
-    let message = site.has_reason("web", "ListenerConflict").await;
+    let message = site.has_reason("web", "Conflict").await;
     assert!(message.contains(&name), "{message}");
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
@@ -384,7 +384,7 @@ async fn listener_settings_are_corrected_and_no_others() {
     )
     .await;
     let message = until("both are in the way", SOON, async || {
-        let message = site.has_reason("web", "ListenerConflict").await;
+        let message = site.has_reason("web", "Conflict").await;
         Ok((message.contains(&foreign) && message.contains(&squatter)).then_some(message))
     });
     run_adopt_commands(&site, &message.await.unwrap()).await;
@@ -451,7 +451,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         .unwrap()
         .push(http(82, "shop"));
     site.respec("web", bad).await;
-    let message = site.has_reason("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
         message.starts_with("port 443: AWS says CertificateNotFound"),
         "{message}"
@@ -473,7 +473,7 @@ async fn listener_settings_are_corrected_and_no_others() {
     .await;
     let operator = Operator::start(
         &site.bed,
-        site.settings().whole_cluster().flag("--aws-resync=2s"),
+        site.settings().whole_cluster().flag("--aws-sync-period=2s"),
     )
     .await;
     site.has_listener_status(&[(443, 1, 1, ""), (444, 1, 1, "")])

@@ -28,7 +28,7 @@ use super::*;
 )]
 #[case::unfit(
     Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"),
-    "SubnetUnfit"
+    "SubnetInvalid"
 )]
 #[case::taken(
     Fault::code(
@@ -37,7 +37,7 @@ use super::*;
     ),
     "NameTaken"
 )]
-#[case::unknown(Fault::code("NeverHeardOf", "words"), "Refused")]
+#[case::unknown(Fault::code("NeverHeardOf", "words"), "AWSRequestFailed")]
 #[tokio::test]
 async fn fault_at_the_creation_is_reported_and_retried(#[case] fault: Fault, #[case] reason: &str) {
     let site = Site::new("fault").await;
@@ -73,7 +73,7 @@ async fn error_of_the_spec_is_not_retried() {
     let _operator = site.operator().await;
     site.ingress("web", json!({ "securityGroups": ["sg-0000"] }))
         .await;
-    let message = site.has_reason("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
         message.starts_with("AWS says InvalidSecurityGroup: "),
         "{message}"

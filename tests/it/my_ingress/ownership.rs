@@ -230,7 +230,11 @@ async fn load_balancer_created_meanwhile_is_not_claimed() {
     let gate = site
         .aws
         .gate(On::action("CreateLoadBalancer"), 1, Point::Before);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
+    let _operator = Operator::start(
+        &site.bed,
+        site.settings().flag("--aws-consistency-window=2s"),
+    )
+    .await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
     let foreign = site
@@ -405,7 +409,7 @@ async fn other_scheme_prevents_adoption() {
         .await
         .unwrap();
     site.ingress("web", json!({})).await;
-    let message = site.has_reason("web", "NotAlike").await;
+    let message = site.has_reason("web", "Incompatible").await;
     assert!(
         message.starts_with("load balancer web-alb is internal"),
         "{message}"

@@ -61,7 +61,9 @@ async fn stale_object_restores_no_ownership() {
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(
         &site.bed,
-        site.settings().kubeconfig(file).flag("--aws-resync=1s"),
+        site.settings()
+            .kubeconfig(file)
+            .flag("--aws-sync-period=1s"),
     )
     .await;
     site.ingress("web", json!({})).await;

@@ -44,11 +44,11 @@ const IDLE: Duration = Duration::from_millis(600);
 
 /// Flags that postpone polls, because polls cause requests that no step accounts for.
 const NO_POLLS: [&str; 5] = [
-    "--waiting-min=1h",
-    "--waiting-max=1h",
-    "--slow-min=1h",
-    "--slow-max=1h",
-    "--stopped-retry=1h",
+    "--poll-min=1h",
+    "--poll-max=1h",
+    "--slow-backoff-min=1h",
+    "--slow-backoff-max=1h",
+    "--stopped-retry-period=1h",
 ];
 
 /// Returns a new namespace on a control plane that the pins share while they run.

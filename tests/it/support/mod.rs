@@ -21,7 +21,7 @@ use kube::core::{ClusterResourceScope, DynamicObject, NamespaceResourceScope};
 use kube::{Client, Resource, ResourceExt};
 use qm_api::tracked_field::{Delivery, Entry};
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::registry;
+use quartermaster::{kinds, permissions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ pub async fn install(plane: &ControlPlane) {
     // owner references to them until then.
     apply("crd").await;
     let client = plane.client().await.unwrap();
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         let established = [
             "wait",
             "--for=condition=Established",
@@ -222,7 +222,7 @@ async fn policies_are_in_force(client: &Client) {
 /// Grants the shipped roles' trackable kinds, and `more` (groups and plurals), as the controller-manager does where one
 /// runs.
 pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
-    let shipped = registry::TARGET_RIGHTS
+    let shipped = permissions::TARGET_RIGHTS
         .iter()
         .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
     let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });

@@ -23,13 +23,13 @@ use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
 /// Flags that differ from the defaults in tests: short waits, and a detailed log.
 const FOR_TESTS: [&str; 10] = [
     "--log-level=info,quartermaster=trace,qm_=trace",
-    "--retry-min=50ms",
-    "--retry-max=1s",
-    "--stopped-retry=1s",
-    "--waiting-min=50ms",
-    "--waiting-max=500ms",
-    "--slow-min=100ms",
-    "--slow-max=1s",
+    "--backoff-min=50ms",
+    "--backoff-max=1s",
+    "--stopped-retry-period=1s",
+    "--poll-min=50ms",
+    "--poll-max=500ms",
+    "--slow-backoff-min=100ms",
+    "--slow-backoff-max=1s",
     "--aws-read-period=5ms",
     "--aws-write-period=5ms",
 ];

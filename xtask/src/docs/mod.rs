@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use quartermaster::registry::{self, KINDS};
+use quartermaster::kinds::{self, KINDS};
 
 use super::Error;
 
@@ -23,7 +23,7 @@ pub fn files(
         ("metrics".to_owned(), metrics::page()),
     ];
     let mut told = Vec::new();
-    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
+    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
         told.push((

@@ -1,11 +1,16 @@
 //! `AppService`: an app from one short resource.
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
+use qm_core::conditions::{MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::kind::{HasReadyCondition, Kind};
+use qm_core::names::MetadataNames;
+use qm_core::readiness::{ReadinessSummary, from_condition};
 use serde::{Deserialize, Serialize};
 
-use super::common::rule_over;
+use super::common::{NAMES, rule_over};
 use super::my_app::BAD_PROFILE;
 
 mod as_written;
@@ -254,4 +259,71 @@ fn autoscaled_cpu_is_above_zero() -> Rule {
         ),
         CPU_ABOVE_ZERO,
     )
+}
+
+super::spec_size::stored_spec!(AppServiceSpec);
+
+impl Kind for AppService {
+    const NAMES: &'static MetadataNames = &NAMES;
+    const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[OLD_SPEC];
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        let status = self.status.as_ref();
+        let ready = status.and_then(|status| {
+            let ready = status.condition(READY)?;
+            let observed = status.observed_generation.or(ready.observed_generation);
+            Some((
+                observed,
+                &*ready.status,
+                ready.reason.as_deref().unwrap_or_default(),
+            ))
+        });
+        from_condition(self.metadata.generation, ready)
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.spec.suspend.unwrap_or_default()
+    }
+}
+
+impl HasReadyCondition for AppService {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        let ready = self.status.as_ref()?.condition(READY)?;
+        Some(ReadyCondition {
+            is_true: ready.status == "True",
+            reason: ready.reason.as_deref().unwrap_or_default(),
+            message: ready.message.as_deref().unwrap_or_default(),
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        self.status.as_ref()?.observed_generation
+    }
+
+    fn set_ready_condition(
+        status: &mut AppServiceStatus,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    ) {
+        let value = if condition.is_true { "True" } else { "False" };
+        let same = status
+            .condition(READY)
+            .filter(|before| before.status == value);
+        let since = same.and_then(|before| before.last_transition_time.clone());
+        let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
+        let ready = AppCondition {
+            type_: READY.into(),
+            status: value.into(),
+            reason: Some(condition.reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(since.unwrap_or(now)),
+            last_update_time: None,
+            observed_generation: Some(generation),
+        };
+        status.observed_generation = Some(generation);
+        // Before the conditions of the Deployment.
+        status.conditions.retain(|other| other.type_ != READY);
+        status.conditions.insert(0, ready);
+    }
 }

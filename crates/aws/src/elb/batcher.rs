@@ -180,7 +180,7 @@ mod tests {
             if names.contains(&"none".to_owned()) {
                 return Err(AwsError::unsent(
                     Class::Transient,
-                    "InProgress",
+                    "OperationInProgress",
                     "there is none",
                 ));
             }

@@ -47,24 +47,28 @@ fn the_table() {
 #[test]
 fn only_the_spec_is_terminal() {
     for (code, class, reason) in CODES {
-        assert_eq!(*class == Class::Terminal, *reason == SPEC_REFUSED, "{code}");
+        assert_eq!(
+            *class == Class::Terminal,
+            *reason == SPEC_REJECTED,
+            "{code}"
+        );
     }
 }
 
 #[rstest]
-#[case("SubnetNotFound", 400, Class::Terminal, "SpecRefused")]
-#[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRefused")]
-#[case("ValidationError", 400, Class::Terminal, "SpecRefused")]
+#[case("SubnetNotFound", 400, Class::Terminal, "SpecRejected")]
+#[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRejected")]
+#[case("ValidationError", 400, Class::Terminal, "SpecRejected")]
 #[case("TooManyLoadBalancers", 400, Class::Slow, "QuotaExceeded")]
-#[case("InvalidSubnet", 400, Class::Slow, "SubnetUnfit")]
+#[case("InvalidSubnet", 400, Class::Slow, "SubnetInvalid")]
 #[case("AccessDenied", 403, Class::Slow, "AccessDenied")]
 #[case("ExpiredToken", 403, Class::Slow, "CredentialsMissing")]
 #[case("OperationNotPermitted", 400, Class::Slow, "NotPermitted")]
 #[case("DuplicateLoadBalancerName", 400, Class::Transient, "NameTaken")]
-#[case("ResourceInUse", 400, Class::Transient, "InProgress")]
+#[case("ResourceInUse", 400, Class::Transient, "OperationInProgress")]
 #[case("Throttling", 400, Class::Transient, "Throttled")]
 #[case("ServiceUnavailable", 503, Class::Transient, "AWSUnavailable")]
-#[case::new_of_theirs("NeverHeardOf", 400, Class::Slow, "Refused")]
+#[case::new_of_theirs("NeverHeardOf", 400, Class::Slow, "AWSRequestFailed")]
 #[case::new_and_theirs("NeverHeardOf", 500, Class::Transient, "AWSUnavailable")]
 #[case::new_and_too_many("NeverHeardOf", 429, Class::Transient, "Throttled")]
 fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case] reason: &str) {

@@ -76,8 +76,8 @@ pub fn mark(
 fn finish(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
     entry.delivery = Some(delivery);
     entry.reason = reason;
-    entry.held_since = None;
-    entry.held_seconds = None;
+    entry.suspended_since = None;
+    entry.suspended_seconds = None;
 }
 
 /// Returns the entries to send, oldest first, each with the entry that has the previous value: the preceding one, if it

@@ -43,7 +43,6 @@ const MAX_REPLACED: usize = 64 * 1024;
 const VARIABLES: [&str; 17] = [
     "action",
     "cluster",
-    "cut",
     "field",
     "firstValue",
     "id",
@@ -53,10 +52,11 @@ const VARIABLES: [&str; 17] = [
     "name",
     "namespace",
     "previous",
-    "previousCut",
+    "previousTruncated",
     "time",
     "trackedField",
     "trackedFieldNamespace",
+    "truncated",
     "value",
 ];
 /// Further variables of a webhook's `body`.

@@ -87,7 +87,7 @@ fn missing_is_not_empty() {
 #[test]
 fn truncated_value_has_its_length() {
     let mut cut = updated("1", &"x".repeat(10));
-    cut.entry.cut = Some(Cut {
+    cut.entry.truncated = Some(Truncation {
         length: 900_000,
         sha256: "00".into(),
     });

@@ -636,9 +636,9 @@ fn oldest_pending_time_leaves_out_suspended_time() {
             "metadata": { "namespace": "n", "name": name }, "status": [entry] });
         PendingEntries::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
     };
-    let pending = |second: u8, held_since: Option<&str>, held_seconds: Option<u64>| {
+    let pending = |second: u8, suspended_since: Option<&str>, suspended_seconds: Option<u64>| {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
-            "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
+            "time": format!("2026-01-01T00:00:{second:02}Z"), "suspendedSince": suspended_since, "suspendedSeconds": suspended_seconds })
     };
     let mut queues = Queues::new(RETRY_POLICY);
     let oldest = |queues: &Queues| queues.oldest_since().map(|since| since.to_string());

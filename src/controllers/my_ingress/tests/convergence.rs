@@ -69,7 +69,7 @@ fn some_spec() -> impl Strategy<Value = Value> {
 fn some_refusal() -> impl Strategy<Value = (&'static str, AwsError)> {
     let error = prop_oneof![
         Just(refusal(Class::Transient, "Throttled", "Throttling")),
-        Just(refusal(Class::Terminal, "SpecRefused", "ValidationError")),
+        Just(refusal(Class::Terminal, "SpecRejected", "ValidationError")),
         Just(refusal(
             Class::Slow,
             "NotPermitted",

@@ -255,7 +255,13 @@ impl Aws for FakeAws {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
         let state = self.state();
-        let not_found = || refusal(Class::Transient, "InProgress", error::GROUP_NOT_FOUND);
+        let not_found = || {
+            refusal(
+                Class::Transient,
+                "OperationInProgress",
+                error::GROUP_NOT_FOUND,
+            )
+        };
         let tags = |arn: &String| Ok((arn.clone(), state.shown_tags(arn).ok_or_else(not_found)?));
         arns.iter().map(tags).collect()
     }
@@ -293,7 +299,11 @@ impl Aws for FakeAws {
             .iter()
             .any(|it| it.group.as_deref() == Some(group))
         {
-            return Err(refusal(Class::Transient, "InProgress", error::IN_USE));
+            return Err(refusal(
+                Class::Transient,
+                "OperationInProgress",
+                error::IN_USE,
+            ));
         }
         state.groups.retain(|it| it.arn != group);
         Ok(())
@@ -316,7 +326,7 @@ impl Aws for FakeAws {
                 "AWS says {INVALID_TARGET}: not running: '{}'",
                 rejected.join("', '")
             );
-            let error = refusal(Class::Transient, "TargetsRefused", INVALID_TARGET);
+            let error = refusal(Class::Transient, "TargetsRejected", INVALID_TARGET);
             return Err(AwsError { message, ..error });
         }
         let health = state.health.get_mut(group).unwrap();
@@ -349,7 +359,11 @@ impl Aws for FakeAws {
     ) -> Result<(), AwsError> {
         let mut state = self.owned(load_balancer);
         if state.listeners.iter().any(|it| it.port == desired.port) {
-            return Err(refusal(Class::Transient, "InProgress", "DuplicateListener"));
+            return Err(refusal(
+                Class::Transient,
+                "OperationInProgress",
+                "DuplicateListener",
+            ));
         }
         state.check_targets(&desired.group);
         let arn = state.create("listener", tags);

@@ -22,8 +22,8 @@ fn throttled() -> AwsError {
     refusal(Class::Transient, "Throttled", "Throttling")
 }
 
-fn spec_refused() -> AwsError {
-    refusal(Class::Terminal, "SpecRefused", "SubnetNotFound")
+fn spec_rejected() -> AwsError {
+    refusal(Class::Terminal, "SpecRejected", "SubnetNotFound")
 }
 
 /// The answer was lost.
@@ -55,11 +55,11 @@ fn alb(world: &mut World) -> &mut Value {
 }
 
 fn requested(world: &mut World, seconds: i64) {
-    alb(world)["requestedAt"] = json!(ago(seconds));
+    alb(world)["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn requested_for(world: &mut World, at: usize, seconds: i64) {
-    world.object["status"]["listeners"][at]["requestedAt"] = json!(ago(seconds));
+    world.object["status"]["listeners"][at]["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn tag(world: &mut World, arn: &str, pairs: &[(&str, &str)]) {
@@ -95,7 +95,7 @@ type Change = fn(&mut World);
 #[case::clock_of_the_writer_is_ahead(|world: &mut World| { requested(world, -30); world.aws.load_balancer = None; },
     "ReadRegion FindLoadBalancer", "Creating")]
 #[case::answer_to_the_creation_was_lost(|world: &mut World| {
-    *alb(world) = json!({ "requestedAt": ago(5) });
+    *alb(world) = json!({ "creationRequestedAt": ago(5) });
     world.aws.hidden.insert(LOAD_BALANCER.into());
 }, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
 #[tokio::test]
@@ -125,14 +125,14 @@ async fn creation_follows_finalizer_and_intent(
     let steps =
         format!("FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer {rest}");
     let (world, _) = check(World::empty(), change, &steps, reason).await;
-    assert!(world.object["status"]["alb"]["requestedAt"].is_string());
+    assert!(world.object["status"]["alb"]["creationRequestedAt"].is_string());
     let condition = &world.object["status"]["conditions"][0];
     assert_eq!(condition["reason"], "Creating", "while it goes on");
 }
 
 /// A creation that was refused for sure is forgotten, so nothing waits for it.
 #[rstest]
-#[case::undone(spec_refused(), None)]
+#[case::undone(spec_rejected(), None)]
 #[case::lost(lost(), Some(()))]
 #[tokio::test]
 async fn failed_creation(#[case] error: AwsError, #[case] requested: Option<()>) {
@@ -213,7 +213,7 @@ async fn adopted_load_balancer(#[case] shown: &[(&str, &str)], #[case] rest: &st
 })]
 #[tokio::test]
 async fn incompatible_load_balancer(#[case] change: Change) {
-    check(World::new(), change, FOUND, "NotAlike").await;
+    check(World::new(), change, FOUND, "Incompatible").await;
 }
 
 #[rstest]
@@ -255,7 +255,7 @@ async fn tags_of_the_spec(
     let keys: Vec<_> = spec.as_object().unwrap().keys().cloned().collect();
     let change = |world: &mut World| {
         world.object["spec"]["tags"] = spec;
-        alb(world)["tagKeys"] = recorded;
+        alb(world)["managedTagKeys"] = recorded;
         world
             .aws
             .tags
@@ -269,20 +269,20 @@ async fn tags_of_the_spec(
     all.extend(tags(expected));
     assert_eq!(world.aws.tags[LOAD_BALANCER], all);
     let alb = reconciled.report().readiness.alb.as_ref().unwrap();
-    assert_eq!(alb.tag_keys, keys);
+    assert_eq!(alb.managed_tag_keys, keys);
 }
 
 /// A refusal of one part keeps no other part, and no listener, from being corrected; a refusal of all calls does.
 #[rstest]
-#[case::of_one(vec![("SetSubnets", spec_refused())],
+#[case::of_one(vec![("SetSubnets", spec_rejected())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
-     ReadTargetHealth", "SpecRefused")]
+     ReadTargetHealth", "SpecRejected")]
 #[case::of_all(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_refused())],
+#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_rejected())],
     "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::listeners_count_before(vec![("SetSubnets", spec_refused()), ("ReadListeners", throttled())],
+#[case::listeners_count_before(vec![("SetSubnets", spec_rejected()), ("ReadListeners", throttled())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
-#[case::tags(vec![("AddTags", spec_refused())], "!AddTags", "SpecRefused")]
+#[case::tags(vec![("AddTags", spec_rejected())], "!AddTags", "SpecRejected")]
 #[tokio::test]
 async fn refused_correction(
     #[case] refused: Vec<(&'static str, AwsError)>,
@@ -412,15 +412,15 @@ async fn listener(#[case] change: Change, #[case] steps: &str, #[case] reason: &
 
 /// What is not owned, or may not be, is left alone.
 #[rstest]
-#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
-#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "ListenerConflict")]
+#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "Conflict")]
+#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "Conflict")]
 #[case::listener_with_late_tags(|world: &mut World| { tag(world, LISTENER, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
-#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
+#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "Conflict")]
 #[case::group_with_late_tags(|world: &mut World| { tag(world, GROUP, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
 #[case::adoptable_group_of_another_network(|world: &mut World| {
     tag(world, GROUP, &[(ADOPT_BY, "shop/web")]);
     world.aws.groups[0].vpc = "vpc-2".into();
-}, "ReadService", "ListenerConflict")]
+}, "ReadService", "Conflict")]
 #[case::created_group_is_hidden(|world: &mut World| {
     world.object["spec"]["listeners"] = json!([http(81)]);
     world.object["status"]["listeners"] = json!([{ "port": 81 }]);
@@ -457,7 +457,7 @@ async fn created_group_may_be_anothers() {
     let steps = format!(
         "{FOUND} ReadListeners ReadTargetGroups ReadNodes ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership"
     );
-    check(World::new(), change, &steps, "ListenerConflict").await;
+    check(World::new(), change, &steps, "Conflict").await;
 }
 
 /// While it is unknown where to lead, targets stay as long as the Service holds their node port.
@@ -468,7 +468,7 @@ async fn created_group_may_be_anothers() {
 #[case::port_held(|world: &mut World| port(world, &json!({ "port": 81, "nodePort": 30_080 })), "ReadTargetHealth", "ServicePortNotFound", (2, 2))]
 #[case::no_node_port(|world: &mut World| port(world, &json!({ "port": 80 })), "ReadTargetHealth DeregisterTargets Emit:Updated", "NoNodePort", (0, 0))]
 #[case::no_nodes(|world: &mut World| world.nodes = Ok(Vec::new()), "ReadTargetHealth", "NoNodes", (2, 2))]
-#[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnknown", (2, 2))]
+#[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnreadable", (2, 2))]
 #[case::nothing_leads_there(|world: &mut World| { world.nodes = Ok(Vec::new()); world.aws.listeners.clear(); }, "", "NoNodes", (2, 2))]
 #[tokio::test]
 async fn unroutable_listener(
@@ -500,11 +500,11 @@ fn port(world: &mut World, port: &Value) {
 
 /// A target that AWS rejects blocks no other.
 #[rstest]
-#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRefused", "Ready")]
-#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRefused")]
-#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRefused")]
+#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRejected", "Ready")]
+#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRejected")]
+#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRejected")]
 #[tokio::test]
 async fn rejected_targets(
     #[case] nodes: &[&'static str],
@@ -522,9 +522,9 @@ async fn rejected_targets(
 /// A listener that AWS refuses blocks no other; a refusal of all calls does.
 #[rstest]
 #[case::of_one(
-    spec_refused(),
+    spec_rejected(),
     "!SetHealthCheck ReadService ReadTargetHealth",
-    "SpecRefused"
+    "SpecRejected"
 )]
 #[case::of_all(throttled(), "!SetHealthCheck", "Throttled")]
 #[tokio::test]
@@ -543,12 +543,12 @@ async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] 
     let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService {steps}");
     let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
     let report = reconciled.report();
-    if reason == "SpecRefused" {
+    if reason == "SpecRejected" {
         assert!(report.readiness.message.starts_with("port 80: AWS says"));
         let (first, second) = (&report.listeners[0], &report.listeners[1]);
         assert_eq!(
             (first.healthy, &*first.reason),
-            (1, "SpecRefused"),
+            (1, "SpecRejected"),
             "as before"
         );
         assert_eq!((second.healthy, &*second.reason), (2, ""));
@@ -565,7 +565,7 @@ async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] 
 #[case::foreign(|world: &mut World| for arn in [LISTENER, GROUP] { tag(world, arn, &[("theirs", "x")]); }, "FindTargetGroup ReadOwnership", "Ready", 0)]
 #[case::late_tags(|world: &mut World| { for arn in [LISTENER, GROUP] { tag(world, arn, &[]); } requested_for(world, 0, 30); },
     "FindTargetGroup ReadOwnership", "Ready", 1)]
-#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "ListenerConflict", 1)]
+#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "Conflict", 1)]
 #[case::status_was_lost(|world: &mut World| world.object["status"] = json!({}),
     "RecordPorts DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
 #[tokio::test]
@@ -616,18 +616,18 @@ async fn failed_load_balancer_has_no_listeners() {
     let fail = |world: &mut World| {
         world.aws.load_balancer.as_mut().unwrap().state = "failed".into();
     };
-    check(World::new(), fail, FOUND, "Failed").await;
+    check(World::new(), fail, FOUND, "ProvisioningFailed").await;
 }
 
 /// The finalizer goes only once nothing owned is left.
 #[rstest]
 #[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
-#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Deleting")]
-#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone", "")]
-#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Deleting")]
-#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Deleting")]
-#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind", "")]
-#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind", "")]
+#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
+#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:AlreadyDeleted", "")]
+#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Terminating")]
+#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Terminating")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:Orphaned", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:Orphaned", "")]
 #[case::never_owned(|world: &mut World| {
     tag(world, LOAD_BALANCER, &[("theirs", "x")]);
     alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
@@ -652,23 +652,23 @@ async fn deletion(#[case] change: Change, #[case] steps: &str, #[case] reason: &
 #[case::with_the_load_balancer(|_: &mut World| {},
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone", "")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
-    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind", "")]
+    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:Orphaned", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "InProgress")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "OperationInProgress")]
 #[case::group_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.hidden.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ConfirmOwner", "Terminating")]
 #[case::group_tags_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.untagged.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Terminating")]
 #[tokio::test]
 async fn deletion_of_target_groups(
     #[case] change: Change,

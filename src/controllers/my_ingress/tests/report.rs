@@ -35,7 +35,7 @@ type Change = fn(&mut World);
     set_health(world, ["unhealthy"; 2]);
 }, "Provisioning", "AWS makes", Ok(Requeue::Poll))]
 #[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Requeue::OnChange))]
-#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Requeue::OnChange))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "ProvisioningFailed", "AWS could not make", Ok(Requeue::OnChange))]
 #[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Requeue::Poll))]
 #[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
     Ok(Requeue::Poll))]
@@ -45,17 +45,17 @@ type Change = fn(&mut World);
 #[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Requeue::OnChange))]
 #[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
     "AWS makes", Ok(Requeue::Poll))]
-#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "port 80 of the load balancer has a listener that is not ours", Ok(Requeue::OnChange))]
-#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "target group qm-", Ok(Requeue::OnChange))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
     Ok(Requeue::OnChange))]
 #[case::unowned_and_recent(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
-    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+    world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
 }, "Conflict", "load balancer web-alb is not ours", Ok(Requeue::Poll))]
-#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "NotAlike", "load balancer web-alb is internet-facing",
+#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "Incompatible", "load balancer web-alb is internet-facing",
     Ok(Requeue::OnChange))]
 #[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
     "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
@@ -126,8 +126,11 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     world.object["spec"]["listeners"] = json!([http(80), http(81)]);
     world.object["spec"]["listeners"][1]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] =
-        json!([{ "port": 80 }, { "port": 81, "requestedAt": ago(30) }]);
-    world.refused = vec![("SetHealthCheck", refusal(class, "InProgress", "Code"))];
+        json!([{ "port": 80 }, { "port": 81, "creationRequestedAt": ago(30) }]);
+    world.refused = vec![(
+        "SetHealthCheck",
+        refusal(class, "OperationInProgress", "Code"),
+    )];
     set_health(&mut world, ["initial"; 2]);
     let reconciled = world.reconcile().await;
     let report = reconciled.report();
@@ -135,14 +138,14 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     assert_eq!(
         (readiness.reason, readiness.message.as_str()),
         (
-            "InProgress",
+            "OperationInProgress",
             "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
         )
     );
     // What changes by itself is looked at soon, unless the error is.
     assert_eq!(ended(&report.outcome), outcome);
     assert!(
-        report.listeners[1].requested_at.is_some(),
+        report.listeners[1].creation_requested_at.is_some(),
         "AWS may not show it yet"
     );
 }
@@ -160,7 +163,7 @@ async fn most_urgent_refusal_counts() {
     world.refused = vec![
         (
             "SetHealthCheck",
-            refusal(Class::Terminal, "SpecRefused", "ValidationError"),
+            refusal(Class::Terminal, "SpecRejected", "ValidationError"),
         ),
         (
             "DeleteListener",
@@ -175,34 +178,34 @@ async fn most_urgent_refusal_counts() {
         .listeners
         .iter()
         .map(|it| (it.port, it.reason.as_str()));
-    let expected = [(80, "SpecRefused"), (81, ""), (82, "NotPermitted")];
+    let expected = [(80, "SpecRejected"), (81, ""), (82, "NotPermitted")];
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
-/// What the status says of the load balancer: `requestedAt` until AWS shows it active, nothing of one that is not owned.
+/// What the status says of the load balancer: `creationRequestedAt` until AWS shows it active, nothing of one that is not owned.
 #[rstest]
 #[case::active(|_: &mut World| {}, json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" }))]
 #[case::provisioning(|world: &mut World| set_state(world, "provisioning"),
-    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "provisioning", "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "provisioning", "creationRequestedAt": "some" }))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); },
-    json!({ "arn": LOAD_BALANCER, "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "creationRequestedAt": "some" }))]
 #[case::unowned_and_another(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
     world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:eu-1:1:former");
-}, json!({ "requestedAt": "some" }))]
+}, json!({ "creationRequestedAt": "some" }))]
 #[case::not_found_in_time(|world: &mut World| { world.aws.hidden.insert(LOAD_BALANCER.into()); },
-    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "creationRequestedAt": "some" }))]
 #[tokio::test]
 async fn status_of_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
     let mut world = World::plain();
-    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+    world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
     change(&mut world);
     world.settle().await;
     let mut alb = world.object["status"]["alb"].clone();
-    if alb["requestedAt"].is_string() {
-        alb["requestedAt"] = json!("some");
+    if alb["creationRequestedAt"].is_string() {
+        alb["creationRequestedAt"] = json!("some");
     } else {
-        alb.as_object_mut().unwrap().remove("requestedAt");
+        alb.as_object_mut().unwrap().remove("creationRequestedAt");
     }
     assert_eq!(alb, expected);
 }

@@ -69,7 +69,7 @@ pub enum FieldError {
     },
     /// It is meant as a `JSONPath`, or as `WORD:NAME`, and is not one.
     #[error("{field:?}: {problem}")]
-    InvalidPath {
+    PathInvalid {
         /// The field, as the spec gives it.
         field: String,
         /// What is wrong, and what to write.
@@ -82,7 +82,7 @@ impl FieldError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::FieldNotFound { .. } => "FieldNotFound",
-            Self::InvalidPath { .. } => "InvalidPath",
+            Self::PathInvalid { .. } => "PathInvalid",
         }
     }
 }
@@ -90,7 +90,7 @@ impl FieldError {
 impl Field {
     /// Understands `field` as that of an object of this kind.
     pub fn compile(kind: &str, field: &str) -> Result<Self, FieldError> {
-        let invalid = |problem: String| FieldError::InvalidPath {
+        let invalid = |problem: String| FieldError::PathInvalid {
             field: field.chars().take(200).collect(),
             problem,
         };

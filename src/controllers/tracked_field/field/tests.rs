@@ -160,62 +160,62 @@ fn long_values_are_cut_between_characters_and_compared_whole() {
     "FieldNotFound",
     "is no field of a CronJob: write a JSONPath in braces"
 )]
-#[case("Deployment", "image:", "InvalidPath", "write image:NAME, or image")]
-#[case("Service", "targetPort:", "InvalidPath", "write targetPort:NAME")]
+#[case("Deployment", "image:", "PathInvalid", "write image:NAME, or image")]
+#[case("Service", "targetPort:", "PathInvalid", "write targetPort:NAME")]
 #[case(
     "Deployment",
     ".spec.replicas",
-    "InvalidPath",
+    "PathInvalid",
     "write {.spec.replicas}"
 )]
 #[case(
     "Deployment",
     "$.spec.replicas",
-    "InvalidPath",
+    "PathInvalid",
     "write {.spec.replicas}"
 )]
-#[case("Deployment", "spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case("Deployment", "spec.replicas", "PathInvalid", "write {.spec.replicas}")]
 #[case(
     "X",
     "{range .items[*]}{.name}{end}",
-    "InvalidPath",
+    "PathInvalid",
     "[*].image}; several matches give a JSON list"
 )]
-#[case("X", "{end}", "InvalidPath", "{range} and {end} are not supported")]
-#[case("X", "{.a}{.b}", "InvalidPath", "several expressions")]
-#[case("X", "{.a} {.b}", "InvalidPath", "several expressions")]
-#[case("X", "a: {.a}", "InvalidPath", "text around the braces")]
-#[case("X", "{.a}!", "InvalidPath", "text around the braces")]
-#[case("X", "{.a", "InvalidPath", "ends too early")]
-#[case("X", "}", "InvalidPath", "text around")]
-#[case("X", "{}", "InvalidPath", "names no field")]
-#[case("X", "{.}", "InvalidPath", "name is missing")]
-#[case("X", "{@}", "InvalidPath", "names no field")]
-#[case("X", "{.a.}", "InvalidPath", "name is missing")]
-#[case("X", "{..}", "InvalidPath", "name is missing")]
-#[case("X", "{..a..b}", "InvalidPath", "`..` may stand in it once")]
-#[case("X", "{\"a\"}", "InvalidPath", "is not understood")]
-#[case("X", "{.a b}", "InvalidPath", "is not understood")]
-#[case("X", "{.a[]}", "InvalidPath", "brackets hold")]
-#[case("X", "{.a[b]}", "InvalidPath", "brackets hold")]
-#[case("X", "{.a[0}", "InvalidPath", "bracket is missing")]
-#[case("X", "{.a[::0]}", "InvalidPath", "step of a slice")]
-#[case("X", "{.a['b..c']}", "InvalidPath", "empty name")]
-#[case("X", "{.a['b}", "InvalidPath", "ends too early")]
+#[case("X", "{end}", "PathInvalid", "{range} and {end} are not supported")]
+#[case("X", "{.a}{.b}", "PathInvalid", "several expressions")]
+#[case("X", "{.a} {.b}", "PathInvalid", "several expressions")]
+#[case("X", "a: {.a}", "PathInvalid", "text around the braces")]
+#[case("X", "{.a}!", "PathInvalid", "text around the braces")]
+#[case("X", "{.a", "PathInvalid", "ends too early")]
+#[case("X", "}", "PathInvalid", "text around")]
+#[case("X", "{}", "PathInvalid", "names no field")]
+#[case("X", "{.}", "PathInvalid", "name is missing")]
+#[case("X", "{@}", "PathInvalid", "names no field")]
+#[case("X", "{.a.}", "PathInvalid", "name is missing")]
+#[case("X", "{..}", "PathInvalid", "name is missing")]
+#[case("X", "{..a..b}", "PathInvalid", "`..` may stand in it once")]
+#[case("X", "{\"a\"}", "PathInvalid", "is not understood")]
+#[case("X", "{.a b}", "PathInvalid", "is not understood")]
+#[case("X", "{.a[]}", "PathInvalid", "brackets hold")]
+#[case("X", "{.a[b]}", "PathInvalid", "brackets hold")]
+#[case("X", "{.a[0}", "PathInvalid", "bracket is missing")]
+#[case("X", "{.a[::0]}", "PathInvalid", "step of a slice")]
+#[case("X", "{.a['b..c']}", "PathInvalid", "empty name")]
+#[case("X", "{.a['b}", "PathInvalid", "ends too early")]
 #[case(
     "X",
     "{.a[?@.b==1]}",
-    "InvalidPath",
+    "PathInvalid",
     "a filter is written [?(@.name==\"x\")]"
 )]
-#[case("X", "{.a[?(@.b=1)]}", "InvalidPath", "a filter is written")]
-#[case("X", "{.a[?(@.b==1 && @.c==2)]}", "InvalidPath", "a filter is written")]
-#[case("X", "{.a[?(@.b[*]==1)]}", "InvalidPath", "compares one value")]
-#[case("X", "{.a[?(@.b[?(@.c)])]}", "InvalidPath", "a filter in a filter")]
+#[case("X", "{.a[?(@.b=1)]}", "PathInvalid", "a filter is written")]
+#[case("X", "{.a[?(@.b==1 && @.c==2)]}", "PathInvalid", "a filter is written")]
+#[case("X", "{.a[?(@.b[*]==1)]}", "PathInvalid", "compares one value")]
+#[case("X", "{.a[?(@.b[?(@.c)])]}", "PathInvalid", "a filter in a filter")]
 #[case(
     "X",
     "{.a[0,1,2,3][0,1,2,3][0,1]}",
-    "InvalidPath",
+    "PathInvalid",
     "more than 16 paths"
 )]
 fn refusals_say_what_to_write(
@@ -233,7 +233,7 @@ fn refusals_say_what_to_write(
 fn a_field_that_is_too_long_is_refused() {
     let error = Field::compile("X", &format!("{{.{}}}", "a".repeat(5000))).unwrap_err();
     assert!(error.to_string().len() < 400, "{error}");
-    assert_eq!(error.reason(), "InvalidPath");
+    assert_eq!(error.reason(), "PathInvalid");
 }
 
 #[test]

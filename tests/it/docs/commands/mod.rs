@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use page::{Command, Step, steps};
 use qm_core::kind::KindInfo;
-use quartermaster::registry;
+use quartermaster::kinds;
 use shell::{CommandResult, Shell};
 use stage::{Scene, Stage};
 use testbed::aws::Aws;
@@ -333,7 +333,7 @@ impl Walk {
               kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
             done";
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
-        let kinds = registry::KINDS
+        let kinds = kinds::KINDS
             .iter()
             .map(KindInfo::crd_name)
             .collect::<Vec<_>>()
