@@ -1,4 +1,4 @@
-//! Flags and metrics that the pages name, and times.
+//! Flags, metrics and times that the pages name.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use quartermaster::cli::{Cli, Timings};
 
 use super::{page, pages, prose, row};
 
-/// All flags stand in the generated reference; what the page says of one is of one that is there.
+/// The generated reference has all flags, and the pages name only existing flags.
 #[test]
-fn every_flag_that_is_named_is_one() {
+fn every_named_flag_exists() {
     let page = page("operating.md");
     let (_, section) = page.split_once("\n## Flags\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
@@ -35,15 +35,15 @@ fn every_flag_that_is_named_is_one() {
             || name
                 .strip_suffix("...")
                 .is_some_and(|of| flags.iter().any(|it| it.starts_with(of)));
-        assert!(is_one, "there is no --{name}");
+        assert!(is_one, "--{name} does not exist");
     }
 }
 
-/// All metrics stand in the generated reference; what any page says of one is of one that is there.
+/// The generated reference has all metrics, and the pages name only existing metrics.
 #[test]
-fn every_metric_that_is_named_is_one() {
+fn every_named_metric_exists() {
     let reference = page("reference/metrics.md");
-    let ours = [
+    let prefixes = [
         "quartermaster_",
         "controller_runtime_",
         "workqueue_",
@@ -61,7 +61,7 @@ fn every_metric_that_is_named_is_one() {
         }
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '*'));
         let is_one = |word: &&str| {
-            ours.iter().any(|begin| {
+            prefixes.iter().any(|begin| {
                 word.strip_prefix(begin)
                     .is_some_and(|rest| !rest.is_empty() && rest != "*")
             })
@@ -69,7 +69,7 @@ fn every_metric_that_is_named_is_one() {
         for word in words.filter(is_one) {
             assert!(
                 row(&reference, word).is_some(),
-                "{}: there is no metric {word}",
+                "{}: metric {word} does not exist",
                 path.display()
             );
             named += 1;
@@ -78,9 +78,9 @@ fn every_metric_that_is_named_is_one() {
     assert!(named > 30, "{named}");
 }
 
-/// The pages write these times out. Whoever changes one looks for it there.
+/// The pages contain these times as text. A change of a time has to change its pages.
 #[test]
-fn the_times_that_the_pages_name() {
+fn named_times_match_the_code() {
     let seconds = Duration::from_secs;
     let named = Timings {
         leader_elect_lease_duration: seconds(9),

@@ -1,4 +1,4 @@
-//! What the status says: the Deployment's, mirrored, and why an app is not ready.
+//! The status mirrors the Deployment's, and names why an app is not ready.
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -11,16 +11,18 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::wait::until;
 
-use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use super::{
+    app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
+};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn one() -> Value {
     json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80 }] })
 }
 
-/// The Deployment's status through a rollout, and the Service's ports; once it says so, it is so.
+/// The status follows the Deployment through a rollout, has the Service's ports, and never runs ahead of them.
 #[tokio::test]
-async fn it_mirrors_and_is_honest() {
+async fn status_mirrors_the_deployment_through_a_rollout() {
     let bed = Bed::shared("mirror").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = one();
@@ -31,59 +33,59 @@ async fn it_mirrors_and_is_honest() {
         respec(&bed, "web", spec.clone()).await;
         let app = ready(&bed, "web").await;
         let deployment = deployment(&bed, "web").await;
-        let said = deployment.spec.as_ref().unwrap();
-        let container = &said.template.spec.as_ref().unwrap().containers[0];
+        let spec = deployment.spec.as_ref().unwrap();
+        let container = &spec.template.spec.as_ref().unwrap().containers[0];
         assert_eq!(
             container.image.as_deref(),
             Some(image),
             "ready, and of this generation"
         );
-        let theirs = deployment.status.clone().unwrap();
+        let observed = deployment.status.clone().unwrap();
         assert_eq!(
             (
-                theirs.updated_replicas,
-                theirs.available_replicas,
-                theirs.replicas
+                observed.updated_replicas,
+                observed.available_replicas,
+                observed.replicas
             ),
             (Some(2), Some(2), Some(2))
         );
-        assert_eq!(theirs.observed_generation, deployment.metadata.generation);
+        assert_eq!(observed.observed_generation, deployment.metadata.generation);
         assert_eq!(
             app.status.unwrap().observed_generation,
             app.metadata.generation
         );
     }
-    // Once the last old Pod has ended nothing changes any more.
+    // Once the last old Pod has ended, nothing changes any more.
     let mirrored = until("the status is the Deployment's", SOON, async || {
         let app: AppService = bed.api().get("web").await?;
-        let mut ours = serde_json::to_value(app.status)?;
-        let mut theirs = serde_json::to_value(deployment(&bed, "web").await.status)?;
-        let ports = ours.as_object_mut().unwrap().remove("ports");
+        let mut reported = serde_json::to_value(app.status)?;
+        let mut observed = serde_json::to_value(deployment(&bed, "web").await.status)?;
+        let ports = reported.as_object_mut().unwrap().remove("ports");
         for field in ["selector", "clusterIP"] {
-            ours.as_object_mut().unwrap().remove(field);
+            reported.as_object_mut().unwrap().remove(field);
         }
-        ours["observedGeneration"] = theirs["observedGeneration"].clone();
-        ours["conditions"]
+        reported["observedGeneration"] = observed["observedGeneration"].clone();
+        reported["conditions"]
             .as_array_mut()
             .unwrap()
             .retain(|condition| condition["type"] != "Ready");
-        for status in [&mut ours, &mut theirs] {
+        for status in [&mut reported, &mut observed] {
             status["conditions"]
                 .as_array_mut()
                 .unwrap()
                 .sort_by_key(|condition| condition["type"].to_string());
         }
-        anyhow::ensure!(ours == theirs, "{ours:#}\n{theirs:#}");
+        anyhow::ensure!(reported == observed, "{reported:#}\n{observed:#}");
         Ok(ports)
     });
     let node_port = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port;
     let ports = json!([{ "name": "http", "port": 80, "nodePort": node_port, "protocol": "TCP" }]);
     assert_eq!(mirrored.await.unwrap(), ports);
-    // One Event, for all three.
+    // One Event for all three.
     assert_eq!(bed.event("web", "Ready").await, "all 2 Pods are available");
 }
 
-/// What the kubelet would say of a container.
+/// Writes a container's status as the kubelet does.
 async fn kubelet(bed: &Bed, container: Value) {
     let pods: Api<Pod> = bed.api();
     let pod = pods
@@ -119,11 +121,11 @@ async fn kubelet(bed: &Bed, container: Value) {
 #[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")]
 #[case::config(json!({ "waiting": { "reason": "CreateContainerConfigError", "message": "secret \"x\" not found" } }), json!({}), "CreateContainerConfigError", "secret \"x\" not found")]
 #[tokio::test]
-async fn a_pods_own_reason(
+async fn status_shows_the_reason_of_a_pod(
     #[case] state: Value,
     #[case] last: Value,
     #[case] reason: &str,
-    #[case] words: &str,
+    #[case] expected: &str,
 ) {
     let bed = Bed::shared("reason").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -135,17 +137,17 @@ async fn a_pods_own_reason(
         json!({ "ready": false, "state": state, "lastState": last, "restartCount": restarts }),
     )
     .await;
-    let said = not_ready(&bed, "web", reason).await;
+    let message = not_ready(&bed, "web", reason).await;
     assert!(
-        said.starts_with("Pod web-") && said.ends_with(words),
-        "{said}"
+        message.starts_with("Pod web-") && message.ends_with(expected),
+        "{message}"
     );
-    assert_eq!(bed.event("web", reason).await, said);
+    assert_eq!(bed.event("web", reason).await, message);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
-    // It is asked for again and again, and said once.
+    // The operator retries again and again, and emits one Event.
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;
     assert!(
         !written
@@ -160,37 +162,39 @@ async fn a_pods_own_reason(
 }
 
 #[tokio::test]
-async fn no_node_takes_it() {
+async fn status_reports_an_unschedulable_pod() {
     let bed = Bed::shared("unscheduled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "1000000" } });
     app(&bed, "web", spec).await;
-    let words = not_ready(&bed, "web", "Unschedulable").await;
-    assert!(words.contains("Insufficient cpu"), "{words}");
+    let message = not_ready(&bed, "web", "Unschedulable").await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
     respec(&bed, "web", one()).await;
     ready(&bed, "web").await;
 }
 
 #[tokio::test]
-async fn the_quota_has_no_room() {
+async fn status_reports_an_exceeded_quota() {
     let bed = Bed::shared("quota").await;
     let hard = json!({ "spec": { "hard": { "pods": "1", "services": "0" } } });
     bed.create::<ResourceQuota>("small", hard).await;
-    // Without it no creation is counted, nor refused.
+    // Before the controller has counted, the quota rejects nothing.
     bed.until("small", "is counted", |quota: &ResourceQuota| {
         quota.status.as_ref().is_some_and(|s| s.hard.is_some())
     })
     .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    // Of the Service.
+    // The quota rejects the Service.
     app(&bed, "web", one()).await;
-    let words = not_ready(&bed, "web", "QuotaExceeded").await;
+    let message = not_ready(&bed, "web", "QuotaExceeded").await;
     assert!(
-        words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"),
-        "{words}"
+        message.contains("the apiserver refuses Service")
+            && message.contains("exceeded quota: small"),
+        "{message}"
     );
-    // Whoever counts anew for the new bounds has seen the Pod by then: one that it has not seen is not counted for minutes.
+    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted for
+    // minutes.
     let runs = |deployment: &Deployment| {
         deployment
             .status
@@ -201,7 +205,7 @@ async fn the_quota_has_no_room() {
     bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } }))
         .await;
     ready(&bed, "web").await;
-    // Meanwhile a Pod may slip through.
+    // Meanwhile the quota may let a Pod in.
     bed.until("small", "counts the Pod", |quota: &ResourceQuota| {
         let status = quota.status.clone().unwrap_or_default();
         let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
@@ -211,12 +215,12 @@ async fn the_quota_has_no_room() {
                 .is_some_and(|used| used.get("pods").is_some_and(|pods| pods.0 == "1"))
     })
     .await;
-    // Of the Pods.
+    // The quota rejects the Pods.
     let mut two = one();
     two["size"] = json!(2);
     respec(&bed, "web", two).await;
-    let words = not_ready(&bed, "web", "FailedCreate").await;
-    assert!(words.contains("exceeded quota: small"), "{words}");
+    let message = not_ready(&bed, "web", "FailedCreate").await;
+    assert!(message.contains("exceeded quota: small"), "{message}");
     bed.event("web", "FailedCreate").await;
     respec(&bed, "web", one()).await;
     ready(&bed, "web").await;
@@ -224,7 +228,7 @@ async fn the_quota_has_no_room() {
 
 /// An administrator who reads the log learns which permission the operator lacks, once.
 #[tokio::test]
-async fn a_child_that_may_not_be_written_is_logged_once() {
+async fn forbidden_child_is_logged_once() {
     let bed = Bed::shared("denied").await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(
@@ -241,12 +245,12 @@ async fn a_child_that_may_not_be_written_is_logged_once() {
         Fault::status(StatusCode::FORBIDDEN),
     );
     app(&bed, "web", one()).await;
-    let words = not_ready(&bed, "web", "Forbidden").await;
+    let message = not_ready(&bed, "web", "Forbidden").await;
     assert!(
-        words.starts_with("the apiserver refuses Deployment "),
-        "{words}"
+        message.starts_with("the apiserver refuses Deployment "),
+        "{message}"
     );
-    until("it is tried again", SOON, async || {
+    until("the operator retries", SOON, async || {
         Ok((proxy.count(&creations) >= 5).then_some(()))
     })
     .await
@@ -261,18 +265,18 @@ async fn a_child_that_may_not_be_written_is_logged_once() {
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
     assert_eq!(
         (&warnings[0]["cause"], &warnings[0]["controller"]),
-        (&json!(words), &json!("appservice"))
+        (&json!(message), &json!("appservice"))
     );
     order.take_back();
     ready(&bed, "web").await;
 }
 
-/// What the apiserver does not take of what was built is said in its words, and tried again when the spec changes.
+/// If the apiserver rejects a child, the status quotes the apiserver, and the operator retries when the spec changes.
 #[tokio::test]
-async fn what_the_apiserver_refuses() {
+async fn rejected_child_is_retried_after_a_change_of_the_spec() {
     let bed = Bed::shared("refused").await;
     let operator = Operator::start(&bed, Settings::default().flag("--backoff-max=100ms")).await;
-    for (name, field, value, words) in [
+    for (name, field, value, expected) in [
         (
             "quantity",
             "resources",
@@ -301,12 +305,12 @@ async fn what_the_apiserver_refuses() {
         let mut spec = one();
         spec[field] = value;
         app(&bed, name, spec).await;
-        let said = not_ready(&bed, name, "WriteRejected").await;
+        let message = not_ready(&bed, name, "WriteRejected").await;
         assert!(
-            said.starts_with("the apiserver refuses Deployment ") && said.contains(words),
-            "{said}"
+            message.starts_with("the apiserver refuses Deployment ") && message.contains(expected),
+            "{message}"
         );
-        assert_eq!(bed.event(name, "WriteRejected").await, said);
+        assert_eq!(bed.event(name, "WriteRejected").await, message);
         assert!(
             bed.api::<Deployment>()
                 .get_opt(name)
@@ -338,7 +342,7 @@ async fn what_the_apiserver_refuses() {
     );
     respec(&bed, "quantity", one()).await;
     ready(&bed, "quantity").await;
-    // Of one that runs: it goes on as it was.
+    // A running app keeps its children.
     let mut spec = one();
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     respec(&bed, "quantity", spec).await;
@@ -348,9 +352,9 @@ async fn what_the_apiserver_refuses() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// What is refused keeps nobody from trying the rest again.
+/// A rejected child does not block retries of the others.
 #[tokio::test]
-async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
+async fn failed_child_is_retried_beside_a_rejected_one() {
     let bed = Bed::shared("beside").await;
     let (proxy, file) = bed.through_proxy().await;
     let away = Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
@@ -364,12 +368,12 @@ async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
     spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     app(&bed, "web", spec).await;
     not_ready(&bed, "web", "WriteRejected").await;
-    bed.until("web", "is there", |_: &Service| true).await;
+    bed.until("web", "exists", |_: &Service| true).await;
     assert_eq!(failed.hits(), 1);
 }
 
 #[tokio::test]
-async fn suspended_it_is_let_alone_until_it_is_deleted() {
+async fn suspended_app_is_unchanged_until_deletion() {
     let bed = Bed::shared("suspended").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -384,9 +388,9 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
         json!({ "spec": { "suspend": true, "image": "nginx:1.27" } }),
     )
     .await;
-    let words = not_ready(&bed, "web", "Suspended").await;
-    assert_eq!(words, "spec.suspend is true: nothing is changed");
-    assert_eq!(bed.event("web", "Suspended").await, words);
+    let message = not_ready(&bed, "web", "Suspended").await;
+    assert_eq!(message, "spec.suspend is true: nothing is changed");
+    assert_eq!(bed.event("web", "Suspended").await, message);
     bed.delete::<Service>("web").await;
     bed.scale("web", 1).await;
     bed.until("web", "is mirrored all the same", |app: &AppService| {
@@ -411,7 +415,7 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
         .await;
     not_ready(&bed, "web", "Suspended").await;
     bed.delete::<AppService>("web").await;
-    until("what it had is gone", SOON * 3, async || {
+    until("the app's children are deleted", SOON * 3, async || {
         let left = bed.kubectl(&["get", "deploy,svc", "-o", "name"]).await;
         anyhow::ensure!(left.trim().is_empty(), "{left}");
         Ok(Some(()))
@@ -420,9 +424,9 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
     .unwrap();
 }
 
-/// One that is being deleted is waited for, and made again.
+/// The operator waits for a Terminating child and then recreates it.
 #[tokio::test]
-async fn a_child_that_lingers() {
+async fn terminating_child_is_awaited_and_recreated() {
     let bed = Bed::shared("lingers").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", one()).await;
@@ -434,14 +438,14 @@ async fn a_child_that_lingers() {
     .await;
     let before = service(&bed, "web").await;
     bed.delete::<Service>("web").await;
-    let words = not_ready(&bed, "web", "ChildTerminating").await;
+    let message = not_ready(&bed, "web", "ChildTerminating").await;
     assert!(
-        words.ends_with("is being deleted; it is created again once it is gone"),
-        "{words}"
+        message.ends_with("is being deleted; it is created again once it is gone"),
+        "{message}"
     );
     bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
     let app = ready(&bed, "web").await;
     assert_ne!(service(&bed, "web").await.uid(), before.uid());
-    assert!(standing(&app).is_some());
+    assert!(ready_condition(&app).is_some());
 }

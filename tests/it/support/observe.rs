@@ -1,4 +1,4 @@
-//! What came of it: Events, and what receivers were told.
+//! Observed effects: Events, and messages at receivers.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use testbed::wait::until;
 
 use super::{Bed, SOON, TOKEN};
 
-/// A private chat that the tests' Bot API has.
+/// Id of a private chat of the tests' Bot API.
 pub const CHAT: i64 = 12_345_678;
 
-/// A Bot API that knows [`TOKEN`] and [`CHAT`], without the pace of the real one.
+/// Returns a Bot API that knows [`TOKEN`] and [`CHAT`], without the rate limits of the real one.
 pub fn bot_api() -> BotApi {
     let telegram = BotApi::start().unwrap();
     telegram.set_pace(Pace::unlimited());
@@ -25,7 +25,7 @@ pub fn bot_api() -> BotApi {
 }
 
 impl Bed {
-    /// The Events about an object of this name that have this reason.
+    /// Returns the Events about an object of this name that have this reason.
     pub async fn events(&self, name: &str, reason: &str) -> Vec<Event> {
         let all = self
             .api::<Event>()
@@ -44,7 +44,7 @@ impl Bed {
             .collect()
     }
 
-    /// Waits until there is such an Event; gives its words.
+    /// Waits until there is such an Event; returns its message.
     pub async fn event(&self, name: &str, reason: &str) -> String {
         let found = until(format!("an Event {reason} of {name}"), SOON, async || {
             Ok(self.events(name, reason).await.into_iter().next())
@@ -52,7 +52,7 @@ impl Bed {
         found.await.unwrap().note.unwrap_or_default()
     }
 
-    /// What kubectl prints for these arguments in the test's namespace.
+    /// Runs kubectl with these arguments in the test's namespace; returns the output.
     pub async fn kubectl(&self, arguments: &[&str]) -> String {
         self.plane
             .run_kubectl(&[&["-n", &self.namespace], arguments].concat(), "")
@@ -73,7 +73,7 @@ impl Bed {
         .unwrap();
     }
 
-    /// A Service with these ports, as JSON of the API.
+    /// Creates a Service with these ports, as JSON of the API.
     pub async fn service(&self, name: &str, ports: Value) -> Service {
         self.create(
             name,
@@ -83,21 +83,21 @@ impl Bed {
     }
 }
 
-/// Reason and words of a contact point's condition.
+/// Returns reason and message of a contact point's condition.
 pub fn condition(point: &ContactPoint) -> (String, String) {
     let condition = &point.status.as_ref().unwrap().conditions[0];
     (condition.reason.clone(), condition.message.clone())
 }
 
-/// The requests that the receiver took with a 2xx.
-pub fn taken(receiver: &Receiver) -> Vec<Arc<Request>> {
+/// Returns the requests that the receiver answered with a 2xx.
+pub fn accepted(receiver: &Receiver) -> Vec<Arc<Request>> {
     let good = |request: &Arc<Request>| request.answered.is_some_and(|status| status.is_success());
     receiver.requests().into_iter().filter(good).collect()
 }
 
-/// The changes that the receiver took as `CloudEvents`, in order, those of digests one by one.
+/// Returns the changes that the receiver accepted as `CloudEvents`, in order, those of digests one by one.
 pub fn changes(receiver: &Receiver) -> Vec<Value> {
-    let data = taken(receiver)
+    let data = accepted(receiver)
         .into_iter()
         .filter(|request| request.header("ce-type") != Some(READY));
     data.flat_map(|request| {
@@ -110,13 +110,13 @@ pub fn changes(receiver: &Receiver) -> Vec<Value> {
     .collect()
 }
 
-/// The type of a test message's event.
+/// Event type of a test message.
 pub const READY: &str = "dev.quartermaster.contactpoint.ready";
 
-/// The texts of all requests that the receiver took, those of digests one by one.
+/// Returns the texts of all requests that the receiver accepted, those of digests one by one.
 pub fn texts(receiver: &Receiver) -> Vec<String> {
     let mut texts = Vec::new();
-    for request in taken(receiver) {
+    for request in accepted(receiver) {
         let data = request.json().unwrap();
         let text = |data: &Value| data["text"].as_str().unwrap_or_default().to_owned();
         match data.get("entries") {

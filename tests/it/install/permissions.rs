@@ -1,18 +1,18 @@
-//! The rights that the Helm chart gives, by its values.
+//! Permissions that the Helm chart grants, by its values.
 
 use std::collections::BTreeSet;
 
 use qm_core::kind::KindInfo;
 
-use super::chart::made;
+use super::chart::rendered;
 use super::*;
 use crate::support::SYSTEM;
 
-/// Rights: verbs, and on what (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`, or a path).
-type Rights = [(&'static str, &'static str)];
+/// Permissions: verbs, and a resource (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`, or a path).
+type Permissions = [(&'static str, &'static str)];
 
-/// What `ConfigMapSync`s need where they act.
-const COPIES: &Rights = &[
+/// Permissions that `ConfigMapSync`s need where they act.
+const COPIES: &Permissions = &[
     ("get list patch watch", "configmapsyncs.apps.bixbite.io"),
     ("patch", "configmapsyncs/status.apps.bixbite.io"),
     ("update", "configmapsyncs/finalizers.apps.bixbite.io"),
@@ -20,8 +20,8 @@ const COPIES: &Rights = &[
     ("create", "events.events.k8s.io"),
 ];
 
-/// What all other kinds need there.
-const OTHERS: &Rights = &[
+/// Permissions that all other kinds need there.
+const OTHERS: &Permissions = &[
     ("list watch", "contactpoints.tg.azamaton.ru"),
     ("patch", "contactpoints/status.tg.azamaton.ru"),
     ("get", "secrets."),
@@ -48,38 +48,38 @@ const OTHERS: &Rights = &[
     ("patch", "myingresses/status.demo.rtfm.co.ua"),
 ];
 
-/// What may be tracked; it is bound where the operator acts.
-const TRACKED: &Rights = &[
+/// Kinds that may be tracked; the role is bound where the operator acts.
+const TRACKED: &Permissions = &[
     ("get list watch", "deployments.apps"),
     ("get list watch", "services."),
     ("get list watch", "statefulsets.apps"),
 ];
 
-/// To know what may be tracked.
-const ROLE: &Rights = &[(
+/// Permission to read the kinds that may be tracked.
+const ROLE: &Permissions = &[(
     "list watch",
     "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role",
 )];
 
-/// To ask about those who read metrics, and to read them.
-const METRICS: &Rights = &[
+/// Permissions to review clients that read metrics, and to read them.
+const METRICS: &Permissions = &[
     ("create", "tokenreviews.authentication.k8s.io"),
     ("create", "subjectaccessreviews.authorization.k8s.io"),
     ("get", "/metrics"),
 ];
 
-/// Every right that a set of values gives: `NAMESPACE VERB WHAT`, with `-` for all of them.
-async fn rights(values: &str) -> BTreeSet<String> {
-    let made = made(&["--set", values]).await;
+/// Returns every permission that a set of values grants: `NAMESPACE VERB WHAT`, with `-` for all of them.
+async fn permissions(values: &str) -> BTreeSet<String> {
+    let rendered = rendered(&["--set", values]).await;
     let of_people = |name: &str| {
         ["-viewer-role", "-editor-role", "-admin-role"]
             .iter()
             .any(|end| name.ends_with(end))
     };
-    let roles = made.iter().filter(|(name, object)| {
+    let roles = rendered.iter().filter(|(name, object)| {
         matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && !of_people(name)
     });
-    let mut rights = BTreeSet::new();
+    let mut permissions = BTreeSet::new();
     for (_, role) in roles {
         let namespace = role["metadata"]["namespace"].as_str().unwrap_or("-");
         for rule in role["rules"].as_array().into_iter().flatten() {
@@ -106,7 +106,7 @@ async fn rights(values: &str) -> BTreeSet<String> {
                 what = what.iter().flat_map(named).collect();
             }
             for what in what.into_iter().chain(words("nonResourceURLs")) {
-                rights.extend(
+                permissions.extend(
                     words("verbs")
                         .into_iter()
                         .map(|verb| format!("{namespace} {verb} {what}")),
@@ -114,31 +114,31 @@ async fn rights(values: &str) -> BTreeSet<String> {
             }
         }
     }
-    rights
+    permissions
 }
 
-/// The same form for what is expected in a namespace.
-fn listed(namespace: &str, rights: &[&Rights]) -> BTreeSet<String> {
+/// Returns the expected permissions of a namespace in the same form.
+fn listed(namespace: &str, permissions: &[&Permissions]) -> BTreeSet<String> {
     let each = |(verbs, what): &(&str, &str)| {
         verbs
             .split(' ')
             .map(|verb| format!("{namespace} {verb} {what}"))
             .collect::<Vec<_>>()
     };
-    rights
+    permissions
         .iter()
-        .flat_map(|rights| rights.iter())
+        .flat_map(|permissions| permissions.iter())
         .flat_map(each)
         .collect()
 }
 
-/// The right to a Lease, and to no other of the namespace: releases that share one have a Lease each.
-const LEASE: &Rights = &[
+/// Permission for a Lease, and for no other of the namespace: releases that share one have a Lease each.
+const LEASE: &Permissions = &[
     ("create", "leases.coordination.k8s.io"),
     ("get update", "leases.coordination.k8s.io quartermaster"),
 ];
 
-/// What every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
+/// Returns what every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
 fn always() -> BTreeSet<String> {
     let crd = |kind: &KindInfo| {
         let name = kind.crd_name();
@@ -156,71 +156,74 @@ fn always() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn they_are_what_the_operator_needs_and_no_more() {
-    let everywhere: &Rights = &[
+async fn chart_grants_the_needed_permissions_and_no_others() {
+    let everywhere: &Permissions = &[
         ("get list watch", "namespaces."),
         ("get list watch", "nodes."),
     ];
     let whole = &listed("-", &[COPIES, OTHERS, TRACKED, ROLE, METRICS, everywhere]) | &always();
-    assert_eq!(rights("replicas=2").await, whole);
+    assert_eq!(permissions("replicas=2").await, whole);
 
-    // In one namespace: Roles there, and what they share in the operator's.
-    let beside: &Rights = &[("get", "nodes."), ("get", "namespaces. kube-system")];
+    // In one namespace: Roles there, and the shared ones in the operator's.
+    let beside: &Permissions = &[("get", "nodes."), ("get", "namespaces. kube-system")];
     let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, ROLE, METRICS, beside]))
         | &always();
-    assert_eq!(rights("watchNamespaces={a},sharedSecrets=off").await, some);
     assert_eq!(
-        rights("watchNamespaces={a},noCrossNamespaceRefs=true").await,
+        permissions("watchNamespaces={a},sharedSecrets=off").await,
+        some
+    );
+    assert_eq!(
+        permissions("watchNamespaces={a},noCrossNamespaceRefs=true").await,
         some
     );
     let shared = listed(SYSTEM, &[&[("get", "secrets.")]]);
-    assert_eq!(rights("watchNamespaces={a}").await, &some | &shared);
-    let made = made(&["--set", "watchNamespaces={a}"]).await;
-    assert!(made.contains_key(
+    assert_eq!(permissions("watchNamespaces={a}").await, &some | &shared);
+    let rendered = rendered(&["--set", "watchNamespaces={a}"]).await;
+    assert!(rendered.contains_key(
         "rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"
     ));
-    let bound: Vec<_> = made
+    let bound: Vec<_> = rendered
         .keys()
         .filter(|name| name.contains(" ClusterRoleBinding "))
         .collect();
     assert_eq!(
         bound.len(),
         2,
-        "its own, and to ask about those who read metrics: {bound:?}"
+        "its own, and the reviews of clients that read metrics: {bound:?}"
     );
 }
 
 #[tokio::test]
-async fn they_follow_the_controllers() {
-    let namespaces: &Rights = &[("list watch", "namespaces.")];
+async fn permissions_follow_the_controllers() {
+    let namespaces: &Permissions = &[("list watch", "namespaces.")];
     let plain = &listed("-", &[COPIES, namespaces]) | &always();
     for value in ["metrics.secure=false", "metrics.enabled=false"] {
         assert_eq!(
-            rights(&format!("controllers={{configmapsync}},{value}")).await,
+            permissions(&format!("controllers={{configmapsync}},{value}")).await,
             plain
         );
     }
     let metrics = listed("-", &[METRICS]);
     assert_eq!(
-        rights("controllers={configmapsync}").await,
+        permissions("controllers={configmapsync}").await,
         &plain | &metrics
     );
     let some = &(&listed("a", &[COPIES]) | &listed("b", &[COPIES])) | &always();
     assert_eq!(
-        rights("controllers={configmapsync},watchNamespaces={a,b}").await,
+        permissions("controllers={configmapsync},watchNamespaces={a,b}").await,
         &some | &metrics
     );
 }
 
 #[tokio::test]
-async fn that_to_the_lease_follows_its_name() {
-    let other: &Rights = &[
+async fn lease_permission_follows_the_name_of_the_lease() {
+    let other: &Permissions = &[
         ("create", "leases.coordination.k8s.io"),
         ("get update", "leases.coordination.k8s.io mine"),
     ];
     let (usual, named) = (
-        rights("replicas=2").await,
-        rights("leaderElection.id=mine").await,
+        permissions("replicas=2").await,
+        permissions("leaderElection.id=mine").await,
     );
     assert_eq!(
         &usual - &named,
@@ -232,7 +235,7 @@ async fn that_to_the_lease_follows_its_name() {
     );
 }
 
-/// Without the policies, who may edit one namespace would reach into others.
+/// Without the policies, an editor of one namespace would reach into others.
 #[tokio::test]
 async fn no_role_joins_edit_without_the_policies() {
     let joining = async |values: &[&str]| {
@@ -241,7 +244,7 @@ async fn no_role_joins_edit_without_the_policies() {
                 .to_string()
                 .contains("rbac.authorization.k8s.io/aggregate-to-")
         };
-        made(values)
+        rendered(values)
             .await
             .values()
             .filter(|object| joins(object))

@@ -1,4 +1,4 @@
-//! What cannot be copied, and who says so: others are served all the same.
+//! Sources and destinations that cannot be copied, and their conditions: other destinations get their copies.
 
 use http::StatusCode;
 use testbed::proxy::{Fault, Match, Times, Verb};
@@ -6,7 +6,7 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use super::*;
 
 #[tokio::test]
-async fn a_quota_in_one_namespace_holds_up_no_other() {
+async fn quota_in_one_namespace_blocks_no_other() {
     let shop = Shop::shared("quota").await;
     let (full, free) = (
         shop.open("full", json!({})).await,
@@ -58,7 +58,7 @@ async fn a_quota_in_one_namespace_holds_up_no_other() {
     );
     assert!(
         words.contains("exceeded quota: q"),
-        "the apiserver's own words: {words}"
+        "the apiserver's own message: {words}"
     );
     shop.edit(
         &shop.bed.namespace,
@@ -94,7 +94,7 @@ spec:
 "#;
 
 #[tokio::test]
-async fn the_articles_sample() {
+async fn sample_of_the_article_is_reported() {
     let shop = Shop::shared("article").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -141,7 +141,7 @@ async fn the_articles_sample() {
 }
 
 #[tokio::test]
-async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
+async fn destination_outside_the_scope_or_of_kubernetes_is_rejected() {
     let shop = Shop::shared("outside").await;
     let _operator = shop.operator(&[]).await;
     for (name, spec, reason, words) in [
@@ -159,14 +159,14 @@ async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
         ),
     ] {
         shop.sync(name, spec).await;
-        let said = shop.reads(name, reason).await;
-        assert!(said.contains(words), "{said}");
+        let message = shop.reads(name, reason).await;
+        assert!(message.contains(words), "{message}");
     }
 }
 
-/// A typo in one entry ends nothing for the others.
+/// A typo in one entry does not end the copies of the others.
 #[tokio::test]
-async fn a_destination_that_is_refused_holds_up_no_other() {
+async fn rejected_destination_blocks_no_other() {
     let shop = Shop::shared("refused").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -184,14 +184,14 @@ async fn a_destination_that_is_refused_holds_up_no_other() {
         words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "),
         "{words}"
     );
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }
 
-/// What one namespace refuses, the others are given; and what is forbidden to go holds up nobody.
+/// A write that one namespace rejects does not block the others, and neither does a deletion that is forbidden.
 #[tokio::test]
-async fn a_namespace_that_forbids_it_holds_up_no_other() {
+async fn forbidding_namespace_blocks_no_other() {
     let shop = Shop::shared("forbidden").await;
     let (shut, free) = (
         shop.open("shut", json!({})).await,
@@ -240,11 +240,11 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
     shop.copied(&free, "settings", json!({ "a": "2" })).await;
-    // Nor does it hold up the other's going; but the sync stays until it is gone.
+    // The rejected deletion does not block the other deletion, but the sync stays until the copy is deleted.
     shop.bed.delete::<ConfigMapSync>("s").await;
-    shop.gone(&free, "settings").await;
+    shop.is_deleted(&free, "settings").await;
     shop.bed
-        .until("s", "says what holds it", |sync: &ConfigMapSync| {
+        .until("s", "names the blocker", |sync: &ConfigMapSync| {
             let status = sync.status.as_ref().unwrap();
             status.conditions[0]
                 .message
@@ -252,13 +252,13 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
         })
         .await;
     order.take_back();
-    shop.gone(&shut, "settings").await;
+    shop.is_deleted(&shut, "settings").await;
     shop.ended("s").await;
 }
 
-/// What could not be taken away is tried again, also while there is no source.
+/// The operator retries failed deletions, also while there is no source.
 #[tokio::test]
-async fn what_cannot_be_taken_away_at_once_goes_later() {
+async fn failed_deletion_is_retried() {
     let shop = Shop::shared("later").await;
     let (one, two) = (
         shop.open("one", json!({})).await,
@@ -290,12 +290,12 @@ async fn what_cannot_be_taken_away_at_once_goes_later() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } }))
         .await;
-    shop.gone(&two, "settings").await;
+    shop.is_deleted(&two, "settings").await;
     assert_eq!(order.hits(), 2);
     shop.reads("s", "SourceNotFound").await;
     let order = failing();
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    shop.gone(&one, "settings").await;
+    shop.is_deleted(&one, "settings").await;
     assert_eq!(order.hits(), 2);
 }

@@ -1,4 +1,4 @@
-//! What the document's own program made is taken over without a gap, and is then really ours.
+//! The operator adopts objects of the document's program without a gap, and owns them from then on.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,13 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use qm_api::AppService;
 use serde_json::{Value, json};
 
-use super::{app, deployment, looked_at, original, ready, replica_sets, respec, service, writes};
+use super::{
+    app, create_original_children, deployment, ready, reconciled, replica_sets, respec, service,
+    writes,
+};
 use crate::support::{Bed, Operator, Settings};
 
-/// What a gap would show in.
+/// Counters that a gap would change.
 #[derive(Debug, PartialEq)]
 struct Gapless {
     deployment: (String, Value),
@@ -23,7 +26,7 @@ struct Gapless {
     pods: Vec<String>,
 }
 
-async fn look(bed: &Bed, name: &str) -> Gapless {
+async fn snapshot(bed: &Bed, name: &str) -> Gapless {
     let (deployment, service) = (deployment(bed, name).await, service(bed, name).await);
     let selected = ListParams::default().labels(&format!("app={name}"));
     let pods = bed.api::<Pod>().list(&selected).await.unwrap();
@@ -39,12 +42,12 @@ async fn look(bed: &Bed, name: &str) -> Gapless {
     }
 }
 
-/// An app of the document's program, and what it made of it, all running.
-async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
+/// Creates an app of the document's program and its children, all running.
+async fn original_app(bed: &Bed, name: &str, spec: Value) {
     let old =
         json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
     let app: AppService = bed.create(name, old).await;
-    original(bed, &app, json!({ "labels": { "left": "over" } })).await;
+    create_original_children(bed, &app, json!({ "labels": { "left": "over" } })).await;
     bed.until(name, "runs", |deployment: &Deployment| {
         let status = deployment.status.clone().unwrap_or_default();
         status.available_replicas.unwrap_or_default()
@@ -55,14 +58,14 @@ async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
 }
 
 #[tokio::test]
-async fn nothing_restarts_and_what_is_dropped_goes() {
+async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
     let bed = Bed::shared("taken").await;
     let mut spec = json!({ "size": 2, "image": "nginx:1.7.9", "ports": [
         { "name": "http", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30011 },
         { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
-    // An update of the program's names the address.
+    original_app(&bed, "web", spec.clone()).await;
+    // Updates of the document's program set the address.
     let mut updated = service(&bed, "web").await;
     updated.metadata.managed_fields = None;
     let by = PostParams {
@@ -71,7 +74,8 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     };
     bed.api().replace("web", &by, &updated).await.unwrap();
 
-    // Somebody has edited it: the image, which the spec names as well by now, and what it does not speak of.
+    // A user has edited the Deployment: the image, which the spec has by now as well, and fields that the spec does not
+    // set.
     let edit = json!({ "spec": { "template": { "spec": {
         "tolerations": [{ "key": "spot", "operator": "Exists" }],
         "containers": [{ "name": "web", "image": "nginx:1.8" }],
@@ -86,31 +90,35 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
         .unwrap();
     spec["image"] = json!("nginx:1.8");
     respec(&bed, "web", spec.clone()).await;
-    bed.until("web", "runs as it was edited", |deployment: &Deployment| {
-        let status = deployment.status.clone().unwrap_or_default();
-        let all = [
-            status.updated_replicas,
-            status.available_replicas,
-            status.replicas,
-        ];
-        all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
-    })
+    bed.until(
+        "web",
+        "runs with the edited spec",
+        |deployment: &Deployment| {
+            let status = deployment.status.clone().unwrap_or_default();
+            let all = [
+                status.updated_replicas,
+                status.available_replicas,
+                status.replicas,
+            ];
+            all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
+        },
+    )
     .await;
-    let before = look(&bed, "web").await;
+    let before = snapshot(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = ready(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    assert_eq!(snapshot(&bed, "web").await, before);
     assert!(
         !app.annotations().contains_key("old/spec"),
         "{:?}",
         app.annotations()
     );
-    let (taken, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
-    for metadata in [&taken.metadata, &served.metadata] {
+    let (adopted, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    for metadata in [&adopted.metadata, &served.metadata] {
         let labels = metadata.labels.as_ref().unwrap();
         assert!(
             !labels.contains_key("left"),
-            "what its manager said and we do not goes: {labels:?}"
+            "labels that only the former manager set are removed: {labels:?}"
         );
         assert_eq!(labels["app.kubernetes.io/managed-by"], "quartermaster");
         assert_eq!(labels["quartermaster.dev/owner-uid"], app.uid().unwrap());
@@ -121,7 +129,7 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     assert_eq!(status.cluster_ip, served.spec.as_ref().unwrap().cluster_ip);
 
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let again = writes(&bed, since).await;
     assert!(
         again
@@ -131,7 +139,7 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
         "{again:?}"
     );
 
-    // A port that is dropped goes from both, and nobody's port on the nodes moves.
+    // A dropped port goes from both objects, and no node port changes.
     let mut less = spec.clone();
     less["ports"].as_array_mut().unwrap().remove(1);
     respec(&bed, "web", less).await;
@@ -181,23 +189,24 @@ fn ports(deployment: &Deployment) -> Vec<i32> {
         .collect()
 }
 
-/// Server-side apply cannot say the same port twice: one that the program left so goes with the next change of the Pods.
+/// Server-side apply cannot send the same port twice: a duplicate port of the document's program goes with the next change
+/// of the Pods.
 #[tokio::test]
-async fn a_port_that_stands_there_twice_restarts_nothing() {
+async fn duplicate_port_restarts_nothing() {
     let bed = Bed::shared("twins").await;
     let spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 80 },
         { "name": "b", "port": 8080, "targetPort": 80 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
-    let before = look(&bed, "web").await;
+    original_app(&bed, "web", spec.clone()).await;
+    let before = snapshot(&bed, "web").await;
     assert_eq!(ports(&deployment(&bed, "web").await), [80, 80]);
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    reconciled(&bed, "web").await;
+    assert_eq!(snapshot(&bed, "web").await, before);
 
-    // Another field does not move it either.
+    // A change of another field keeps the port, too.
     let mut more = spec.clone();
     more["size"] = json!(2);
     respec(&bed, "web", more).await;
@@ -211,7 +220,7 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     ready(&bed, "web").await;
     assert_eq!(ports(&deployment(&bed, "web").await), [80]);
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let again = writes(&bed, since).await;
     assert!(
         !again.contains(&"patch deployments".to_owned()),
@@ -219,9 +228,9 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     );
 }
 
-/// Such ports are left as they are until the Pods change for another reason; those that are dropped then really go.
+/// Duplicate ports stay until the Pods change for another reason; dropped ports are really removed.
 #[tokio::test]
-async fn a_port_beside_one_that_stands_there_twice_goes() {
+async fn port_beside_a_duplicate_port_is_removed() {
     let bed = Bed::shared("beside").await;
     let mut spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 8080 },
@@ -229,11 +238,11 @@ async fn a_port_beside_one_that_stands_there_twice_goes() {
         { "name": "c", "port": 82, "targetPort": 9000 },
         { "name": "d", "port": 83, "targetPort": 9001 },
     ] });
-    made_by_the_original(&bed, "web", spec.clone()).await;
-    let before = look(&bed, "web").await;
+    original_app(&bed, "web", spec.clone()).await;
+    let before = snapshot(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     ready(&bed, "web").await;
-    assert_eq!(look(&bed, "web").await, before);
+    assert_eq!(snapshot(&bed, "web").await, before);
     spec["ports"].as_array_mut().unwrap().truncate(2);
     respec(&bed, "web", spec).await;
     bed.until("web", "has its one port", |deployment: &Deployment| {
@@ -243,18 +252,18 @@ async fn a_port_beside_one_that_stands_there_twice_goes() {
     ready(&bed, "web").await;
 }
 
-/// Its Service without our label is found once there are to be no ports.
+/// The operator finds the Service without its label once the app has no ports.
 #[tokio::test]
-async fn a_service_that_is_not_wanted_any_more_goes() {
+async fn unneeded_service_is_deleted() {
     let bed = Bed::shared("unserved").await;
-    made_by_the_original(
+    original_app(
         &bed,
         "web",
         json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }),
     )
     .await;
     respec(&bed, "web", json!({ "size": 0, "image": "i" })).await;
-    // Nor is one taken that is another's.
+    // A foreign Service is not adopted.
     let foreign: Service = bed.service("other", json!([{ "port": 80 }])).await;
     app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -270,16 +279,17 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
     assert!(!left.contains_key("left"));
 }
 
-/// Made anew from its own YAML, as `kubectl replace --force` does: it has our marks, and all of it is somebody else's.
+/// An object recreated from its own YAML, as `kubectl replace --force` does: it has the ownership marks, and other managers
+/// own all of its fields.
 #[tokio::test]
-async fn what_was_made_anew_from_its_yaml_is_ours_again() {
+async fn object_recreated_from_its_yaml_is_owned_again() {
     let bed = Bed::shared("anew").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i", "ingress": {}, "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": "1m" } },
         "ports": [{ "name": "a", "port": 80 }, { "name": "b", "port": 81 }] });
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
-    bed.until("web", "is there", |_: &Ingress| true).await;
+    bed.until("web", "exists", |_: &Ingress| true).await;
     operator.kill();
     let mut made = service(&bed, "web").await;
     (
@@ -293,7 +303,7 @@ async fn what_was_made_anew_from_its_yaml_is_ours_again() {
         ..PostParams::default()
     };
     bed.api().create(&by, &made).await.unwrap();
-    // Meanwhile two others have lost their label, and are not wanted any more.
+    // Meanwhile two other objects have lost their label, and the app no longer needs them.
     let stripped = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": null } } });
     bed.patch::<Ingress>("web", stripped.clone()).await;
     bed.patch::<HorizontalPodAutoscaler>("web", stripped).await;
@@ -303,7 +313,7 @@ async fn what_was_made_anew_from_its_yaml_is_ours_again() {
     respec(&bed, "web", spec.clone()).await;
     operator.restart();
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     assert!(
         bed.api::<HorizontalPodAutoscaler>()

@@ -1,4 +1,4 @@
-//! What may be tracked: the kinds that the tracker role grants, whatever else the operator may read.
+//! Kinds that may be tracked: the tracker role grants them, whatever else the operator may read.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,11 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, fill_tracker_role, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, actions_and_values, fill_tracker_role,
+};
 
-/// A control plane where the tracker role has the rules that the test gives it.
+/// Starts a control plane where the tracker role has the rules that the test gives it.
 async fn bare(name: &str) -> (Bed, Receiver) {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
     let receiver = Receiver::start().unwrap();
@@ -35,7 +37,7 @@ async fn set(bed: &Bed, name: &str, value: &str) {
         .await;
 }
 
-/// Requests of the operator for `ConfigMap`s, by verb.
+/// Returns the operator's requests for `ConfigMap`s, by verb.
 async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &str) -> usize {
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let all = bed.plane.audit().requests(since).await.unwrap();
@@ -46,7 +48,7 @@ async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &
 }
 
 #[tokio::test]
-async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
+async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
     let (bed, _receiver) = bare("own-rights").await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
         .await;
@@ -82,16 +84,21 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
         track(&bed, plural, target, "{.metadata.name}").await;
     }
     for (_, _, plural, ..) in cases {
-        let said = bed.waiting(plural, "Forbidden: ").await;
-        let words =
+        let message = bed.waiting(plural, "Forbidden: ").await;
+        let expected =
             "ClusterRole \"quartermaster-tracker-role\" does not grant get, list, watch on ";
         assert!(
-            said.contains(words) && said.contains("quartermaster.dev/aggregate-to-tracker"),
-            "{said}"
+            message.contains(expected)
+                && message.contains("quartermaster.dev/aggregate-to-tracker"),
+            "{message}"
         );
-        assert_eq!(told(&bed.history(plural).await), [], "{plural}");
+        assert_eq!(
+            actions_and_values(&bed.history(plural).await),
+            [],
+            "{plural}"
+        );
     }
-    // A right by name is none: a watch cannot be limited to it.
+    // A permission by name does not count: a watch cannot be limited to it.
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
         "resourceNames": ["settings"] }] });
     let patch = [
@@ -103,17 +110,17 @@ async fn target_is_forbidden_when_only_the_operators_own_rights_cover_it() {
         &rules.to_string(),
     ];
     bed.plane.run_kubectl(&patch, "").await.unwrap();
-    let said = "a watch cannot be limited to names";
-    bed.until("configmaps", said, |field: &TrackedField| {
+    let expected = "a watch cannot be limited to names";
+    bed.until("configmaps", expected, |field: &TrackedField| {
         let waiting = field
             .metadata
             .annotations
             .as_ref()
             .and_then(|all| all.get("quartermaster.dev/waiting"));
-        waiting.is_some_and(|words| words.contains(said))
+        waiting.is_some_and(|message| message.contains(expected))
     })
     .await;
-    assert_eq!(told(&bed.history("configmaps").await), []);
+    assert_eq!(actions_and_values(&bed.history("configmaps").await), []);
 }
 
 #[tokio::test]
@@ -137,7 +144,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
-    // Taken away from everything: even the kinds that need no apiVersion.
+    // Every permission is removed: even for the kinds that need no apiVersion.
     let nothing = json!({ "rules": [] }).to_string();
     let patch = [
         "patch",
@@ -156,7 +163,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
         bed.scale("web", value.parse().unwrap()).await;
     }
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
-    // One net change: what happened meanwhile was not observed.
+    // One net change: nobody observed the changes meanwhile.
     bed.delivered(
         "map",
         &[
@@ -214,7 +221,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
         began.elapsed()
     );
 
-    // The watch alone tells no value: a change is recorded once the ConfigMap has been read.
+    // The watch itself has no value: a change is recorded once the ConfigMap has been read.
     let reads = Match::verb(Verb::Get)
         .resource("configmaps")
         .name("settings");
@@ -224,7 +231,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     track(&bed, "quiet", config_map(&bed, "quiet"), "{.data.value}").await;
     bed.delivered("quiet", &[("Created", Some("0"))]).await;
     assert_eq!(
-        told(&bed.history(&fields[0]).await).last(),
+        actions_and_values(&bed.history(&fields[0]).await).last(),
         Some(&("Updated", Some(&*last)))
     );
     order.take_back();
@@ -239,15 +246,11 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     for name in &fields {
         bed.until(name, "was deleted", deleted).await;
     }
-    until(
-        "nothing is read of what does not change",
-        SOON,
-        async || {
-            let mark = bed.plane.audit().mark().await?;
-            tokio::time::sleep(Duration::from_millis(1500)).await;
-            Ok((requests(&bed, mark, "get").await == 0).then_some(()))
-        },
-    )
+    until("no unchanged object is read", SOON, async || {
+        let mark = bed.plane.audit().mark().await?;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        Ok((requests(&bed, mark, "get").await == 0).then_some(()))
+    })
     .await
     .unwrap();
 }

@@ -1,9 +1,9 @@
-//! The chart over an earlier one of its own shape, with objects of every kind there.
+//! An upgrade from an earlier version of this chart, with objects of every kind.
 //!
 //! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
 //! commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git archive ccf4fbf:charts/quartermaster`,
 //! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, `AppService`'s two rules on `targetPort` left
-//! out (Kubernetes 1.33 never took them), and packed with tar and gzip.
+//! out (Kubernetes 1.33 never accepted them), and packed with tar and gzip.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ use super::helm::Site;
 use super::*;
 use crate::support::{Operator, SOON, SYSTEM};
 
-/// Where the images of this test would be.
+/// Image repository of this test.
 const REPOSITORY: &str = "registry.example.com/quartermaster";
-/// It wins over a tag.
+/// The digest has precedence over a tag.
 const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 
 const EARLIER: &str = "tests/it/install/earlier/quartermaster.tgz";
 
 #[tokio::test]
-async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
+async fn objects_of_an_earlier_chart_stay_and_become_ready() {
     let site = Site::new().await;
     let bed = &site.bed;
     let values = site.outside();
@@ -45,7 +45,7 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     site.done(&[&install[..], &["--set", &image]].concat())
         .await;
     assert_eq!(older_crds(bed).await.len(), kinds::KINDS.len());
-    examples_are_there(bed).await;
+    create_examples(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
         bed.kubectl(&[
@@ -58,25 +58,25 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
         ])
         .await;
     }
-    let before = said_of_all(&site).await;
+    let before = reports_of_all(&site).await;
     assert_eq!(before.len(), kinds::KINDS.len());
 
     as_documented(&site, "crds.install=true", CHART, "today").await;
     assert_eq!(older_crds(bed).await, [""; 0]);
-    assert_eq!(said_of_all(&site).await, before);
+    assert_eq!(reports_of_all(&site).await, before);
 
     let program_of = |image: &str| {
         (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into())
     };
     let operators = Operator::installed_of(&bed.plane, SYSTEM, DEPLOYMENT, program_of).await;
-    conditions_are_well(bed).await;
+    wait_for_conditions(bed).await;
     bed.delivered(
         "nginx-deployment-replicas",
         &[("Created", Some("3")), ("Updated", Some("1"))],
     )
     .await;
     bed.waiting("nginx-deployment-replicas", "").await;
-    // What waited is told once, what was told is not told again, and neither is the contact point tested.
+    // A waiting entry is sent once, sent entries are not repeated, and the contact point is not tested again.
     let texts: Vec<_> = site
         .telegram
         .messages()
@@ -87,12 +87,13 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
         texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"),
         "{texts:?}"
     );
-    let specs = |said: Said| {
-        said.into_iter()
-            .map(|(object, said)| (object, said["spec"].clone()))
+    let specs = |reported: Reports| {
+        reported
+            .into_iter()
+            .map(|(object, reported)| (object, reported["spec"].clone()))
             .collect::<Vec<_>>()
     };
-    assert_eq!(specs(said_of_all(&site).await), specs(before));
+    assert_eq!(specs(reports_of_all(&site).await), specs(before));
 
     // Back to the earlier program, under today's CRDs.
     drop(operators);
@@ -149,7 +150,7 @@ async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
     assert_eq!(images, ["YOUR.REGISTRY/quartermaster:TAG"]);
 }
 
-/// The CRDs that are not as this version has them.
+/// Returns the CRDs that differ from this version's.
 async fn older_crds(bed: &Bed) -> Vec<String> {
     let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let mut older = Vec::new();
@@ -168,11 +169,11 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
     older
 }
 
-/// What is written in an object, and what the operator said of it, by its kind and name.
-type Said = BTreeMap<String, Value>;
+/// Specs of objects and what the operator reported of them, by kind and name.
+type Reports = BTreeMap<String, Value>;
 
-/// Of all objects of our kinds.
-async fn said_of_all(site: &Site) -> Said {
+/// Returns those of all objects of the operator's kinds.
+async fn reports_of_all(site: &Site) -> Reports {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
         &site
@@ -180,15 +181,20 @@ async fn said_of_all(site: &Site) -> Said {
             .await,
     )
     .unwrap();
-    let said = |object: &Value| {
-        let said = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
-        (named(object.clone()).0, said)
+    let reported = |object: &Value| {
+        let reported = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
+        (named(object.clone()).0, reported)
     };
-    all["items"].as_array().unwrap().iter().map(said).collect()
+    all["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(reported)
+        .collect()
 }
 
-/// What an earlier operator said of the examples before it was stopped: the contact point is tested, a message waits, and the rest is
-/// under way.
+/// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a message
+/// waits, and the rest is in progress.
 fn stopped_halfway() -> Vec<(&'static str, Value)> {
     let now = Timestamp::now().to_string();
     let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);

@@ -1,4 +1,4 @@
-//! What tests put into Secrets stands in no log of any operator: each is searched when its test is done with it.
+//! Searches the log of each operator, when its test ends, for values that tests put into Secrets.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use super::TOKEN;
 
 static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Remembers what a Secret holds, or a patch of one. A value of less than ten bytes may be a word of the log, and what
-/// has several lines is written in one there.
+/// Remembers the values of a Secret, or of a patch of one. A value of less than ten bytes may be a word of the log, and the
+/// log writes several lines in one.
 pub fn remember(secret: &Value) {
     let values = secret["stringData"]
         .as_object()
@@ -25,14 +25,14 @@ pub fn remember(secret: &Value) {
         .extend(lines.map(str::to_owned));
 }
 
-/// Panics if one of them stands there.
+/// Panics if the logs contain one of the values.
 pub fn search(logs: &str) {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     known.insert(TOKEN.to_owned());
     for secret in known {
         if logs.contains(&secret) {
             let line = logs.lines().find(|line| line.contains(&secret));
-            panic!("{secret:?} stands in a log: {line:?}");
+            panic!("{secret:?} is in a log: {line:?}");
         }
     }
 }

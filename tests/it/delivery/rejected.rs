@@ -1,4 +1,4 @@
-//! Refused messages are kept, unless the receiver accepts others.
+//! Rejected messages are kept, unless the receiver accepts others.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use super::{is, status, tests, track_long};
-use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, condition, taken};
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, accepted, bot_api, changes, condition};
 
-/// Somebody archived a channel, or a proxy is misconfigured.
+/// A user archived a channel, or a proxy is misconfigured.
 #[rstest]
 #[case::gone(410, "Gone")]
 #[case::bad_request(400, "Rejected")]
 #[case::method_not_allowed(405, "UnexpectedStatus")]
 #[tokio::test]
-async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
+async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
     #[case] code: u16,
     #[case] reason: &str,
 ) {
@@ -48,15 +48,15 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
             bed.scale(&target, i32::try_from(replicas).unwrap()).await;
         }
         let all = |field: &TrackedField| field.history().unwrap().len() == CHANGES;
-        bed.until(&name, "all of its changes", all).await;
+        bed.until(&name, "all changes", all).await;
     }))
     .await;
-    let (_, words) = condition(&bed.not_ready("hook", reason).await);
+    let (_, message) = condition(&bed.not_ready("hook", reason).await);
     assert!(
-        words.contains(&format!("({code} channel_is_archived)")),
-        "{words}"
+        message.contains(&format!("({code} channel_is_archived)")),
+        "{message}"
     );
-    // Each entry was refused more than once.
+    // Each entry was rejected more than once.
     let refused = receiver.requests().len();
     receiver
         .wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS)
@@ -96,7 +96,7 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
     );
     assert!(
         tests(&receiver).len() <= 2,
-        "the first one, and one that showed that it has recovered"
+        "the first test message, and one that showed the recovery"
     );
 }
 
@@ -106,7 +106,7 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(
 #[case::not_found(404)]
 #[case::redirect(302)]
 #[tokio::test]
-async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] code: u16) {
+async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u16) {
     let bed = Bed::shared("poison").await;
     let receiver = Receiver::start().unwrap();
     let _operator =
@@ -137,7 +137,7 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
         last.value.as_deref() == Some("14") && is(last, Delivery::Delivered)
     };
     let history = bed
-        .until("c", "goes on behind it", done)
+        .until("c", "continues after it", done)
         .await
         .history()
         .unwrap();
@@ -162,7 +162,7 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
     );
     assert!(
         tests(&receiver).len() <= 1,
-        "at most one, where it alone waited"
+        "at most one, if it alone waited"
     );
 }
 
@@ -217,7 +217,7 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]
 #[tokio::test]
-async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message(
+async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message(
     #[case] code: u16,
     #[case] reason: &str,
 ) {
@@ -261,9 +261,9 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     assert_eq!(
         tests(&receiver).len(),
         2,
-        "the first one, and the one that cost an entry"
+        "the first test message, and the one that cost an entry"
     );
-    // The refusal is reported once, not with each attempt.
+    // The rejection is reported once, not with each attempt.
     assert!(
         bed.events("hook", reason).await.len() <= 2,
         "{:#?}",
@@ -271,16 +271,16 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     );
 
     receiver.behave();
-    let told = |field: &TrackedField| {
+    let rejected = |field: &TrackedField| {
         field.history().unwrap()[1..]
             .iter()
             .all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("it", "the rest arrives", told).await;
+    bed.until("it", "the rest arrives", rejected).await;
     assert_eq!(tests(&receiver).len(), 2);
 }
 
-/// The first process may have told people; the next ones must know.
+/// The first process may have reported the rejection; the next ones must remember.
 #[rstest]
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]
@@ -328,7 +328,7 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
     assert_eq!(
         tests(&receiver).len(),
         2,
-        "the first one, and the one that cost an entry"
+        "the first test message, and the one that cost an entry"
     );
 
     // An accepted entry allows the next one, whichever process sends it.
@@ -361,10 +361,10 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
 #[case::forbidden(403)]
 #[case::bad_request(400)]
 #[tokio::test]
-async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
+async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     let bed = Bed::shared("digest").await;
     let receiver = Receiver::start().unwrap();
-    // No test waits that long.
+    // Longer than the test.
     let _operator =
         Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
@@ -379,7 +379,7 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     }
     bed.until(
         "hook",
-        "is ready, and does not say that messages can be sent",
+        "is ready, without an Event about messages",
         |point: &ContactPoint| {
             point.status.as_ref().unwrap().ready
                 && condition(point)
@@ -392,7 +392,7 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         bed.scale("web", replicas).await;
     }
     for name in ["a", "b"] {
-        bed.until(name, "all of its changes", |field: &TrackedField| {
+        bed.until(name, "all changes", |field: &TrackedField| {
             field.history().unwrap().len() == 3
         })
         .await;
@@ -416,20 +416,20 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         .count();
     assert!(refused > 0, "there was no digest");
     bed.until("hook", "is as before", |after: &ContactPoint| {
-        let told = |point: &ContactPoint| {
+        let rejected = |point: &ContactPoint| {
             point
                 .status
                 .clone()
                 .map(|status| (status.ready, status.conditions))
         };
-        told(after) == told(&before)
+        rejected(after) == rejected(&before)
     })
     .await;
 }
 
 /// A rejected message does not change the contact point while others are accepted.
 #[tokio::test]
-async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
+async fn contact_point_stays_ready_while_single_messages_are_rejected() {
     let bed = Bed::shared("steady").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -448,14 +448,14 @@ async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
     };
     bed.until("it", "fails", failed).await;
     bed.scale("web", 1).await;
-    let told = |field: &TrackedField| {
+    let rejected = |field: &TrackedField| {
         field
             .history()
             .unwrap()
             .iter()
             .any(|entry| is(entry, Delivery::Delivered))
     };
-    bed.until("it", "goes on", told).await;
+    bed.until("it", "continues", rejected).await;
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
     assert_eq!(conditions(&after), conditions(&before));
@@ -463,10 +463,10 @@ async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
 }
 
 #[tokio::test]
-async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
+async fn message_behind_a_poisonous_one_arrives_on_request() {
     let bed = Bed::shared("asked").await;
     let receiver = Receiver::start().unwrap();
-    // No test waits that long.
+    // Longer than the test.
     let _operator =
         Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
@@ -477,10 +477,10 @@ async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
         .await;
     bed.not_ready("hook", "Forbidden").await;
     bed.scale("web", 1).await;
-    let mut asked = 0;
-    until("the next one is delivered", SOON, async || {
-        asked += 1;
-        let annotation = json!({ "quartermaster.dev/requested-at": asked.to_string() });
+    let mut attempts = 0;
+    until("the next entry is delivered", SOON, async || {
+        attempts += 1;
+        let annotation = json!({ "quartermaster.dev/requested-at": attempts.to_string() });
         bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } }))
             .await;
         let history = bed.history("it").await;
@@ -495,7 +495,7 @@ async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
 }
 
 #[tokio::test]
-async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
+async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     const FORUM: i64 = -1_000_000_000_070;
     let bed = Bed::shared("topic").await;
     let telegram = bot_api();
@@ -511,8 +511,8 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     bed.point("topic", spec).await;
     bed.ready("topic").await;
     bed.deployment("web", 1).await;
-    let mut told = vec![];
-    for (round, (chat, said)) in [
+    let mut rejected = vec![];
+    for (round, (chat, description)) in [
         (forum().with_closed_topic(3), "TOPIC_CLOSED"),
         (forum(), "message thread not found"),
     ]
@@ -523,13 +523,13 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
         telegram.add_chat(chat);
         bed.track(&name, "Deployment", "web", "replicas", "topic")
             .await;
-        let (_, words) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
-        assert!(words.contains(said), "{words}");
+        let (_, message) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
+        assert!(message.contains(description), "{message}");
         assert!(is(&bed.history(&name).await[0], Delivery::Pending));
         telegram.add_chat(forum().with_topic(3));
         bed.delivered(&name, &[("Created", Some("1"))]).await;
         bed.ready("topic").await;
-        told.push(name);
+        rejected.push(name);
     }
     assert!(
         telegram
@@ -541,7 +541,7 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
 
 /// A rejected template text is not the only text: the default text remains.
 #[tokio::test]
-async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
+async fn rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
     let bed = Bed::shared("default-text").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -554,5 +554,8 @@ async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entr
     bed.create::<TrackedField>("it", json!({ "spec": spec }))
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    assert_eq!((receiver.requests().len(), taken(&receiver).len()), (3, 2));
+    assert_eq!(
+        (receiver.requests().len(), accepted(&receiver).len()),
+        (3, 2)
+    );
 }

@@ -1,4 +1,4 @@
-//! Contact points: when the test message goes out, and what a Telegram receiver's answers mean.
+//! Contact points: the time of the test message, and a Telegram receiver's answers.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use testbed::bot_api::{Chat, Kind};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condition, taken};
+use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, accepted, bot_api, condition};
 
 #[tokio::test]
-async fn one_test_message_for_each_endpoint() {
+async fn each_endpoint_gets_one_test_message() {
     let bed = Bed::shared("tested").await;
     let receiver = Receiver::start().unwrap();
     let mut operator = Operator::start(
@@ -32,14 +32,14 @@ async fn one_test_message_for_each_endpoint() {
         .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let tests = || {
-        let all = taken(&receiver);
+        let all = accepted(&receiver);
         all.iter()
             .filter(|request| request.json().unwrap()["text"] == "Contact point is ready")
             .count()
     };
     assert_eq!(tests(), 1);
 
-    // A label, a suspension and its end, passes on request and by the clock, a restart: no news to the receiver.
+    // A label, a suspension and its end, reconciles on request and by the clock, a restart: none causes a test message.
     bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
     bed.patch::<ContactPoint>(
@@ -50,14 +50,14 @@ async fn one_test_message_for_each_endpoint() {
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
     bed.scale("web", 2).await;
-    let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
-    assert!(words.contains("suspended"), "{words}");
+    let message = bed.waiting("replicas", "ContactPointNotReady: ").await;
+    assert!(message.contains("suspended"), "{message}");
     let suspended = bed.not_ready("hook", "Suspended").await;
     assert_eq!(
         suspended.status.as_ref().unwrap().observed_generation,
         suspended.metadata.generation
     );
-    // Also over a restart.
+    // The same after a restart.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -78,12 +78,12 @@ async fn one_test_message_for_each_endpoint() {
     operator.restart();
     operator.ready().await;
     bed.scale("web", 3).await;
-    let mut wanted = vec![
+    let mut expected = vec![
         ("Created", Some("1")),
         ("Updated", Some("2")),
         ("Updated", Some("3")),
     ];
-    bed.delivered("replicas", &wanted).await;
+    bed.delivered("replicas", &expected).await;
     assert_eq!(tests(), 1);
 
     bed.patch::<ContactPoint>(
@@ -99,17 +99,17 @@ async fn one_test_message_for_each_endpoint() {
     .await;
     receiver.wait_for(SOON, |_| tests() == 3).await.unwrap();
     assert_eq!(
-        taken(&receiver).last().unwrap().header("x-token"),
+        accepted(&receiver).last().unwrap().header("x-token"),
         Some("second-token")
     );
     bed.scale("web", 4).await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("replicas", &wanted).await;
-    assert_eq!((tests(), taken(&receiver).len()), (3, 7));
+    expected.push(("Updated", Some("4")));
+    bed.delivered("replicas", &expected).await;
+    assert_eq!((tests(), accepted(&receiver).len()), (3, 7));
 }
 
 #[tokio::test]
-async fn what_a_spec_no_longer_has_leaves_the_status() {
+async fn status_drops_fields_of_the_former_spec() {
     let bed = Bed::shared("leaves").await;
     let receiver = Receiver::start().unwrap();
     let mut operator = Operator::start(&bed, Settings::default()).await;
@@ -148,7 +148,7 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     });
     let point = point.await;
 
-    // So nothing is left to say or to send, after a restart neither. A message passes after all that might be.
+    // Nothing is left to report or to send, not even after a restart. A message follows all possible ones.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -160,27 +160,27 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
         bed.ready("hook").await.metadata.resource_version,
         point.metadata.resource_version
     );
-    assert_eq!(taken(&receiver).len(), 3);
+    assert_eq!(accepted(&receiver).len(), 3);
 }
 
-/// Whoever may create a `ContactPoint` must not reach the operator's own ports.
+/// A user who may create a `ContactPoint` must not reach the operator's own ports.
 #[tokio::test]
-async fn a_webhook_to_the_operator_itself_is_refused() {
+async fn webhook_to_the_operator_itself_is_rejected() {
     let bed = Bed::shared("itself").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
-    let (_, words) = condition(&bed.not_ready("hook", "AddressNotAllowed").await);
+    let (_, message) = condition(&bed.not_ready("hook", "AddressNotAllowed").await);
     assert!(
-        words.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
-        "{words}"
+        message.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
+        "{message}"
     );
     assert_eq!(receiver.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn both_status_fields_stand_in_the_first_status() {
+async fn first_status_has_both_fields() {
     let bed = Bed::shared("first").await;
     let receiver = Receiver::start().unwrap();
     receiver.refuse().await.unwrap();
@@ -225,23 +225,23 @@ async fn both_status_fields_stand_in_the_first_status() {
 }
 
 #[tokio::test]
-async fn telegram_refusals_are_named_and_mended_without_a_hand() {
+async fn telegram_rejections_are_reported_and_recover() {
     let bed = Bed::shared("refusals").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
 
-    // 401; the Secret is read again at each, not only when its five minutes are over.
+    // 401: the operator reads the Secret again after each answer, and not only when its five minutes are over.
     let wrong = "99999999:ZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
     bed.telegram("token", wrong, CHAT).await;
     let point = bed.not_ready("token", "Unauthorized").await;
     assert!(point.status.as_ref().unwrap().initialized);
-    let (_, words) = condition(&point);
+    let (_, message) = condition(&point);
     assert!(
-        words.contains("401") && words.contains("BotFather") && !words.contains(wrong),
-        "{words}"
+        message.contains("401") && message.contains("BotFather") && !message.contains(wrong),
+        "{message}"
     );
     let attempts = telegram.rejected().len();
-    until("it is tried now and then", SOON, async || {
+    until("the operator retries now and then", SOON, async || {
         Ok((telegram.rejected().len() >= attempts + 2).then_some(()))
     })
     .await
@@ -253,13 +253,13 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     .await;
     bed.ready("token").await;
 
-    // A chat that does not exist, then does.
+    // A chat that does not exist, and then does.
     bed.telegram("chat", TOKEN, 777).await;
     bed.not_ready("chat", "ChatNotFound").await;
     telegram.add_chat(Chat::new(Kind::Private, 777).unwrap());
     bed.ready("chat").await;
 
-    // A person who blocks the bot while a message waits.
+    // A user who blocks the bot while a message waits.
     telegram.add_chat(Chat::new(Kind::Private, 888).unwrap());
     bed.telegram("blocked", TOKEN, 888).await;
     bed.ready("blocked").await;
@@ -267,8 +267,8 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     bed.deployment("web", 1).await;
     bed.track("replicas", "Deployment", "web", "replicas", "blocked")
         .await;
-    let (_, words) = condition(&bed.not_ready("blocked", "Forbidden").await);
-    assert!(words.contains("bot was blocked by the user"), "{words}");
+    let (_, message) = condition(&bed.not_ready("blocked", "Forbidden").await);
+    assert!(message.contains("bot was blocked by the user"), "{message}");
     let waiting = bed
         .waiting("replicas", "ContactPointNotReady: \"blocked\": Forbidden: ")
         .await;
@@ -285,13 +285,13 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
         .collect();
     assert!(
         (2..=3).contains(&texts.len()),
-        "its message or a test message showed that it is fixed: {texts:?}"
+        "a message showed the recovery: {texts:?}"
     );
     bed.event("blocked", "Forbidden").await;
 }
 
 #[tokio::test]
-async fn a_group_that_moved_is_followed_and_told() {
+async fn migrated_group_is_followed_and_reported() {
     const OLD: i64 = -4_242;
     const NEW: i64 = -1_001_234_567_890;
     let bed = Bed::shared("moved").await;
@@ -312,23 +312,23 @@ async fn a_group_that_moved_is_followed_and_told() {
             .as_ref()
             .is_some_and(|status| status.migrated_to_chat_id == Some(NEW))
     });
-    let (reason, words) = condition(&point.await);
+    let (reason, message) = condition(&point.await);
     assert!(
-        reason == "Ready" && words.contains(&NEW.to_string()),
-        "{reason}: {words}"
+        reason == "Ready" && message.contains(&NEW.to_string()),
+        "{reason}: {message}"
     );
     assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
 
-    // It is not asked at the old address again, after a restart neither.
+    // The operator does not use the old chat id again, not even after a restart.
     let refused = telegram.rejected().len();
-    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
     bed.scale("web", 2).await;
-    bed.delivered("replicas", &wanted).await;
+    bed.delivered("replicas", &expected).await;
     operator.kill();
     operator.restart();
     bed.scale("web", 3).await;
-    wanted.push(("Updated", Some("3")));
-    bed.delivered("replicas", &wanted).await;
+    expected.push(("Updated", Some("3")));
+    bed.delivered("replicas", &expected).await;
     assert_eq!(telegram.rejected().len(), refused);
     let chats = || {
         telegram
@@ -338,20 +338,20 @@ async fn a_group_that_moved_is_followed_and_told() {
             .collect::<Vec<_>>()
     };
     assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
-    let (_, words) = condition(&bed.ready("group").await);
+    let (_, message) = condition(&bed.ready("group").await);
     assert!(
-        words.contains(&NEW.to_string()),
-        "a restart does not forget it: {words}"
+        message.contains(&NEW.to_string()),
+        "a restart keeps the chat id: {message}"
     );
 
-    // Another chat is another chat.
+    // A changed chat id is another chat.
     telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
     bed.patch::<ContactPoint>(
         "group",
         json!({ "spec": { "telegramSpec": { "chatId": CHAT } } }),
     )
     .await;
-    let forgotten = bed.until("group", "the chat of its spec", |point: &ContactPoint| {
+    let forgotten = bed.until("group", "the chat of the spec", |point: &ContactPoint| {
         point
             .status
             .as_ref()
@@ -359,8 +359,8 @@ async fn a_group_that_moved_is_followed_and_told() {
     });
     assert_eq!(forgotten.await.status.unwrap().migrated_to_chat_id, None);
     bed.scale("web", 4).await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("replicas", &wanted).await;
+    expected.push(("Updated", Some("4")));
+    bed.delivered("replicas", &expected).await;
     assert_eq!(chats()[4..], [CHAT, CHAT]);
 }
 
@@ -382,7 +382,7 @@ async fn retry_after_is_kept_to_the_second() {
     })
     .await
     .unwrap();
-    // Another chat is not held up.
+    // Another chat is not blocked.
     telegram.add_chat(Chat::new(Kind::Private, 999).unwrap());
     bed.telegram("other", TOKEN, 999).await;
     bed.ready("other").await;
@@ -407,10 +407,10 @@ async fn retry_after_is_kept_to_the_second() {
 }
 
 #[tokio::test]
-async fn acting_within_a_second_of_the_secret() {
+async fn changed_secret_takes_effect_within_a_second() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
-    // The product's own waits.
+    // Settings with the product's own waits.
     let settings = Settings::default()
         .telegram(&telegram.url())
         .flag("--poll-min=1s")

@@ -1,4 +1,4 @@
-//! AWS shows late what it was asked for: nothing is made twice, nothing is forgotten.
+//! AWS shows created objects late: the operator creates nothing twice, and forgets nothing.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::*;
 const FOR_NOW: Duration = Duration::from_hours(1);
 
 impl Site {
-    /// One whose balancer is shown, and whose listener is asked for and is not.
+    /// Prepares a load balancer that AWS shows, with a listener that is requested and not shown.
     async fn with_a_late_listener(name: &str) -> (Self, Operator) {
         let site = Self::with_nodes(name, &["i-1"]).await;
         let operator = site.reaching().await;
@@ -18,14 +18,14 @@ impl Site {
         site.aws.hide_new(FOR_NOW);
         site.respec("web", json!({ "listeners": [http(80, "shop")] }))
             .await;
-        let words = site.says("web", "TargetsInitial").await;
-        assert!(words.contains("does not show it yet"), "{words}");
+        let message = site.has_reason("web", "TargetsInitial").await;
+        assert!(message.contains("does not show it yet"), "{message}");
         assert_eq!(site.groups().await.len(), 1);
         (site, operator)
     }
 
-    async fn no_group_is_left(&self) {
-        until("the group is gone", SOON, async || {
+    async fn assert_no_groups_remain(&self) {
+        until("the group is deleted", SOON, async || {
             Ok(self.groups().await.is_empty().then_some(()))
         })
         .await
@@ -34,7 +34,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn a_listener_that_is_shown_late_is_made_once() {
+async fn late_listener_is_created_once() {
     let (site, _operator) = Site::with_a_late_listener("late-listener").await;
     site.aws.hide_new(Duration::ZERO);
     site.arrives(80, &[("i-1", 30_080)]).await;
@@ -44,46 +44,51 @@ async fn a_listener_that_is_shown_late_is_made_once() {
         (1, 1)
     );
     assert_eq!(counted(&site.aws.calls())["CreateListener"], 1);
-    let told = site.bed.events("web", "TargetsInitial").await;
+    let events = site.bed.events("web", "TargetsInitial").await;
     assert!(
-        told.iter()
+        events
+            .iter()
             .all(|event| event.type_.as_deref() == Some("Normal")),
-        "it passes by itself"
+        "the delay needs no action"
     );
 }
 
 #[tokio::test]
-async fn a_group_that_is_not_shown_yet_goes_with_its_listener() {
+async fn late_group_is_deleted_with_its_listener() {
     let (site, _operator) = Site::with_a_late_listener("late-group").await;
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
-    assert_eq!(site.status().await.len(), 1, "there may be something of it");
+    assert_eq!(
+        site.status().await.len(),
+        1,
+        "AWS may still have objects of the listener"
+    );
     site.aws.hide_new(Duration::ZERO);
-    site.no_group_is_left().await;
-    site.tells(&[]).await;
+    site.assert_no_groups_remain().await;
+    site.has_listener_status(&[]).await;
 }
 
 #[tokio::test]
-async fn a_group_that_is_not_shown_yet_goes_with_its_balancer() {
+async fn late_group_is_deleted_with_its_load_balancer() {
     let (site, _operator) = Site::with_a_late_listener("late-end").await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Terminating").await;
-    assert!(words.contains("target group"), "{words}");
+    let message = site.has_reason("web", "Terminating").await;
+    assert!(message.contains("target group"), "{message}");
     site.aws.hide_new(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.groups().await, []);
 }
 
-/// Whose it is shows late, too.
+/// AWS shows the tags late, too.
 #[tokio::test]
-async fn tags_that_are_shown_late() {
+async fn late_tags_prove_ownership() {
     let site = Site::with_nodes("late-tags", &["i-1"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
     site.aws.late_tags(FOR_NOW);
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
         .await;
-    site.becomes("web", "is there", |_| true).await;
+    site.becomes("web", "exists", |_| true).await;
     site.aws.late_tags(Duration::ZERO);
     site.arrives(80, &[("i-1", 30_080)]).await;
     site.ready("web").await;
@@ -94,11 +99,11 @@ async fn tags_that_are_shown_late() {
         json!({ "listeners": [http(80, "shop"), http(81, "shop")] }),
     )
     .await;
-    site.says("web", "TargetsInitial").await;
+    site.has_reason("web", "TargetsInitial").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "Terminating").await;
+    site.has_reason("web", "Terminating").await;
     site.aws.late_tags(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(
         (
             site.aws.balancers().await.unwrap().len(),
@@ -107,30 +112,30 @@ async fn tags_that_are_shown_late() {
         (0, 0)
     );
 
-    // Deleted before it is known whose it is.
+    // The MyIngress is deleted before the load balancer's owner is known.
     site.aws.late_tags(FOR_NOW);
     site.ingress("web", json!({})).await;
-    site.becomes("web", "is there", |_| true).await;
+    site.becomes("web", "exists", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Terminating").await;
-    assert!(words.contains("whose"), "{words}");
+    let message = site.has_reason("web", "Terminating").await;
+    assert!(message.contains("whose"), "{message}");
     site.aws.late_tags(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// AWS shows a balancer for a while yet that it was asked to delete.
+/// AWS still shows a deleted load balancer for a while.
 #[tokio::test]
-async fn the_finalizer_stays_until_the_balancer_is_gone() {
+async fn finalizer_stays_until_the_load_balancer_is_deleted() {
     let site = Site::new("lingers").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     site.aws.linger(FOR_NOW);
     site.bed.delete::<MyIngress>("web").await;
-    let words = site.says("web", "Terminating").await;
-    assert_eq!(words, "AWS deletes the load balancer");
+    let message = site.has_reason("web", "Terminating").await;
+    assert_eq!(message, "AWS deletes the load balancer");
     site.aws.linger(Duration::ZERO);
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.bed.event("web", "AlreadyDeleted").await;
 }

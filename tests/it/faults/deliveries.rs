@@ -1,42 +1,38 @@
-//! What a webhook receiver was told.
+//! Requests that a webhook receiver got.
 
 use serde_json::Value;
 use testbed::receiver::Receiver;
 
 /// One request that carried entries.
 #[derive(Debug)]
-pub struct Told {
-    /// The path it went to: each contact point of a test has its own.
+pub struct Delivery {
+    /// The path of the request: each contact point of a test has its own.
     pub path: String,
     /// The sender's `--cluster-name`.
     pub sender: String,
-    /// The receiver said 2xx.
+    /// Whether the receiver answered 2xx.
     pub taken: bool,
-    /// What it carried, in order.
+    /// The request's entries, in order.
     pub entries: Vec<Entry>,
 }
 
-/// One entry of a request.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its id.
     pub id: String,
-    /// The `TrackedField`.
     pub field: String,
     /// `Created`, `Updated` or `Deleted`.
     pub action: String,
-    /// Its value.
     pub value: Option<String>,
-    /// Length of the whole value, where it was truncated.
+    /// Length of the whole value, if it was truncated.
     pub length: Option<u64>,
-    /// How many changes it stands for.
+    /// Number of changes that were merged into the entry.
     pub changes: u64,
 }
 
-/// All that the receiver was told, without test messages.
-pub fn told(receiver: &Receiver) -> Vec<Told> {
+/// Returns all requests to the receiver, without test messages.
+pub fn deliveries(receiver: &Receiver) -> Vec<Delivery> {
     let requests = receiver.requests();
-    let told = requests.iter().filter_map(|request| {
+    let deliveries = requests.iter().filter_map(|request| {
         let body = request.json().unwrap();
         let entries: Vec<Entry> = match body["entries"].as_array() {
             Some(entries) => {
@@ -51,14 +47,14 @@ pub fn told(receiver: &Receiver) -> Vec<Told> {
             None if body.get("id").is_some() => vec![Entry::read(&body)],
             None => Vec::new(),
         };
-        (!entries.is_empty()).then(|| Told {
+        (!entries.is_empty()).then(|| Delivery {
             path: request.path.clone(),
             sender: body["cluster"].as_str().unwrap_or_default().to_owned(),
             taken: request.answered.is_some_and(|status| status.is_success()),
             entries,
         })
     });
-    told.collect()
+    deliveries.collect()
 }
 
 impl Entry {

@@ -1,21 +1,21 @@
-//! All ways lead to the same objects.
+//! Every way of installing creates the same objects.
 
 use testbed::control_plane::binaries;
 
 use super::*;
 
-/// What kubectl makes of a folder of `config/`.
+/// Returns what kubectl builds from a folder of `config/`.
 pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
     let output = kubectl.args(["kustomize", folder]).output().await.unwrap();
-    let (done, said) = told(&output);
-    assert!(done, "{said}");
-    as_stored(objects(&said))
+    let (done, printed) = result_of(&output);
+    assert!(done, "{printed}");
+    as_stored(objects(&printed))
 }
 
-/// kubectl 1.36 takes policies for something that has a namespace. The apiserver drops that.
-fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
-    let stored = made.into_values().map(|mut object| {
+/// kubectl 1.36 treats policies as namespaced. The apiserver drops the namespace.
+fn as_stored(rendered: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let stored = rendered.into_values().map(|mut object| {
         if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
             object["metadata"]
                 .as_object_mut()
@@ -28,18 +28,18 @@ fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn deploy_is_config_default() {
-    let (ours, theirs) = (
+async fn deploy_matches_config_default() {
+    let (from_deploy, from_config) = (
         objects(&folder("deploy")),
         kustomized("config/default").await,
     );
-    assert!(ours.len() > 30, "{:?}", ours.keys());
+    assert!(from_deploy.len() > 30, "{:?}", from_deploy.keys());
     assert_eq!(
-        ours.keys().collect::<Vec<_>>(),
-        theirs.keys().collect::<Vec<_>>()
+        from_deploy.keys().collect::<Vec<_>>(),
+        from_config.keys().collect::<Vec<_>>()
     );
-    for (name, object) in &ours {
-        assert_eq!(object, &theirs[name], "{name}");
+    for (name, object) in &from_deploy {
+        assert_eq!(object, &from_config[name], "{name}");
     }
     let first = folder("deploy").find("kind: Namespace").unwrap();
     assert!(
@@ -47,15 +47,15 @@ async fn deploy_is_config_default() {
             .find("namespace: quartermaster-system")
             .unwrap()
             > first,
-        "what is in it comes after it"
+        "objects of the namespace follow it"
     );
 }
 
-/// Nothing may be stored before somebody checks it.
+/// The policies must check objects before any can be stored.
 #[tokio::test]
 async fn policies_are_installed_before_the_crds() {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, built) = told(
+    let (done, built) = result_of(
         &kubectl
             .args(["kustomize", "config/default"])
             .output()
@@ -64,7 +64,7 @@ async fn policies_are_installed_before_the_crds() {
     );
     assert!(done, "{built}");
     let mut local = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
-    let (done, local) = told(
+    let (done, local) = result_of(
         &local
             .args(["kustomize", "config/local"])
             .output()
@@ -83,7 +83,7 @@ async fn policies_are_installed_before_the_crds() {
 }
 
 #[tokio::test]
-async fn the_installer_is_config_default_with_another_image() {
+async fn installer_matches_config_default_with_another_image() {
     let dist = Folder::new().unwrap();
     let image = "registry.example.com:5000/team/quartermaster:1.2.3";
     let kubectl = format!(
@@ -97,28 +97,29 @@ async fn the_installer_is_config_default_with_another_image() {
     let output = tree_command("make")
         .args(["build-installer", &kubectl, &dist_flag, &image_flag])
         .output();
-    let (done, said) = told(&output.await.unwrap());
-    assert!(done, "{said}");
-    let mut made = objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
+    let (done, printed) = result_of(&output.await.unwrap());
+    assert!(done, "{printed}");
+    let mut rendered =
+        objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
     let deployment = format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}");
     let container =
-        &mut made.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
+        &mut rendered.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], image);
     container["image"] = "quartermaster:latest".into();
-    assert_eq!(as_stored(made), kustomized("config/default").await);
+    assert_eq!(as_stored(rendered), kustomized("config/default").await);
 }
 
 #[tokio::test]
-async fn the_monitor_finds_the_service() {
+async fn monitor_selects_the_service() {
     let installed = kustomized("config/default").await;
     let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
-    let made = kustomized("config/prometheus").await;
-    let kinds: Vec<_> = made
+    let rendered = kustomized("config/prometheus").await;
+    let kinds: Vec<_> = rendered
         .values()
         .map(|object| object["kind"].as_str().unwrap())
         .collect();
     assert_eq!(kinds, ["PrometheusRule", "ServiceMonitor"]);
-    let monitor = made
+    let monitor = rendered
         .values()
         .find(|object| object["kind"] == "ServiceMonitor")
         .unwrap();
@@ -132,15 +133,15 @@ async fn the_monitor_finds_the_service() {
         monitor["spec"]["endpoints"][0]["port"],
         service["spec"]["ports"][0]["name"]
     );
-    // The Prometheus operator calls the job as the Service.
-    let rules = made
+    // The Prometheus operator gives the job the Service's name.
+    let rules = rendered
         .values()
         .find(|object| object["kind"] == "PrometheusRule")
         .unwrap();
     assert_alerts_are_of_the_job_of(rules, service);
 }
 
-/// That each alert asks for the job that the Prometheus operator makes of this Service.
+/// Asserts that each alert selects the job that the Prometheus operator derives from this Service.
 pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     let job = format!("job=\"{}\"", service["metadata"]["name"].as_str().unwrap());
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
@@ -156,9 +157,9 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     }
 }
 
-/// The overlay that the page shows for a certificate of one's own.
+/// The overlay that the page shows for the user's own certificate.
 #[tokio::test]
-async fn a_certificate_is_mounted_as_the_page_has_it() {
+async fn certificate_is_mounted_as_the_page_shows() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/operating.md")).unwrap();
     let overlay = page
         .split("```yaml\n")
@@ -179,8 +180,8 @@ async fn a_certificate_is_mounted_as_the_page_has_it() {
         .unwrap()
         .replace("- ../default\n", &base);
     std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
-    let made = kustomized(folder.path().to_str().unwrap()).await;
-    let pod = &made[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
+    let rendered = kustomized(folder.path().to_str().unwrap()).await;
+    let pod = &rendered[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
         ["spec"];
     let container = &pod["containers"][0];
     let path = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
@@ -191,5 +192,5 @@ async fn a_certificate_is_mounted_as_the_page_has_it() {
         pod["volumes"][0]["name"],
         container["volumeMounts"][0]["name"]
     );
-    assert_eq!(made.len(), kustomized("config/default").await.len());
+    assert_eq!(rendered.len(), kustomized("config/default").await.len());
 }

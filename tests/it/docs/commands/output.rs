@@ -1,16 +1,16 @@
-//! What a page shows against what was printed.
+//! Comparison of a page's output with the printed output.
 
-/// Whether they are the same, but for ages, times and what AWS chooses. Columns may be narrower.
-pub fn is_as_shown(shown: &[String], printed: &str) -> bool {
-    let words = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
+/// Returns whether they are the same, except for ages, times and values that AWS chooses. Columns may be narrower.
+pub fn matches_page(expected: &[String], printed: &str) -> bool {
+    let tokens = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
     let printed = printed
         .lines()
         .filter(|line| !line.trim().is_empty())
-        .map(words);
-    printed.eq(shown.iter().map(|line| words(line)))
+        .map(tokens);
+    printed.eq(expected.iter().map(|line| tokens(line)))
 }
 
-/// The same word for whatever is another one at each time.
+/// Returns the same word for all values that differ from run to run.
 fn masked(word: &str) -> String {
     let is_age = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
@@ -31,7 +31,7 @@ fn masked(word: &str) -> String {
     timeless(word)
 }
 
-/// Each digit of dates and times is `0`.
+/// Returns the word with `0` for each digit of a date or time.
 fn timeless(word: &str) -> String {
     let chars: Vec<char> = word.chars().collect();
     let mut masked = chars.clone();
@@ -54,13 +54,13 @@ fn timeless(word: &str) -> String {
 }
 
 #[test]
-fn what_changes_is_not_compared() {
-    let shown = [
+fn volatile_values_are_not_compared() {
+    let expected = [
         "NAME   AGE".to_owned(),
         "web    5s".into(),
         r#"{"time":"2026-02-11T20:44:21Z","value":"3"}"#.into(),
     ];
-    let is = |text| is_as_shown(&shown, text);
+    let is = |text| matches_page(&expected, text);
     assert!(is(
         "NAME AGE\n\nweb  2m11s\n{\"time\":\"2027-12-31T01:02:03Z\",\"value\":\"3\"}\n"
     ));

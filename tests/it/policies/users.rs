@@ -1,15 +1,15 @@
-//! Who may edit a namespace may make our resources in it, and reaches no further by that.
+//! A user who may edit a namespace may create the operator's resources in it, and reaches no further by that.
 
 use kube::api::{Patch, PatchParams};
 use kube::{CustomResourceExt as _, ResourceExt as _};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::json;
 
-use super::{User, allowed, refusal, right};
+use super::{User, allowed, permission, rejection_of};
 use crate::support::Bed;
 
 #[tokio::test]
-async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further() {
+async fn editor_of_a_namespace_uses_resources_only_in_it() {
     let bed = Bed::shared("policy-edit").await;
     let elsewhere = Bed::on(bed.plane.clone(), "elsewhere").await.namespace;
     let secret = json!({ "secretName": "token", "key": "k" });
@@ -35,20 +35,21 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
     ];
     for role in ["edit", "admin"] {
         for (kind, spec) in &inside {
-            let user = User::without_rights(&bed, &format!("{role}-{}", kind.plural), kind).await;
+            let user =
+                User::without_permissions(&bed, &format!("{role}-{}", kind.plural), kind).await;
             user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-            allowed("who edits a namespace", async || {
+            allowed("an editor of the namespace", async || {
                 user.try_create(spec).await
             })
             .await;
         }
     }
-    // As for a Deployment, the number of Pods is theirs to say.
+    // As for a Deployment, these users may set the number of Pods.
     let kind = AppService::api_resource();
-    let user = User::without_rights(&bed, "scaler", &kind).await;
+    let user = User::without_permissions(&bed, "scaler", &kind).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
     let app = json!({ "size": 1, "image": "a" });
-    allowed("an app is made", async || user.create("web", &app).await).await;
+    allowed("an app is created", async || user.create("web", &app).await).await;
     let three = Patch::Merge(json!({ "spec": { "replicas": 3 } }));
     let scaled = user
         .api
@@ -57,43 +58,46 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
         .unwrap();
     assert_eq!(scaled.spec.unwrap().replicas, Some(3));
 
-    let user = User::without_rights(&bed, "jane", &ConfigMapSync::api_resource()).await;
+    let user = User::without_permissions(&bed, "jane", &ConfigMapSync::api_resource()).await;
     user.bind(&bed, "ClusterRole", "edit", &bed.namespace).await;
     allowed("inside", async || user.try_create(&copy).await).await;
     let mut from_elsewhere = copy.clone();
     from_elsewhere["sourceNamespace"] = elsewhere.clone().into();
-    let said = refusal(user.try_create(&from_elsewhere).await);
+    let rejection = rejection_of(user.try_create(&from_elsewhere).await);
     assert!(
-        said.contains(&right("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)),
-        "{said}"
+        rejection
+            .contains(&permission("get", "configmaps", Some("a"), &elsewhere).missing(&user.name)),
+        "{rejection}"
     );
     let mut to_elsewhere = copy;
     to_elsewhere["destinationNamespace"] = elsewhere.clone().into();
-    let said = refusal(user.try_create(&to_elsewhere).await);
+    let rejection = rejection_of(user.try_create(&to_elsewhere).await);
     assert!(
-        said.contains(&right("create", "configmaps", None, &elsewhere).missing(&user.name)),
-        "{said}"
+        rejection
+            .contains(&permission("create", "configmaps", None, &elsewhere).missing(&user.name)),
+        "{rejection}"
     );
 
-    // Nothing in Kubernetes compares with a balancer: who may make one is said apart. To look at it is another thing.
+    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately. Reading
+    // one is another permission.
     let kind = MyIngress::api_resource();
-    let balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
+    let load_balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
     for role in ["edit", "admin"] {
-        let user = User::without_rights(&bed, &format!("{role}-alb"), &kind).await;
+        let user = User::without_permissions(&bed, &format!("{role}-alb"), &kind).await;
         user.bind(&bed, "ClusterRole", role, &bed.namespace).await;
-        allowed("who edits looks at balancers", async || {
+        allowed("an editor lists MyIngresses", async || {
             user.api.list(&Default::default()).await
         })
         .await;
-        match user.try_create(&balancer).await {
-            Err(kube::Error::Api(said)) => assert!(
-                said.code == 403 && !said.message.contains("Policy"),
-                "{said:?}"
+        match user.try_create(&load_balancer).await {
+            Err(kube::Error::Api(rejection)) => assert!(
+                rejection.code == 403 && !rejection.message.contains("Policy"),
+                "{rejection:?}"
             ),
             other => panic!("{:?}", other.map(|it| it.name_any())),
         }
     }
-    let user = User::without_rights(&bed, "owner", &kind).await;
+    let user = User::without_permissions(&bed, "owner", &kind).await;
     user.bind(
         &bed,
         "ClusterRole",
@@ -101,8 +105,9 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
         &bed.namespace,
     )
     .await;
-    allowed("who has its own role makes one", async || {
-        user.try_create(&balancer).await
-    })
+    allowed(
+        "a user with the separate role creates a MyIngress",
+        async || user.try_create(&load_balancer).await,
+    )
     .await;
 }

@@ -1,21 +1,21 @@
-//! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
+//! Deletion of listeners: no object of theirs stays, whatever happens in between, and no unowned object is deleted.
 
 use kube::api::ListParams;
 use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
 use super::kills::killed_at;
-use super::nodes::{http, never_led_nowhere};
+use super::nodes::{assert_never_without_targets, http};
 use super::*;
 use crate::support::at_each_write;
 
 impl Site {
-    /// Waits until nothing is left, but for these target groups.
-    async fn all_gone(&self, but: &[&str]) {
-        // One group a page.
+    /// Waits until nothing is left, except these target groups.
+    async fn nothing_remains(&self, but: &[&str]) {
+        // One group on each page.
         self.aws.page_size(1);
         self.bed.delete::<MyIngress>("web").await;
-        self.gone("web").await;
+        self.is_deleted("web").await;
         self.aws.page_size(400);
         let left: Vec<_> = self
             .groups()
@@ -32,7 +32,8 @@ impl Site {
         self.ready("web").await;
     }
 
-    /// One comes, gives way to another, and goes with its balancer, which leaves nothing behind. How it was before the end.
+    /// A listener is created, replaced by another, and deleted with its load balancer, without remains. Returns the state
+    /// before the end.
     async fn life_of_a_listener(&self, node_port: u16) -> Value {
         self.service("shop", node_port).await;
         self.with_listener().await;
@@ -50,11 +51,13 @@ impl Site {
             .items
             .len();
         let arrives = async || Ok((self.aws.route("web-alb", 81).len() == nodes).then_some(()));
-        until("it leads to all nodes", SOON, arrives).await.unwrap();
+        until("the listener leads to all nodes", SOON, arrives)
+            .await
+            .unwrap();
         assert_eq!(self.aws.balancers().await.unwrap().len(), 1);
         let ports: Vec<_> = self.status().await.iter().map(|it| it.port).collect();
         self.bed.delete::<MyIngress>("web").await;
-        self.gone("web").await;
+        self.is_deleted("web").await;
         assert_eq!(
             (
                 self.aws.balancers().await.unwrap().len(),
@@ -62,18 +65,18 @@ impl Site {
             ),
             (0, 0)
         );
-        never_led_nowhere(&self.aws.calls());
+        assert_never_without_targets(&self.aws.calls());
         json!([ports, listening[0].port])
     }
 }
 
 #[tokio::test]
-async fn the_groups_go_with_the_balancer() {
+async fn groups_are_deleted_with_the_load_balancer() {
     let site = Site::with_nodes("ends", &["i-1"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
-    let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
-    // AWS is not done with the listener for a while.
+    let foreign_group = site.aws.create_target_group("theirs", 80).await.unwrap();
+    // AWS keeps the listener for a while after its deletion.
     site.with_listener().await;
     let busy = Fault::code(
         "ResourceInUse",
@@ -82,7 +85,7 @@ async fn the_groups_go_with_the_balancer() {
     let order = site
         .aws
         .fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
     assert_eq!(
         (order.hits(), site.aws.balancers().await.unwrap().len()),
         (3, 0)
@@ -91,61 +94,61 @@ async fn the_groups_go_with_the_balancer() {
     assert_eq!(
         site.bed.events("web", "AlreadyDeleted").await.len(),
         1,
-        "once, however often a group is asked for"
+        "once, however often a group is requested"
     );
 
-    // Somebody deleted the balancer.
+    // A user deleted the load balancer.
     site.with_listener().await;
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
         .unwrap();
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
 
-    // It was made anew, and another time in another network.
+    // The load balancer was recreated, and another time in another network.
     site.with_listener().await;
     let group = site
         .groups()
         .await
         .into_iter()
-        .find(|group| group.arn != theirs)
+        .find(|group| group.arn != foreign_group)
         .unwrap();
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
         .unwrap();
-    site.look_again("web").await;
-    site.becomes("web", "is there", |_| true).await;
+    site.reconcile("web").await;
+    site.becomes("web", "exists", |_| true).await;
     site.ready("web").await;
-    until("it listens", SOON, async || {
+    until("the port has a listener", SOON, async || {
         Ok((site.listening().await.len() == 1).then_some(()))
     })
     .await
     .unwrap();
     assert_eq!(site.listening().await[0].target_group, group.arn);
     site.respec("web", json!({ "suspend": true })).await;
-    site.says("web", "Suspended").await;
+    site.has_reason("web", "Suspended").await;
     site.aws
         .delete(&site.balancer("web").await.unwrap().arn)
         .await
         .unwrap();
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
-    // The node is not in that network.
-    site.says("web", "TargetsRejected").await;
+    // The node is outside that network.
+    site.has_reason("web", "TargetsRejected").await;
     let moved = site
         .groups()
         .await
         .into_iter()
-        .find(|group| group.arn != theirs)
+        .find(|group| group.arn != foreign_group)
         .unwrap();
     assert_eq!(
         (&moved.name, moved.vpc),
         (&group.name, site.aws.other_vpc())
     );
-    site.all_gone(&["theirs"]).await;
+    site.nothing_remains(&["theirs"]).await;
 
-    // A balancer that is not ours any more is left with what it leads to.
+    // A load balancer that is no longer owned stays, with its listeners and groups.
     site.with_listener().await;
     let arn = site.balancer("web").await.unwrap().arn;
     for tag in ["quartermaster.dev/cluster", "quartermaster.dev/owner-uid"] {
@@ -161,13 +164,13 @@ async fn the_groups_go_with_the_balancer() {
         .name;
     let mut left = ["theirs", &*kept];
     left.sort_unstable();
-    site.all_gone(&left).await;
+    site.nothing_remains(&left).await;
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
 }
 
-/// It was to go, may not, and serves on: the nodes go on to change meanwhile.
+/// A load balancer whose deletion is rejected keeps serving, and its targets follow the nodes.
 #[tokio::test]
-async fn a_protected_one_follows_the_nodes() {
+async fn protected_load_balancer_follows_the_nodes() {
     let site = Site::with_nodes("serves", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -177,17 +180,17 @@ async fn a_protected_one_follows_the_nodes() {
         .await
         .unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
     site.node("i-3").await;
-    site.node_goes("i-1").await;
+    site.delete_node("i-1").await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
     site.aws
         .protect(&site.balancer("web").await.unwrap().arn, false)
         .await
         .unwrap();
-    site.look_again("web").await;
-    site.gone("web").await;
+    site.reconcile("web").await;
+    site.is_deleted("web").await;
     assert_eq!(
         (
             site.aws.balancers().await.unwrap().len(),
@@ -197,13 +200,13 @@ async fn a_protected_one_follows_the_nodes() {
     );
 }
 
-/// Each call is refused, or its answer is lost, once: in the end all is as if nothing had been.
+/// Each call is rejected, or its answer is lost, once: the end state is the same as without faults.
 #[rstest]
 #[case::throttled(Fault::Throttled)]
 #[case::failing(Fault::internal_failure())]
 #[case::cut_after(Fault::CutAfter)]
 #[tokio::test]
-async fn each_call_fails_once(#[case] fault: Fault) {
+async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
     let site = Site::with_nodes("faults", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let calls = [
@@ -232,7 +235,7 @@ async fn each_call_fails_once(#[case] fault: Fault) {
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.arrives(81, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
-    site.node_goes("i-2").await;
+    site.delete_node("i-2").await;
     site.arrives(80, &[("i-1", 30_080)]).await;
     let mut secure = http(80, "shop");
     (secure["protocol"], secure["healthCheckPath"]) = (json!("HTTPS"), json!("/healthz"));
@@ -248,16 +251,16 @@ async fn each_call_fails_once(#[case] fault: Fault) {
         ),
         (1, "HTTPS", 1)
     );
-    never_led_nowhere(&site.aws.calls());
-    site.all_gone(&[]).await;
+    assert_never_without_targets(&site.aws.calls());
+    site.nothing_remains(&[]).await;
     for (call, order) in calls.iter().zip(orders) {
         assert!(order.hits() >= 1, "{call} was never called");
     }
 }
 
-/// A port that is half made when its operator dies, and not wanted any more when the next one starts.
+/// A port is half created when its operator dies, and removed from the spec when the next one starts.
 #[tokio::test]
-async fn a_port_that_was_given_up_half_made_leaves_nothing() {
+async fn abandoned_port_leaves_nothing() {
     let site = Site::with_nodes("half", &["i-1"]).await;
     site.service("shop", 30_080).await;
     let gate = site
@@ -277,12 +280,13 @@ async fn a_port_that_was_given_up_half_made_leaves_nothing() {
     operator.restart();
     site.ready("web").await;
     assert_eq!(site.groups().await, []);
-    site.all_gone(&[]).await;
+    site.nothing_remains(&[]).await;
 }
 
-/// After a restore from a backup the object has another UID: what the former one left is known by its name.
+/// After a restore from a backup the object has another UID: the operator recognises objects of its predecessor by their
+/// name.
 #[tokio::test]
-async fn what_was_there_before_a_restore_is_ours() {
+async fn objects_older_than_a_restore_are_owned() {
     let site = Site::with_nodes("restored", &["i-1"]).await;
     let operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -292,8 +296,8 @@ async fn what_was_there_before_a_restore_is_ours() {
         site.listening().await.remove(0),
         site.groups().await.remove(0),
     );
-    let balancer = site.balancer("web").await.unwrap();
-    for arn in [&balancer.arn, &listener.arn, &group.arn] {
+    let load_balancer = site.balancer("web").await.unwrap();
+    for arn in [&load_balancer.arn, &listener.arn, &group.arn] {
         site.aws
             .tag(
                 arn,
@@ -303,7 +307,7 @@ async fn what_was_there_before_a_restore_is_ours() {
             .await
             .unwrap();
     }
-    // The status is lost as well, and a port is asked for in place of the other.
+    // The status is lost as well, and the spec replaces the port.
     site.bed
         .patch::<MyIngress>(
             "web",
@@ -325,13 +329,13 @@ async fn what_was_there_before_a_restore_is_ours() {
         .map(|it| it.port)
         .collect();
     assert_eq!((ports, site.groups().await.len()), (vec![81], 1));
-    site.all_gone(&[]).await;
+    site.nothing_remains(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_call_leaves_nothing_behind() {
+async fn kill_at_any_call_leaves_nothing_behind() {
     let nodes = ["i-1", "i-2"];
-    // One control plane for each of the two, which play side by side: the operators reach all of it.
+    // Each of the two has its own control plane, and they run side by side: the operators use all of it.
     let sites = [
         Site::with_nodes("before", &nodes).await,
         Site::with_nodes("after", &nodes).await,
@@ -352,14 +356,14 @@ async fn a_kill_at_any_call_leaves_nothing_behind() {
         .await
     });
     let calls = Box::pin(calls).await;
-    // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
+    // Those of the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group again.
     assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
 }
 
-/// The same at each write to Kubernetes. One point after the other: another test that has two control planes would wait for this
-/// one's second, and this one for that one's.
+/// The same for each write to Kubernetes. One point after the other: another test that has two control planes would wait
+/// for this one's second, and this one for that one's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_leaves_nothing_behind() {
+async fn kill_at_any_write_leaves_nothing_behind() {
     use testbed::proxy::{Match, Point};
     let site = Site::with_nodes("written", &["i-1", "i-2"]).await;
     // Each Service has another port.
@@ -380,7 +384,7 @@ async fn a_kill_at_any_write_leaves_nothing_behind() {
             .await
         });
         let writes = Box::pin(writes).await;
-        // The finalizer, what is asked for, each port when it is named and when it is asked for, Ready twice, the finalizer.
+        // The finalizer, the request, each port when it is named and when it is requested, Ready twice, the finalizer.
         assert!(writes[0] >= 8, "{writes:?} writes");
     }
 }

@@ -1,4 +1,4 @@
-//! What asks for no right: whatever is done to an object but to its spec, so that nobody is stuck with one.
+//! Changes that need no permission: all but those of the spec, so that an object never locks its users out.
 
 use kube::CustomResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
@@ -7,10 +7,10 @@ use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{User, allowed, create, refusal, refused, right, without_rules};
+use super::{User, allowed, create, permission, rejected, rejection_of, without_rules};
 use crate::support::{Bed, SOON};
 
-/// One object of each kind, for which much is asked, and a change of its spec.
+/// Returns an object of each kind that needs many permissions, and a change of its spec.
 fn objects() -> Vec<(ApiResource, Value, Value)> {
     let target = json!({ "kind": "Deployment", "namespace": "else", "name": "web" });
     vec![
@@ -42,8 +42,9 @@ fn objects() -> Vec<(ApiResource, Value, Value)> {
     ]
 }
 
-/// Labels it, holds it, writes its status, deletes it, changes it while it is held, and lets it go.
-async fn is_not_stuck(user: &User, name: &str, change: &Value) {
+/// Labels an object, adds a finalizer, writes its status, deletes it, changes the Terminating object, and removes the
+/// finalizer.
+async fn assert_not_locked(user: &User, name: &str, change: &Value) {
     user.patch(
         name,
         json!({ "metadata": { "labels": { "team": "shop" } } }),
@@ -76,14 +77,21 @@ async fn is_not_stuck(user: &User, name: &str, change: &Value) {
         .await
         .unwrap();
     assert!(!written.data["status"].is_null(), "{written:?}");
-    refusal(user.patch(name, json!({ "spec": change })).await);
+    rejection_of(user.patch(name, json!({ "spec": change })).await);
 
-    let going = user
+    let terminating = user
         .api
         .delete(name, &DeleteParams::default())
         .await
         .unwrap();
-    assert!(going.left().unwrap().metadata.deletion_timestamp.is_some());
+    assert!(
+        terminating
+            .left()
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
     user.patch(
         name,
         json!({ "metadata": { "labels": { "team": null } }, "spec": change }),
@@ -97,79 +105,82 @@ async fn is_not_stuck(user: &User, name: &str, change: &Value) {
 }
 
 #[tokio::test]
-async fn without_any_right_an_object_can_be_labelled_reported_of_and_deleted() {
+async fn object_can_be_labelled_and_deleted_without_permissions() {
     let bed = Bed::shared("policy-lasting").await;
     for (kind, spec, change) in objects() {
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         create(&admin, &kind, "it", &spec).await.unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
-        let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || {
+        let expected = format!("user \"{}\" may not ", user.name);
+        rejected(&expected, async || {
             user.patch("it", json!({ "spec": change })).await
         })
         .await;
-        // A spec that is written as it stands is no change.
+        // The same spec again is no change.
         user.patch("it", json!({ "spec": spec })).await.unwrap();
-        is_not_stuck(&user, "it", &change).await;
+        assert_not_locked(&user, "it", &change).await;
     }
 }
 
 #[tokio::test]
-async fn who_has_lost_a_right_is_not_stuck_with_what_they_made() {
+async fn lost_permission_does_not_lock_an_object() {
     let bed = Bed::shared("policy-lost").await;
-    let read = right("get", "configmaps", None, &bed.namespace);
-    let writes =
-        ["create", "patch", "delete"].map(|verb| right(verb, "configmaps", None, &bed.namespace));
+    let read = permission("get", "configmaps", None, &bed.namespace);
+    let writes = ["create", "patch", "delete"]
+        .map(|verb| permission(verb, "configmaps", None, &bed.namespace));
     let user = User::new(&bed, "jane", &ConfigMapSync::api_resource(), &writes).await;
     user.grant(&bed, "read", &read).await;
     let spec = json!({ "sourceNamespace": bed.namespace, "configMapName": "a", "destinationNamespace": bed.namespace,
         "destinationName": "b" });
-    allowed("it is created", async || user.create("it", &spec).await).await;
+    allowed("the object is created", async || {
+        user.create("it", &spec).await
+    })
+    .await;
     user.patch("it", json!({ "spec": { "copyLabels": true } }))
         .await
         .unwrap();
 
     let role = user.role("read");
     bed.kubectl(&["delete", "role", &role]).await;
-    let words = format!(
+    let expected = format!(
         "user \"{}\" may not get configmaps \"a\" in namespace \"{}\"",
         user.name, bed.namespace
     );
     let mut limit = 0;
-    refused(&words, async || {
+    rejected(&expected, async || {
         limit += 1;
         user.patch("it", json!({ "spec": { "copyLabels": limit % 2 == 0 } }))
             .await
     })
     .await;
-    is_not_stuck(&user, "it", &json!({ "suspend": true })).await;
+    assert_not_locked(&user, "it", &json!({ "suspend": true })).await;
 }
 
-/// Objects that were stored before anything was asked of them, some without a spec.
+/// Objects that were stored before the policies, some without a spec.
 #[tokio::test]
-async fn what_is_older_than_the_policies_is_not_stuck_either() {
+async fn objects_older_than_the_policies_are_not_locked() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-old").await;
     for (kind, spec, change) in objects() {
         bed.apply(&without_rules(&kind.plural)).await;
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
         let bare = kube::api::DynamicObject::new("bare", &kind);
-        until("one without a spec is let in", SOON, async || {
+        until("an object without a spec is accepted", SOON, async || {
             Ok(Some(admin.create(&Default::default(), &bare).await?))
         })
         .await
         .unwrap();
         let user = User::new(&bed, &kind.plural, &kind, &[]).await;
-        let words = format!("user \"{}\" may not ", user.name);
-        refused(&words, async || {
+        let expected = format!("user \"{}\" may not ", user.name);
+        rejected(&expected, async || {
             user.patch("bare", json!({ "spec": spec })).await
         })
         .await;
-        is_not_stuck(&user, "bare", &spec).await;
-        // A spec that goes is a change as well. Without one a contact point names no Secret, and is free.
+        assert_not_locked(&user, "bare", &spec).await;
+        // Removing the spec is a change as well. Without a spec a contact point names no Secret, and is accepted.
         create(&admin, &kind, "it", &spec).await.unwrap();
         if kind.plural != "contactpoints" {
-            refusal(user.patch("it", json!({ "spec": null })).await);
+            rejection_of(user.patch("it", json!({ "spec": null })).await);
         }
-        is_not_stuck(&user, "it", &change).await;
+        assert_not_locked(&user, "it", &change).await;
     }
 }

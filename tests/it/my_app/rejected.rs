@@ -1,4 +1,5 @@
-//! The apiserver does not take the Pod: its own words, no hot loop, and all is well once it does.
+//! Pods that the apiserver rejects: the status quotes the apiserver, no hot loop, and the app is ready once the apiserver
+//! accepts the Pod.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use kube::api::{Patch, PatchParams};
 use qm_api::MyApp;
 use serde_json::json;
 
-use super::says;
+use super::reason_and_message;
 use crate::support::{Bed, Operator, Settings};
 
 async fn label(bed: &Bed, profile: &str) {
@@ -26,7 +27,7 @@ async fn label(bed: &Bed, profile: &str) {
 }
 
 #[tokio::test]
-async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
+async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
     let bed = Bed::shared("apps").await;
     label(&bed, "restricted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -43,16 +44,20 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
         json!({ "image": "nginx:latest", "podSecurity": "Baseline" }),
     )
     .await;
-    let refused = |app: &MyApp| says(app).1.contains("violates PodSecurity \"restricted");
-    bed.until("root", "says so", refused).await;
-    let words = bed.app_says("root", "Forbidden").await;
+    let refused = |app: &MyApp| {
+        reason_and_message(app)
+            .1
+            .contains("violates PodSecurity \"restricted")
+    };
+    bed.until("root", "reports it", refused).await;
+    let message = bed.app_has_reason("root", "Forbidden").await;
     assert_eq!(
         bed.event("root", "Forbidden")
             .await
             .chars()
             .take(20)
             .collect::<String>(),
-        words.chars().take(20).collect::<String>()
+        message.chars().take(20).collect::<String>()
     );
     assert!(bed.pod("root").await.is_none());
     label(&bed, "baseline").await;
@@ -61,9 +66,9 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
 }
 
 #[tokio::test]
-async fn a_quota_is_waited_for_without_haste() {
+async fn exceeded_quota_is_retried_with_backoff() {
     let bed = Bed::shared("apps").await;
-    bed.takes_pods().await;
+    bed.accepts_pods().await;
     let quota: ResourceQuota = bed
         .create("none", json!({ "spec": { "hard": { "pods": "0" } } }))
         .await;
@@ -73,24 +78,24 @@ async fn a_quota_is_waited_for_without_haste() {
     })
     .await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // As users have them: tried again after 1 s, 2 s, 4 s ...
+    // The users' defaults: retries after 1 s, 2 s, 4 s ...
     let settings = Settings::default()
         .flag("--backoff-min=1s")
         .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     let began = std::time::Instant::now();
     bed.app("web", json!({ "image": "nginx" })).await;
-    let words = bed.app_says("web", "QuotaExceeded").await;
-    assert!(words.contains("exceeded quota: none"), "{words}");
+    let message = bed.app_has_reason("web", "QuotaExceeded").await;
+    assert!(message.contains("exceeded quota: none"), "{message}");
     bed.marker("marker").await;
-    let asked = bed.asked(since).await;
+    let requests = bed.requests(since).await;
     let most = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
     assert!(
-        asked["create pods web-pod"] <= most && asked["patch myapps/status web"] == 1,
-        "{asked:?}"
+        requests["create pods web-pod"] <= most && requests["patch myapps/status web"] == 1,
+        "{requests:?}"
     );
 
-    // Whoever mends it need not wait for the next try.
+    // A user who fixes the problem need not wait for the next retry.
     bed.patch::<ResourceQuota>("none", json!({ "spec": { "hard": { "pods": "5" } } }))
         .await;
     let raised =

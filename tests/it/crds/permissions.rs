@@ -1,4 +1,4 @@
-//! The operator's rights as shipped: what it needs is granted, what it does not is not.
+//! The operator's permissions as shipped: all that it needs, and nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -23,7 +23,7 @@ const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/local");
 const NAMESPACE: &str = "quartermaster-system";
 const ACCOUNT: &str = "quartermaster-controller-manager";
 
-/// All that the operator may do anywhere: verbs, and on what (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`).
+/// All permissions of the operator in the whole cluster: verbs, and resources (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`).
 #[rustfmt::skip] // one line a right
 const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "contactpoints.tg.azamaton.ru"),
@@ -42,7 +42,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("patch",                "myapps/status.demo.rtfm.co.ua"),
     ("get list patch watch", "myingresses.demo.rtfm.co.ua"),
     ("patch",                "myingresses/status.demo.rtfm.co.ua"),
-    // Where owner references are checked.
+    // Clusters may check owner references.
     ("update",               "configmapsyncs/finalizers.apps.bixbite.io"),
     ("update",               "appservices/finalizers.kosmos.io"),
     ("update",               "myapps/finalizers.demo.rtfm.co.ua"),
@@ -56,7 +56,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io configmapsyncs.apps.bixbite.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myapps.demo.rtfm.co.ua"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myingresses.demo.rtfm.co.ua"),
-    // Whether the policies are in force.
+    // The operator reads whether the policies are in force.
     ("get",                  "validatingadmissionpolicies.admissionregistration.k8s.io quartermaster-contactpoint-policy"),
     ("get",                  "validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-contactpoint-policybinding"),
     ("get",                  "validatingadmissionpolicies.admissionregistration.k8s.io quartermaster-trackedfield-policy"),
@@ -70,26 +70,26 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("get",                  "validatingadmissionpolicies.admissionregistration.k8s.io quartermaster-operator-policy"),
     ("get",                  "validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-operator-policybinding"),
     ("list watch",           "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role"),
-    // What it may track, and make.
+    // Kinds that the operator tracks and creates.
     ("create delete get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),
     ("create delete get list patch watch", "services."),
-    // Who reads the metrics, and whether that one may.
+    // Reviews of the clients that read the metrics.
     ("create",               "tokenreviews.authentication.k8s.io"),
     ("create",               "subjectaccessreviews.authorization.k8s.io"),
-    // What Kubernetes gives everybody who is known to it: to ask about oneself.
+    // Permissions that Kubernetes gives every known user: to review oneself.
     ("create",               "selfsubjectreviews.authentication.k8s.io"),
     ("create",               "selfsubjectaccessreviews.authorization.k8s.io"),
     ("create",               "selfsubjectrulesreviews.authorization.k8s.io"),
 ];
-/// What it may do besides in its own namespace.
+/// Further permissions of the operator in its own namespace.
 const AT_HOME: [(&str, &str); 2] = [
     ("create", "leases.coordination.k8s.io"),
     ("get update", "leases.coordination.k8s.io quartermaster"),
 ];
 
 #[tokio::test]
-async fn the_operator_may_do_what_it_needs_and_no_more() {
+async fn operator_has_the_needed_permissions_and_no_others() {
     let options = Options {
         controller_manager: true,
         ..Options::apiserver_only()
@@ -114,7 +114,7 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     )
     .unwrap();
 
-    // A right by name covers list and watch with a field selector for that name.
+    // A permission by name covers list and watch with a field selector for that name.
     let crds = Api::<CustomResourceDefinition>::all(operator.clone());
     for name in [
         "contactpoints.tg.azamaton.ru",
@@ -140,7 +140,7 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     let other = crds
         .list(&ListParams::default().fields("metadata.name=others.example.com"))
         .await;
-    assert!(matches!(other, Err(kube::Error::Api(said)) if said.code == 403));
+    assert!(matches!(other, Err(kube::Error::Api(error)) if error.code == 403));
 
     // Targets come by aggregation, and so do further kinds.
     for resource in ["deployments.apps", "statefulsets.apps", "services."] {
@@ -149,9 +149,9 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
         })
         .await;
     }
-    assert_eq!(rights(&operator, "default").await, listed(EVERYWHERE));
+    assert_eq!(permissions(&operator, "default").await, listed(EVERYWHERE));
     assert_eq!(
-        rights(&operator, NAMESPACE).await,
+        permissions(&operator, NAMESPACE).await,
         listed(&[EVERYWHERE, &AT_HOME].concat())
     );
     plane
@@ -179,9 +179,9 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     })
     .await;
 
-    lies_where_it_says(plane.client().await.unwrap()).await;
+    chart_role_matches_the_scope_of_each_resource(plane.client().await.unwrap()).await;
 
-    // A second installation takes nothing away, not for a moment.
+    // A second installation removes no permission, not for a moment.
     plane
         .run_kubectl(&["apply", "-k", CONFIG], "")
         .await
@@ -189,8 +189,8 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     assert!(may(&operator, "watch", "deployments.apps", "").await);
 }
 
-/// The chart gives a right in a Role or in a `ClusterRole` by where its resources lie.
-async fn lies_where_it_says(admin: Client) {
+/// The chart puts a permission in a Role or a `ClusterRole` by the scope of its resource.
+async fn chart_role_matches_the_scope_of_each_resource(admin: Client) {
     let found = Discovery::new(admin).run().await.unwrap();
     let served: BTreeMap<_, _> = found
         .groups()
@@ -203,32 +203,32 @@ async fn lies_where_it_says(admin: Client) {
         })
         .collect();
     let all = kinds::KINDS.iter().flat_map(|kind| kind.permissions);
-    for right in all
+    for permission in all
         .chain(permissions::METRICS_RIGHTS)
         .chain(permissions::TARGET_RIGHTS)
         .chain([&permissions::LEASES])
     {
-        for resource in right.resources {
+        for resource in permission.resources {
             let plural = resource.split('/').next().unwrap();
             assert_eq!(
-                served[&(right.group.to_owned(), plural.to_owned())],
-                right.namespaced,
-                "{right:?}"
+                served[&(permission.group.to_owned(), plural.to_owned())],
+                permission.namespaced,
+                "{permission:?}"
             );
         }
     }
 }
 
-/// `VERB RESOURCE...`, one for each verb.
-fn listed(rights: &[(&str, &str)]) -> BTreeSet<String> {
-    rights
+/// Returns `VERB RESOURCE...`, one for each verb.
+fn listed(permissions: &[(&str, &str)]) -> BTreeSet<String> {
+    permissions
         .iter()
         .flat_map(|(verbs, what)| verbs.split(' ').map(move |verb| format!("{verb} {what}")))
         .collect()
 }
 
-/// All that this client may do in a namespace, by whatever role, in the same form.
-async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
+/// Returns all permissions of this client in a namespace, by whatever role, in the same form.
+async fn permissions(client: &Client, namespace: &str) -> BTreeSet<String> {
     let spec = SelfSubjectRulesReviewSpec {
         namespace: Some(namespace.into()),
     };
@@ -242,7 +242,7 @@ async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
         .unwrap();
     let answer = answer.status.unwrap();
     assert!(!answer.incomplete, "{answer:?}");
-    let mut rights = BTreeSet::new();
+    let mut permissions = BTreeSet::new();
     for rule in answer.resource_rules {
         let [groups, resources, names] =
             [rule.api_groups, rule.resources, rule.resource_names].map(Option::unwrap_or_default);
@@ -255,11 +255,11 @@ async fn rights(client: &Client, namespace: &str) -> BTreeSet<String> {
         for what in resources.iter().flat_map(groups) {
             let named: Vec<_> = names.iter().map(|name| format!("{what} {name}")).collect();
             for what in if named.is_empty() { vec![what] } else { named } {
-                rights.extend(rule.verbs.iter().map(|verb| format!("{verb} {what}")));
+                permissions.extend(rule.verbs.iter().map(|verb| format!("{verb} {what}")));
             }
         }
     }
-    rights
+    permissions
 }
 
 async fn may(client: &Client, verb: &str, resource: &str, namespace: &str) -> bool {
