@@ -109,8 +109,7 @@ pub struct Entry {
     /// Unique ID, by which receivers can detect a repeated entry. Absent on entries of the original program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// State of delivery: `Pending`, `Delivered` or `Failed`. Absent on entries of the original program, which count as
-    /// delivered.
+    /// State of delivery. Absent counts as delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<Delivery>,
     /// Reason why delivery failed.
@@ -182,7 +181,7 @@ impl fmt::Display for ChangeAction {
     }
 }
 
-/// State of an entry's delivery.
+/// State of an entry's delivery. Entries of the original program have none and count as delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Delivery {
     /// Waiting for an attempt.
