@@ -265,7 +265,7 @@ mod tests {
     #[case::groups("web", &[("securityGroups", json!(["default"]))], "spec.securityGroups: write the IDs")]
     #[case::addresses("web", &[("ipAddressType", json!("ipv6"))], "spec.ipAddressType: write")]
     #[case::public("web", &[("scheme", json!("internal")), ("ipAddressType", json!("dualstack-without-public-ipv4"))],
-        "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 is for")]
+        "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 needs")]
     #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: choose other keys")]
     #[case::reserved_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: choose other keys")]
     #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: choose other keys")]
