@@ -7,7 +7,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
-use qm_api::tracked_field::{Action, Delivery, Entry};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry};
 use serde_json::json;
 
 use super::objects::changes;
@@ -121,9 +121,9 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
         let time = entry.time.as_ref();
         let time = time.map_or_else(|| "?".into(), |time| format_time(time.0));
         let (sign, colour) = match entry.action {
-            Action::Created => ("┌", Colour::Green),
-            Action::Updated => ("│", Colour::Plain),
-            Action::Deleted => ("└", Colour::Red),
+            ChangeAction::Created => ("┌", Colour::Green),
+            ChangeAction::Updated => ("│", Colour::Plain),
+            ChangeAction::Deleted => ("└", Colour::Red),
         };
         rows.push(vec![
             time.into(),

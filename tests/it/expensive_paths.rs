@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use qm_api::TrackedField;
-use qm_api::tracked_field::Action;
+use qm_api::tracked_field::ChangeAction;
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
@@ -199,7 +199,7 @@ async fn path_through_a_large_object_ends_with_the_newest_value() {
                 .history()
                 .unwrap()
                 .last()
-                .is_some_and(|entry| entry.action == Action::Deleted)
+                .is_some_and(|entry| entry.action == ChangeAction::Deleted)
         })
         .await;
     }

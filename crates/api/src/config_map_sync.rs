@@ -1,4 +1,4 @@
-//! `ConfigMapSync`: which `ConfigMap` is kept copied into which namespaces.
+//! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::Rule;
@@ -9,12 +9,12 @@ use serde_json::json;
 
 use super::common::{Conditions, conditions_schema, rule_over};
 
-/// The group.
+/// API group of the kind.
 pub const GROUP: &str = "apps.bixbite.io";
-/// Finalizer: the copies lie in other namespaces, where no garbage collection reaches them.
+/// Finalizer: the copies are in other namespaces, where garbage collection does not work.
 pub const FINALIZER: &str = "quartermaster.dev/copies";
 
-/// Capitals are let in, because the source article's sample has them; the status then says what to write.
+/// Upper-case letters pass, because the sample of the source article has them; the status then reports the correct form.
 const IS_SOURCE: &str = "self.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$')";
 const IS_NAMESPACE: &str = "self == '' || self.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$')";
 const IS_NAME: &str = "self.matches('^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$')";
@@ -23,16 +23,16 @@ const NAMESPACE: &str =
 const NAME: &str =
     "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
 
-/// What to write where a selector names what no namespace can have.
+/// Message for an invalid key or value of a selector.
 pub const LABELS: &str = "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
 
-/// Keeps a `ConfigMap` copied into other namespaces.
+/// Copies of a `ConfigMap` in other namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "apps.bixbite.io",
     version = "v1",
     kind = "ConfigMapSync",
-    doc = "Keeps a ConfigMap copied into other namespaces.",
+    doc = "Copies of a ConfigMap in other namespaces.",
     plural = "configmapsyncs",
     shortname = "cmsync",
     category = "quartermaster",
@@ -40,7 +40,7 @@ pub const LABELS: &str = "write labels: keys such as team or example.com/team, v
     status = "ConfigMapSyncStatus",
     derive = "PartialEq",
     derive = "Default",
-    // The original CRD let a ConfigMapSync without a spec in. One that cannot be read would stop the watch of all.
+    // The original CRD accepted an object without a spec. An unreadable object would stop the watch of the kind.
     attr = "cfg_attr(all(), serde(default))",
     printcolumn(name = "Source", type_ = "string", json_path = ".spec.sourceNamespace"),
     printcolumn(name = "ConfigMap", type_ = "string", json_path = ".spec.configMapName"),
@@ -60,7 +60,7 @@ pub const LABELS: &str = "write labels: keys such as team or example.com/team, v
 #[schemars(extend("required" = ["configMapName", "sourceNamespace"]))]
 #[x_kube(validation = one_destination(), validation = not_itself())]
 pub struct ConfigMapSyncSpec {
-    /// Namespace of the `ConfigMap` that is copied.
+    /// Namespace of the source `ConfigMap`.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (IS_SOURCE, NAMESPACE))]
@@ -70,83 +70,88 @@ pub struct ConfigMapSyncSpec {
     #[schemars(length(max = 63))]
     #[x_kube(validation = (IS_NAMESPACE, NAMESPACE))]
     pub destination_namespace: String,
-    /// Namespaces of the copies, where there are several.
+    /// Namespaces of several copies. Set one of the three destination fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("minItems" = 1, "maxItems" = 256, "items" = { "type": "string", "maxLength": 63 }, "x-kubernetes-list-type" = "set"))]
     #[x_kube(validation = ("self.all(name, !format.dns1123Label().validate(name).hasValue())", NAMESPACE))]
     pub destination_namespaces: Vec<String>,
-    /// Labels of the namespaces of the copies; `{}` is every namespace. Those that Kubernetes itself lives in get no
-    /// copy, and the source's namespace gets one only if `destinationName` differs from the source's name.
+    /// Labels of the namespaces of the copies; `{}` selects all. Namespaces that belong to Kubernetes get no copy. The
+    /// source's namespace gets a copy only if `destinationName` differs from the source's name. Set one of the three
+    /// destination fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "selector_schema")]
     pub destination_namespace_selector: Option<LabelSelector>,
-    /// Name of the `ConfigMap` that is copied.
+    /// Name of the source `ConfigMap`.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (IS_NAME, NAME))]
     pub config_map_name: String,
-    /// Name of the copies; that of the source unless given.
+    /// Name of the copies. Defaults to the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = ("!format.dns1123Subdomain().validate(self).hasValue()", NAME))]
     pub destination_name: Option<String>,
-    /// Whether the copies have exactly the source's labels, beside the mark of their owner. Otherwise labels are nobody's
-    /// business here.
+    /// Copying of labels. If true, each copy has the source's labels and the ownership label, and no others. Defaults to
+    /// false: the operator changes no other labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_labels: Option<bool>,
-    /// Whether the copies have exactly the source's annotations, but those of `kubectl apply` and of Quartermaster.
+    /// Copying of annotations. If true, each copy has the source's annotations, except those of `kubectl apply` and
+    /// Quartermaster, and no others. Defaults to false: the operator changes no other annotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_annotations: Option<bool>,
-    /// What becomes of copies that are not wanted any more: `Delete` (unless given) or `Orphan`.
+    /// Policy for copies that the sync no longer needs. `Delete` deletes them; `Orphan` keeps them without ownership label.
+    /// Defaults to `Delete`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['Delete', 'Orphan']", "write deletionPolicy: Delete or deletionPolicy: Orphan"))]
     pub deletion_policy: Option<String>,
-    /// While true nothing is copied; deleting the object still cleans up.
+    /// Pause of the sync. While true, the operator changes no copies; deleting the object still removes them. Defaults to
+    /// false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec, in bytes, if that was too large to be read.
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
 }
 
 impl ConfigMapSyncSpec {
-    /// Name of the copies.
+    /// Returns the name of the copies.
     pub fn copy_name(&self) -> &str {
         self.destination_name
             .as_deref()
             .unwrap_or(&self.config_map_name)
     }
 
-    /// Whether copies that are not wanted any more stay, without a mark. A spec that was not read may say so.
+    /// Returns whether copies that the sync no longer needs are kept without ownership label. True for a spec that was not
+    /// read, because that may say `Orphan`.
     pub fn orphans(&self) -> bool {
         self.oversized.is_some() || self.deletion_policy.as_deref() == Some("Orphan")
     }
 }
 
-/// What is known of a `ConfigMapSync`.
+/// Observed state of the copies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapSyncStatus {
-    /// When something was last written.
+    /// Time of the last write to a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync_time: Option<Time>,
-    /// The generation that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// How many copies are as the source is.
+    /// Number of copies that match the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<i64>,
-    /// How many copies there are to be.
+    /// Number of copies that the spec requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destinations: Option<i64>,
-    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason.
+    /// `Ready`, and while `Ready` is False also `Reconciling` or `Stalled` with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
 }
 
-/// The schema of a [`LabelSelector`], with what an apiserver checks of those of its own kinds.
+/// Returns the schema of a [`LabelSelector`] with the validation that Kubernetes applies to built-in kinds.
 fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
     let mut schema =
         serde_json::to_value(LabelSelector::json_schema(generator)).unwrap_or_default();
@@ -172,11 +177,11 @@ fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
                  || it.values.all(value, !format.labelValue().validate(value).hasValue()))))",
         "message": LABELS,
     }]);
-    // An object that was one.
+    // The value was an object before, so the conversion succeeds.
     Schema::try_from(schema).unwrap_or_default()
 }
 
-/// An empty string is what Go clients write for a field that is not set.
+/// Go clients write an empty string for an unset field.
 fn one_destination() -> Rule {
     rule_over(
         &[
@@ -186,7 +191,7 @@ fn one_destination() -> Rule {
         ],
         "[has(self.destinationNamespace) && self.destinationNamespace != '', has(self.destinationNamespaces), \
          has(self.destinationNamespaceSelector)].filter(given, given).size() == 1",
-        "say where to: give one of destinationNamespace (a name), destinationNamespaces (a list of names) and \
+        "give one destination: destinationNamespace (a name), destinationNamespaces (a list of names) or \
          destinationNamespaceSelector (labels)",
     )
 }

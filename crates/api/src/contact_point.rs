@@ -1,4 +1,4 @@
-//! `ContactPoint`: where messages go.
+//! `ContactPoint`: a receiver of messages.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use super::common::{
     Conditions, NAMES, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over,
 };
 
-/// The `type` of a contact point that is a Telegram chat.
+/// Value of `type` for a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
-/// The `type` of a contact point that is an HTTP endpoint.
+/// Value of `type` for an HTTP endpoint.
 pub const WEBHOOK: &str = "Webhook";
 
-/// A place that messages are sent to: a Telegram chat or a webhook.
+/// A receiver of messages: a Telegram chat or a webhook.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "tg.azamaton.ru",
     version = "v1",
     kind = "ContactPoint",
-    doc = "A place that messages are sent to: a Telegram chat or a webhook.",
+    doc = "A receiver of messages: a Telegram chat or a webhook.",
     plural = "contactpoints",
     shortname = "cp",
     category = "quartermaster",
@@ -34,7 +34,7 @@ pub const WEBHOOK: &str = "Webhook";
     status = "ContactPointStatus",
     derive = "PartialEq",
     derive = "Default",
-    // The original CRD let a ContactPoint without a spec in. One that cannot be read would stop the watch of all.
+    // The original CRD accepted an object without a spec. An unreadable object would stop the watch of the kind.
     attr = "cfg_attr(all(), serde(default))",
     printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
@@ -59,24 +59,25 @@ pub const WEBHOOK: &str = "Webhook";
     validation = header_needs_token(),
 )]
 pub struct ContactPointSpec {
-    /// `Telegram` or `Webhook`.
+    /// Type of the receiver: `Telegram` or `Webhook`.
     #[serde(default, rename = "type")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Telegram', 'Webhook']", "write type: Telegram or type: Webhook"))]
     pub type_: String,
-    /// The bot token (Telegram), or the value of header `webhookSpec.headerName` (Webhook).
+    /// Secret with the bot token (Telegram), or with the value of the header `webhookSpec.headerName` (Webhook).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_token: Option<SecretKeySelector>,
-    /// The chat, for `type: Telegram`.
+    /// Chat, for `type: Telegram`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub telegram_spec: Option<TelegramSpec>,
-    /// The endpoint, for `type: Webhook`.
+    /// Endpoint, for `type: Webhook`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook_spec: Option<WebhookSpec>,
-    /// While true nothing is sent; messages wait, and that time does not count towards their 24 hours.
+    /// Pause of delivery. While true, the operator sends nothing. Entries stay pending, and this time does not count towards
+    /// their expiry after 24 hours. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec, in bytes, if that was too large to be read.
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
 }
@@ -85,7 +86,7 @@ pub struct ContactPointSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TelegramSpec {
-    /// Unique identifier of the chat (int64; a supergroup's starts with -100), or `@channel`.
+    /// Number of the chat (64-bit; a supergroup's begins with -100), or the public name `@channel`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = (
         "type(self) == int || self.matches('^@[A-Za-z0-9_]{5,32}$')",
@@ -93,16 +94,16 @@ pub struct TelegramSpec {
          (5 to 32 letters, digits and '_')",
     ))]
     pub chat_id: Option<ChatId>,
-    /// The topic of a forum supergroup.
+    /// Number of a topic in a forum supergroup. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub message_thread_id: Option<i64>,
-    /// Sends without a sound.
+    /// Silent delivery. While true, Telegram notifies without a sound. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable_notification: Option<bool>,
 }
 
-/// An HTTP endpoint that takes a POST for each message.
+/// An HTTP endpoint that receives a POST request for each message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -112,16 +113,16 @@ pub struct TelegramSpec {
     ),
     validation = (
         "!has(self.contentType) || has(self.body)",
-        "contentType is that of body: add body, or remove contentType",
+        "contentType needs body: add body, or remove contentType",
     ),
     validation = (
         "!has(self.headerName) || !has(self.headers) \
          || !self.headers.exists(name, name.lowerAscii() == self.headerName.lowerAscii())",
-        "headers repeats headerName: remove it from headers, its value comes from apiToken",
+        "headers repeats headerName: remove it from headers, because its value comes from apiToken",
     ),
 )]
 pub struct WebhookSpec {
-    /// Where to POST: http or https, without credentials in it. Give this or `urlFrom`.
+    /// URL of the endpoint: http or https, without credentials or fragment. Set this field or `urlFrom`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 2048))]
     #[x_kube(
@@ -131,16 +132,16 @@ pub struct WebhookSpec {
         ),
         validation = (
             "!self.matches('^[^/?#]*//[^/?#]*@')",
-            "take the credentials out of the URL: put a token into a Secret and name it in apiToken with headerName, or put \
+            "remove the credentials from the URL: put a token into a Secret and name it in apiToken with headerName, or put \
              the whole URL into a Secret and name it in urlFrom",
         ),
-        validation = ("!self.contains('#')", "remove the fragment: what follows # is never sent"),
+        validation = ("!self.contains('#')", "remove the fragment: clients never send # and the text after it"),
     )]
     pub url: String,
-    /// Where to POST, when the URL itself is the secret.
+    /// Secret with the URL, if the URL itself is secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url_from: Option<SecretKeySelector>,
-    /// The header that carries `apiToken`.
+    /// Name of the header that carries `apiToken`. Set both or neither.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(
@@ -148,7 +149,7 @@ pub struct WebhookSpec {
         validation = header_rule(&format!("!self.{}", reserved()), IS_RESERVED),
     )]
     pub header_name: String,
-    /// Further headers, sent as they stand. Not for secrets: anybody who may read this object reads them.
+    /// Further headers, sent unchanged; at most 32. Put no secrets here: every reader of this object sees them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = { "type": "string", "maxLength": 2048 }))]
     #[x_kube(
@@ -156,7 +157,7 @@ pub struct WebhookSpec {
         validation = header_rule(&format!("!self.exists(name, name.{})", reserved()), IS_RESERVED),
         validation = (
             "self.all(name, self.exists_one(other, other.lowerAscii() == name.lowerAscii()))",
-            "the same header stands there twice, in capitals and small letters: remove one",
+            "the same header is listed twice, in upper and lower case: remove one",
         ),
         validation = (
             r"self.all(name, self[name].matches(r'^[\t\x20-\x7e]*$'))",
@@ -164,11 +165,11 @@ pub struct WebhookSpec {
         ),
     )]
     pub headers: BTreeMap<String, String>,
-    /// A Jinja template of the body, in place of the `CloudEvent`'s JSON data.
+    /// Jinja template of the body. Defaults to the JSON data of the `CloudEvent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub body: Option<String>,
-    /// Content-Type of `body`; `application/json` unless given.
+    /// Content-Type of `body`. Defaults to `application/json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -176,14 +177,14 @@ pub struct WebhookSpec {
         "write a media type, such as text/plain; charset=utf-8",
     ))]
     pub content_type: Option<String>,
-    /// Signs each request as Standard Webhooks has it (HMAC-SHA256), with this key.
+    /// Secret with the key that signs each request according to Standard Webhooks (HMAC-SHA256). Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_key: Option<SecretKeySelector>,
-    /// Seconds that one attempt may take, 1 to 30; 10 unless given.
+    /// Timeout of an attempt in seconds, 1 to 30. Defaults to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30))]
     pub timeout_seconds: Option<i64>,
-    /// TLS to this endpoint.
+    /// TLS material for this endpoint. Defaults to the system's certificate authorities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<WebhookTls>,
 }
@@ -192,8 +193,8 @@ pub struct WebhookSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookTls {
-    /// A Secret with `ca.crt` (trusted in place of the system's authorities), or `tls.crt` and `tls.key` (shown to the
-    /// endpoint), or all three.
+    /// Name of a Secret with `ca.crt` (replaces the system's certificate authorities), or `tls.crt` and `tls.key` (client
+    /// certificate), or all three.
     #[schemars(length(max = 253))]
     #[x_kube(validation = SECRET_NAME)]
     pub secret_name: String,
@@ -203,9 +204,9 @@ pub struct WebhookTls {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ChatId {
-    /// A chat's number; groups are negative.
+    /// Number of a chat; negative for groups.
     Id(i64),
-    /// A public channel or group, as `@name`.
+    /// Public channel or group, as `@name`.
     Name(String),
 }
 
@@ -214,66 +215,66 @@ impl JsonSchema for ChatId {
         "ChatId".into()
     }
 
-    /// k8s-openapi's `IntOrString` holds 32 bits, which a supergroup's number does not fit.
+    /// k8s-openapi's `IntOrString` holds 32 bits, too few for the number of a supergroup.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         schemars::json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": 33 })
     }
 }
 
-/// What is known of a contact point.
+/// Observed state of the receiver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContactPointStatus {
-    /// True after the first attempt to send, whatever came of it.
+    /// Completion of the first attempt to send: true after it, successful or not.
     #[serde(default)]
     pub initialized: bool,
-    /// True when messages can be sent.
+    /// Readiness: true if messages can be sent.
     #[serde(default)]
     pub ready: bool,
-    /// The generation that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the last test message was sent with: another one is sent when this changes.
+    /// Digests of the spec and the Secrets of the last test message. The operator sends a new test message when they change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_test: Option<LastTest>,
-    /// Number of test messages that were accepted so far: the id of the next one follows from this and from `lastTest`.
+    /// Number of accepted test messages. The ID of the next test message derives from this number and `lastTest`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests_accepted: Option<i64>,
-    /// True after a stopped receiver has accepted a test message, until it accepts an entry: no test message is sent
-    /// meanwhile.
+    /// Successful test of a stopped receiver: true until the receiver accepts an entry. Meanwhile, the operator sends no test
+    /// message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested_while_stopped: Option<bool>,
-    /// True while the contact point is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a
-    /// test message, unless what it was tested with has changed.
+    /// Readiness before the contact point was suspended or a Secret became unreadable. If true, the contact point is ready
+    /// afterwards without a test message, unless the spec or a Secret has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was_ready: Option<bool>,
-    /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.
+    /// Number of the supergroup that replaced this group (Telegram's `migrate_to_chat_id`). The operator sends messages there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrated_to_chat_id: Option<i64>,
-    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason. `OutcomesRecorded` while deliveries cannot
-    /// be recorded.
+    /// `Ready`, and while `Ready` is False also `Reconciling` or `Stalled` with the same reason. `OutcomesRecorded` while the
+    /// operator cannot record deliveries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
 }
 
-/// What a test message was sent with.
+/// Digests of the spec and the Secrets of a test message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastTest {
     /// Digest of the spec without `suspend`.
     pub spec: String,
-    /// Digest of the UID and resourceVersion of each Secret that was read.
+    /// Digest of the UID and resourceVersion of each Secret.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
 }
 
-/// A header's name: a token (RFC 9110, section 5.6.2).
+/// CEL expression for the name of a header: a token (RFC 9110, section 5.6.2).
 const TOKEN: &str = r#"matches(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")"#;
 const NOT_A_TOKEN: &str =
     "write a header's name: letters, digits and !#$%&'*+-.^_`|~, at most 128, such as X-Api-Token";
-/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is. One
-/// that ends in `-` stands for all that begin so.
+/// Headers of a connection (RFC 9110, section 7.6.1), of HTTP's framing, and headers that describe the message. A name with
+/// `-` at its end is a prefix.
 const RESERVED: [&str; 17] = [
     "connection",
     "keep-alive",
@@ -294,9 +295,9 @@ const RESERVED: [&str; 17] = [
     "webhook-",
 ];
 const IS_RESERVED: &str = "HTTP itself or Quartermaster sets this header (Host, Connection, Content-*, Transfer-Encoding, \
-    Proxy-*, ce-*, webhook-*, Idempotency-Key, User-Agent and the like): take another one; a body's type goes into contentType";
+    Proxy-*, ce-*, webhook-*, Idempotency-Key, User-Agent and the like): choose another name; a body's type goes into contentType";
 
-/// Whether HTTP itself or every request sets this header.
+/// Returns whether HTTP or the operator sets this header.
 pub fn is_reserved(header: &str) -> bool {
     let header = header.to_ascii_lowercase();
     RESERVED.iter().any(|name| {
@@ -308,7 +309,7 @@ pub fn is_reserved(header: &str) -> bool {
     })
 }
 
-/// The same in CEL, of a text.
+/// Returns the CEL expression for [`is_reserved`].
 fn reserved() -> String {
     let names = RESERVED.map(|name| {
         if name.ends_with('-') {
@@ -324,7 +325,7 @@ fn header_rule(rule: &str, message: &str) -> Rule {
     Rule::new(rule).message(message)
 }
 
-/// A zero chat, and an empty string, are what Go clients write for a field that is not set: they count as absent.
+/// Go clients write 0 or an empty string for an unset field: these count as absent.
 fn telegram_needs_chat() -> Rule {
     rule_over(
         &["type", "telegramSpec.chatId"],
@@ -347,7 +348,7 @@ fn webhook_needs_url() -> Rule {
         "self.type != 'Webhook' || (has(self.webhookSpec) \
          && (has(self.webhookSpec.urlFrom) || (has(self.webhookSpec.url) && self.webhookSpec.url != '')))",
         "type: Webhook needs an endpoint: add webhookSpec: {url: https://...}, or webhookSpec: {urlFrom: {secretName: NAME, \
-         key: KEY}} when the URL is itself a secret",
+         key: KEY}} if the URL is itself a secret",
     )
 }
 
@@ -386,7 +387,7 @@ fn header_needs_token() -> Rule {
         "self.type != 'Webhook' || has(self.apiToken) || !has(self.webhookSpec) \
          || !has(self.webhookSpec.headerName) || self.webhookSpec.headerName == ''",
         "webhookSpec.headerName carries apiToken: add apiToken: {secretName: NAME, key: KEY}, or remove headerName (a header \
-         that is no secret goes into webhookSpec.headers)",
+         that is not secret goes into webhookSpec.headers)",
     )
 }
 

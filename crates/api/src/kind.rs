@@ -1,7 +1,7 @@
-//! Macros for what kinds have in common.
+//! Macros for the trait implementations that kinds have in common.
 
-/// Implements the traits of a kind that has `spec.suspend` and, in its status, a list of conditions. `{ FIELD }` names a field of
-/// the status that repeats whether the condition `Ready` is True.
+/// Implements the traits of a kind that has `spec.suspend` and a list of conditions in its status. `{ FIELD }` names a field of
+/// the status that repeats the condition `Ready`.
 macro_rules! kind {
     ($kind:ident, $spec:ident, $status:ident $({ $ready:ident })? $(, finalizer: $finalizer:expr)? $(,)?) => {
         $crate::spec_size::stored_spec!($spec);
@@ -90,25 +90,29 @@ mod tests {
 
     #[rstest]
     #[case::new(json!({}), Readiness::Unknown, NOT_OBSERVED)]
-    #[case::well(condition("True", "Ready", 2), Readiness::True, "Ready")]
-    #[case::ill(condition("False", "Conflict", 2), Readiness::False, "Conflict")]
-    #[case::of_an_older_spec(condition("True", "Ready", 1), Readiness::Unknown, NOT_OBSERVED)]
-    #[case::unknown(condition("Unknown", "Asking", 2), Readiness::Unknown, "Asking")]
-    fn a_condition_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
+    #[case::ready(condition("True", "Ready", 2), Readiness::True, "Ready")]
+    #[case::not_ready(condition("False", "Conflict", 2), Readiness::False, "Conflict")]
+    #[case::older_spec(condition("True", "Ready", 1), Readiness::Unknown, NOT_OBSERVED)]
+    #[case::unknown(condition("Unknown", "Pending", 2), Readiness::Unknown, "Pending")]
+    fn readiness_follows_the_condition(
+        #[case] more: Value,
+        #[case] ready: Readiness,
+        #[case] reason: &str,
+    ) {
         let expected = (ready, reason.to_owned());
-        for stands in [
+        for readiness in [
             readiness::<ContactPoint>,
             readiness::<ConfigMapSync>,
             readiness::<MyApp>,
             readiness::<AppService>,
             readiness::<MyIngress>,
         ] {
-            assert_eq!(stands(&more), expected);
+            assert_eq!(readiness(&more), expected);
         }
     }
 
     #[test]
-    fn one_of_the_original_program_says_it_by_a_field() {
+    fn readiness_without_conditions_follows_the_field() {
         let of = |ready: bool| {
             readiness::<ContactPoint>(&json!({ "status": { "initialized": true, "ready": ready } }))
         };
@@ -118,10 +122,14 @@ mod tests {
 
     #[rstest]
     #[case::new(json!({}), Readiness::Unknown, NOT_OBSERVED)]
-    #[case::waits(json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: a: b" } }, "status": [] }), Readiness::False, "TargetNotFound")]
+    #[case::waiting(json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: a: b" } }, "status": [] }), Readiness::False, "TargetNotFound")]
     #[case::nothing_recorded(json!({ "status": [] }), Readiness::Unknown, NOT_OBSERVED)]
-    #[case::well(json!({ "status": [{ "action": "Created", "value": "1" }] }), Readiness::True, "Ready")]
-    fn an_annotation_says_it(#[case] more: Value, #[case] ready: Readiness, #[case] reason: &str) {
+    #[case::ready(json!({ "status": [{ "action": "Created", "value": "1" }] }), Readiness::True, "Ready")]
+    fn tracked_field_readiness_follows_the_annotation(
+        #[case] more: Value,
+        #[case] ready: Readiness,
+        #[case] reason: &str,
+    ) {
         assert_eq!(readiness::<TrackedField>(&more), (ready, reason.to_owned()));
     }
 }

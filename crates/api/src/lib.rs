@@ -1,11 +1,11 @@
 //! The kinds: spec, status, CEL rules, printer columns. No client code.
 //!
-//! Every type here reads what any earlier CRD let in: a field that a rule demands today is still optional in Rust,
-//! because one object that cannot be read would stop the watch of all.
+//! Every type here reads each object that any earlier CRD accepted: a field that a rule requires today is still optional in
+//! Rust, because one unreadable object would stop the watch of its kind.
 
 #![warn(missing_docs)]
-#![allow(clippy::duplicated_attributes)] // it takes equal arguments of two printer columns for a repetition
-#![allow(dead_code)] // the derived schema of a spec is that of a copy which nothing reads
+#![allow(clippy::duplicated_attributes)] // reports equal arguments of two printer columns
+#![allow(dead_code)] // the schema of a spec derives from a copy of the struct that nothing reads
 
 pub mod app_service;
 pub mod common;

@@ -1,4 +1,4 @@
-//! `MyApp`: one Pod that prints a banner, from an image and a text.
+//! `MyApp`: a Pod that prints a banner.
 
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
@@ -6,37 +6,37 @@ use serde::{Deserialize, Serialize};
 
 use super::common::{Conditions, conditions_schema, rule_over};
 
-/// The kind's API group.
+/// API group of the kind.
 pub const GROUP: &str = "demo.rtfm.co.ua";
-/// The longest banner, in bytes: Linux refuses to start a program with a variable of 128 KiB or more (`MAX_ARG_STRLEN`,
+/// Maximum size of a banner in bytes: Linux starts no program with a variable of 128 KiB or more (`MAX_ARG_STRLEN`,
 /// <https://man7.org/linux/man-pages/man2/execve.2.html>).
 pub const MAX_BANNER: usize = 120_000;
-/// The `podSecurity` under which the Pod fits the restricted profile.
+/// Value of `podSecurity`: the Pod meets the restricted pod security profile.
 pub const RESTRICTED: &str = "Restricted";
-/// The `podSecurity` under which it runs as its image says.
+/// Value of `podSecurity`: the Pod runs as the user of its image.
 pub const BASELINE: &str = "Baseline";
 
-/// Why a name will not do, and what will: the Pod's container and its label `app` have it, which take no other.
-pub const NAME: &str = "take a name of at most 63 lower-case letters, digits and '-', with a letter or digit at both ends: the Pod's \
+/// Message for an invalid name. The Pod's container and its label `app` have the same name, which limits the characters.
+pub const NAME: &str = "choose a name of at most 63 lower-case letters, digits and '-', with a letter or digit at both ends: the Pod's \
     container has the same name";
-/// What to say of a spec without an image.
+/// Message for a spec without an image.
 pub const NO_IMAGE: &str = "add image: what the Pod runs, such as image: nginx:1.29";
-/// What to say of a banner that is too long.
-pub const LONG_BANNER: &str = "shorten the banner: it may have 120000 bytes (a letter outside of ASCII has two or more), because Linux \
-    takes no more in one variable";
-/// What to say of a banner that no variable can hold.
+/// Message for a banner that is too long.
+pub const LONG_BANNER: &str = "shorten the banner to 120000 bytes (a letter outside of ASCII has two or more): Linux limits the \
+    size of an environment variable";
+/// Message for a banner with NUL characters.
 pub const NUL_BANNER: &str =
-    "take the NUL characters out of the banner: no environment variable can hold one";
-/// What to say of another word.
-pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Baseline for an image that has to run as its own user";
+    "remove the NUL characters from the banner: an environment variable cannot contain any";
+/// Message for an unknown `podSecurity`.
+pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Baseline for an image that must run as its own user";
 
-/// An app: one Pod that prints a banner and then waits to be stopped.
+/// A Pod that prints a banner and then waits until it is stopped.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "demo.rtfm.co.ua",
     version = "v1",
     kind = "MyApp",
-    doc = "An app: one Pod that prints a banner and then waits to be stopped.",
+    doc = "A Pod that prints a banner and then waits until it is stopped.",
     plural = "myapps",
     shortname = "ma",
     category = "quartermaster",
@@ -44,8 +44,8 @@ pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Ba
     status = "MyAppStatus",
     derive = "PartialEq",
     derive = "Default",
-    // The original CRD let a MyApp without a spec in. One that cannot be read would stop the watch of all.
-    // Named, because the derived schema is that of a type beside this one, which has no default of its own.
+    // The original CRD accepted an object without a spec. An unreadable object would stop the watch of the kind.
+    // The path names the type, because the schema derives from a second type that has no default.
     attr = "cfg_attr(all(), serde(default = \"MyApp::default\"))",
     validation = name_of_a_container(),
     printcolumn(name = "Image", type_ = "string", json_path = ".spec.image"),
@@ -63,7 +63,7 @@ pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Ba
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = image_is_given())]
 pub struct MyAppSpec {
-    /// What the Pod runs. It needs a shell at `/bin/sh`, and `sleep`.
+    /// Container image of the Pod. The image must contain `/bin/sh` and `sleep`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = (
@@ -71,7 +71,7 @@ pub struct MyAppSpec {
         "write one image without spaces, such as nginx:1.29 or registry.example.com/team/app@sha256:...",
     ))]
     pub image: String,
-    /// Printed as it is when the Pod starts, followed by a line break; nothing is printed unless given.
+    /// Text that the Pod prints unchanged at its start, followed by a line break; at most 120000 bytes. Defaults to none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 120_000))]
     #[x_kube(
@@ -79,37 +79,37 @@ pub struct MyAppSpec {
         validation = (r"!self.contains('\u0000')", NUL_BANNER),
     )]
     pub banner: String,
-    /// `Restricted` (unless given): the Pod fits the restricted pod security profile, so it runs as user 65532. `Baseline`: it
-    /// runs as its image says, and fits the baseline profile only.
+    /// Pod security profile. `Restricted`: the Pod meets the restricted profile and runs as user 65532. `Baseline`: the Pod
+    /// meets the baseline profile and runs as the user of its image. Defaults to `Restricted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
     pub pod_security: Option<String>,
-    /// While true the Pod is left alone, whatever becomes of it.
+    /// Pause of the app. While true, the operator does not create, change or delete the Pod. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec, in bytes, if that was too large to be read.
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
 }
 
-/// How the Pod is.
+/// Observed state of the Pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MyAppStatus {
-    /// Name of the Pod, once there is one.
+    /// Name of the Pod. Absent until the Pod exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_name: Option<String>,
-    /// The Pod's phase: `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    /// Phase of the Pod: `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// True while the Pod runs as the spec says, and is ready.
+    /// Readiness: true while the Pod matches the spec and is ready.
     #[serde(default)]
     pub ready: bool,
-    /// The generation that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason.
+    /// `Ready`, and while `Ready` is False also `Reconciling` or `Stalled` with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
@@ -119,7 +119,7 @@ fn image_is_given() -> Rule {
     rule_over(&["image"], "has(self.image) && self.image != ''", NO_IMAGE)
 }
 
-/// On create only: a rule at the root would otherwise keep an older object from everything, its deletion included.
+/// Applies on create only: at the root, the rule would otherwise block all changes of an older object, even its deletion.
 fn name_of_a_container() -> Rule {
     Rule::new(
         "oldSelf.hasValue() || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",

@@ -1,4 +1,4 @@
-//! Rules that the schema of every kind obeys.
+//! Rules for the schema of every kind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use qm_core::schema;
 
 use crate::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 
-/// Every node below `spec` and `status` of every kind, by path.
+/// Returns every node below `spec` and `status` of every kind, by path.
 fn nodes() -> BTreeMap<String, JSONSchemaProps> {
     fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
         for (name, property) in schema.properties.iter().flatten() {
@@ -47,7 +47,7 @@ fn nodes() -> BTreeMap<String, JSONSchemaProps> {
 }
 
 #[test]
-fn every_field_is_described_and_none_has_a_default() {
+fn every_field_has_a_description_and_no_default() {
     for (path, node) in nodes() {
         assert!(
             node.description.is_some_and(|text| text.len() > 5),
@@ -57,9 +57,9 @@ fn every_field_is_described_and_none_has_a_default() {
     }
 }
 
-/// The apiserver's estimate of what a rule costs needs the bound; so does everything that reads the field.
+/// The apiserver needs the bound to estimate the cost of a rule; readers of the field rely on it too.
 #[test]
-fn every_string_of_a_spec_is_bounded() {
+fn every_string_of_a_spec_has_a_maximum_length() {
     for (path, node) in nodes().iter().filter(|(path, _)| path.contains(".spec.")) {
         let bounded = node.max_length.is_some() || node.enum_.is_some();
         assert!(
@@ -69,9 +69,9 @@ fn every_string_of_a_spec_is_bounded() {
     }
 }
 
-/// What the original CRDs demanded, and no more: a stored object that lacks a field could never be updated again.
+/// Only the fields that the original CRDs required are required: other stored objects could never be updated again.
 #[test]
-fn nothing_old_became_required() {
+fn no_other_field_became_required() {
     let nodes = nodes();
     let required = |path: &str| nodes[path].required.clone().unwrap_or_default();
     assert_eq!(required("ContactPoint.spec"), ["type"]);
@@ -97,9 +97,9 @@ fn nothing_old_became_required() {
     assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
 }
 
-/// An empty spec of the other type counts as absent: the rules that say so name every field of it.
+/// An empty spec of the other type counts as absent: the rules for it name each of its fields.
 #[test]
-fn a_filled_spec_of_the_other_type_is_known_by_each_of_its_fields() {
+fn rules_against_the_other_type_name_each_field() {
     let nodes = nodes();
     let rules = nodes["ContactPoint.spec"]
         .x_kubernetes_validations

@@ -1,4 +1,4 @@
-//! The bound on the size of a spec that is read. The CRDs bound each field, but an object may be older than these bounds.
+//! Limit on the size of a spec. The CRDs limit each field, but an object may be older than these limits.
 
 use std::cell::Cell;
 use std::io;
@@ -7,26 +7,26 @@ use serde::de::{Deserializer, Error as _};
 use serde_json::Serializer;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
-/// Largest spec that the operator keeps, in bytes of compact JSON, in which an escape counts as one byte: the CRDs bound the
-/// texts themselves.
+/// Maximum size of a spec, in bytes of compact JSON. An escape sequence counts as one byte, because the CRDs limit the unescaped
+/// texts.
 pub const MAX_SPEC: usize = 256 * 1024;
 
-/// A kind's spec, which may be larger than [`MAX_SPEC`] in the cluster.
+/// A kind's spec, which may exceed [`MAX_SPEC`] in the cluster.
 pub trait StoredSpec {
-    /// Returns the size of the stored spec, in bytes, if that is larger than [`MAX_SPEC`]. The spec is then the default one.
+    /// Returns the size of the stored spec in bytes if that exceeds [`MAX_SPEC`]. The spec is then the default one.
     fn oversized(&self) -> Option<usize>;
 
     /// Checks that the stored spec was read.
     ///
     /// # Errors
-    /// Its size, the bound, and what to do.
+    /// If the spec exceeds [`MAX_SPEC`]: a message with the size, the limit and the fix.
     fn check_size(&self) -> Result<(), String> {
         self.oversized()
             .map_or(Ok(()), |bytes| Err(too_large(bytes)))
     }
 }
 
-/// Returns the message about a stored spec of that many bytes.
+/// Returns the message for a stored spec of this size in bytes.
 pub fn too_large(bytes: usize) -> String {
     format!(
         "spec is {bytes} bytes of JSON (each escape sequence counts as one byte); the operator reads at most {MAX_SPEC}. Shorten it, for example by \
@@ -34,11 +34,11 @@ pub fn too_large(bytes: usize) -> String {
     )
 }
 
-/// The beginning of a JSON text, and the size of the whole.
+/// Writer that keeps the first bytes of a JSON text and counts all.
 struct BoundedText<'a> {
     kept: Vec<u8>,
     written: usize,
-    /// Bytes by which escapes lengthen the text.
+    /// Bytes that escape sequences add to the text.
     escapes: &'a Cell<usize>,
 }
 
@@ -62,7 +62,7 @@ impl io::Write for BoundedText<'_> {
     }
 }
 
-/// Counts the bytes that escapes add.
+/// JSON formatter that counts the bytes that escape sequences add.
 struct Escapes<'a>(&'a Cell<usize>);
 
 impl Formatter for Escapes<'_> {
@@ -81,11 +81,11 @@ impl Formatter for Escapes<'_> {
     }
 }
 
-/// Returns the JSON of a spec, or its size if that is larger than [`MAX_SPEC`]. Memory holds the text up to that bound and one
-/// string of the spec: the values of a spec take many times the bytes of their text.
+/// Returns the JSON of a spec, or its size if that exceeds [`MAX_SPEC`]. Memory holds the text up to that limit and one string of
+/// the spec, because parsed values take many times the bytes of their text.
 ///
 /// # Errors
-/// Those of the deserializer.
+/// From the deserializer.
 pub(super) fn text<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Result<Vec<u8>, usize>, D::Error> {
@@ -105,8 +105,7 @@ pub(super) fn text<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Implements reading and writing of a spec by its derived functions (`serde(remote = "Self")`), with the bound on its size
-/// in between.
+/// Implements serde's traits for a spec with its derived functions (`serde(remote = "Self")`) and the size limit.
 macro_rules! stored_spec {
     ($spec:ident) => {
         impl serde::Serialize for $spec {
@@ -160,10 +159,10 @@ mod tests {
     where
         S: StoredSpec + Default + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned,
     {
-        let around = json!({ field: "" }).to_string().len();
-        let sized = |bytes: usize| json!({ field: "\n\u{1}\"x".repeat(bytes)[..bytes - around] });
-        // By text, as the apiserver sends it, and by value.
-        let read = |spec: &Value| -> S {
+        let overhead = json!({ field: "" }).to_string().len();
+        let sized = |bytes: usize| json!({ field: "\n\u{1}\"x".repeat(bytes)[..bytes - overhead] });
+        // From text, as the apiserver sends it, and from a value.
+        let parse = |spec: &Value| -> S {
             let by_value: S = serde_json::from_value(spec.clone()).unwrap();
             assert_eq!(
                 by_value,
@@ -172,11 +171,11 @@ mod tests {
             by_value
         };
         let largest = sized(MAX_SPEC);
-        let kept = read(&largest);
+        let kept = parse(&largest);
         assert_eq!((kept.oversized(), kept.check_size()), (None, Ok(())));
         assert_eq!(serde_json::to_value(&kept).unwrap()[field], largest[field]);
         let size = MAX_SPEC + 1;
-        let oversized = read(&sized(size));
+        let oversized = parse(&sized(size));
         assert_eq!(oversized.oversized(), Some(size));
         assert_eq!(
             serde_json::to_value(&oversized).unwrap(),
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_spec_of_any_kind_is_not_kept() {
+    fn oversized_spec_of_any_kind_is_dropped() {
         check::<AppServiceSpec>("image");
         check::<ConfigMapSyncSpec>("configMapName");
         check::<ContactPointSpec>("type");
@@ -203,9 +202,9 @@ mod tests {
         check::<TrackedFieldSpec>("field");
     }
 
-    /// The values of such a spec take 20 times the bytes of its text.
+    /// Parsed values of such a spec take 20 times the bytes of its text.
     #[test]
-    fn fields_that_nobody_reads_count() {
+    fn unknown_fields_count() {
         let spec: AppServiceSpec =
             serde_json::from_value(json!({ "image": "i", "other": vec![""; 100_000] })).unwrap();
         assert_eq!(
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_cannot_be_read_is_an_error() {
+    fn unreadable_spec_is_an_error() {
         let error = serde_json::from_value::<AppServiceSpec>(json!({ "image": 7 })).unwrap_err();
         assert!(error.to_string().contains("expected a string"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! `TrackedField`: which field of which resource is told to which contact point, and its history.
+//! `TrackedField`: a field of a resource whose changes go to a contact point, and its history.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -14,15 +14,15 @@ use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
 
 mod history;
 
-pub use history::{Action, Delivery, Entry, History, StoredHistory, Subject, Truncation};
+pub use history::{ChangeAction, Delivery, Entry, History, StoredHistory, Subject, Truncation};
 
-/// Tells a contact point when one field of one resource changes.
+/// A field of a resource. The operator records its changes and sends them to a contact point.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "tg.azamaton.ru",
     version = "v1",
     kind = "TrackedField",
-    doc = "Tells a contact point when one field of one resource changes.",
+    doc = "A field of a resource. The operator records its changes and sends them to a contact point.",
     plural = "trackedfields",
     shortname = "tf",
     category = "quartermaster",
@@ -32,7 +32,7 @@ pub use history::{Action, Delivery, Entry, History, StoredHistory, Subject, Trun
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
     printcolumn(name = "Field", type_ = "string", json_path = ".spec.field"),
-    // The first of the two that the entry has.
+    // The first of the two fields that the entry has.
     printcolumn(name = "Value", type_ = "string", json_path = ".status[-1:]['displayValue','value']"),
     printcolumn(name = "Delivery", type_ = "string", json_path = ".status[-1:].delivery"),
     printcolumn(
@@ -58,10 +58,10 @@ pub use history::{Action, Delivery, Entry, History, StoredHistory, Subject, Trun
     validation = field_of_other_kinds(),
 )]
 pub struct TrackedFieldSpec {
-    /// The resource whose field is tracked.
+    /// Resource with the tracked field.
     #[serde(default)]
-    pub target: Target,
-    /// Name of the `ContactPoint`, in this object's namespace.
+    pub target: TargetReference,
+    /// Name of the `ContactPoint`, in the same namespace.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -69,7 +69,7 @@ pub struct TrackedFieldSpec {
         "write the name of a ContactPoint of this namespace, without a namespace: lower-case letters, digits, '-' and '.'",
     ))]
     pub contact_point: String,
-    /// `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in braces.
+    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in braces.
     #[serde(default)]
     #[schemars(length(max = 1024))]
     #[x_kube(
@@ -81,28 +81,29 @@ pub struct TrackedFieldSpec {
         ),
         validation = (
             r"!self.matches(r'^\{\s*range\b')",
-            "write one JSONPath without range, such as {.spec.template.spec.containers[*].image}: several matches are told \
-             as one list",
+            "write one JSONPath without range, such as {.spec.template.spec.containers[*].image}: several matches become \
+             one list",
         ),
     )]
     pub field: String,
-    /// A Jinja template of the message, in place of the default one.
+    /// Jinja template of the message. Defaults to a built-in message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
-    /// How many entries that are delivered or failed the history keeps, 1 to 200; 50 unless given.
+    /// Number of delivered and failed entries that the history keeps, 1 to 200. Defaults to 50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
-    /// While true changes are recorded but not sent; that time does not count towards their 24 hours.
+    /// Pause of delivery. While true, the operator records changes but sends none. This time does not count towards their
+    /// expiry after 24 hours. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec, in bytes, if that was too large to be read.
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
 }
 
-/// A resource, by kind, namespace and name.
+/// Reference to a resource by kind, namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["kind", "name"]))]
@@ -116,8 +117,8 @@ pub struct TrackedFieldSpec {
         SECRETS_ARE_NOT_TRACKED,
     ),
 )]
-pub struct Target {
-    /// `Deployment`, `StatefulSet` or `Service`; any other kind together with `apiVersion` and `resource`.
+pub struct TargetReference {
+    /// Kind of the resource: `Deployment`, `StatefulSet` or `Service`, or with `apiVersion` and `resource` any other.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(
@@ -125,7 +126,7 @@ pub struct Target {
         validation = ("!(self.lowerAscii() in ['secret', 'secrets'])", SECRETS_ARE_NOT_TRACKED),
     )]
     pub kind: String,
-    /// Its namespace; empty for a cluster-scoped kind.
+    /// Namespace of the resource. Empty for a cluster-scoped kind.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (
@@ -133,7 +134,7 @@ pub struct Target {
         "write the name of a namespace: lower-case letters, digits and '-'",
     ))]
     pub namespace: String,
-    /// Its name.
+    /// Name of the resource.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -141,7 +142,7 @@ pub struct Target {
         "write the name of one resource, without '/', '%' and spaces",
     ))]
     pub name: String,
-    /// Group and version of another kind, such as `batch/v1`.
+    /// API group and version of another kind, such as `batch/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     #[x_kube(validation = (
@@ -154,45 +155,44 @@ pub struct Target {
     #[schemars(length(max = 63))]
     #[x_kube(validation = (
         "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "write the plural name that kubectl api-resources prints, in small letters, such as cronjobs",
+        "write the plural name that kubectl api-resources prints, in lower case, such as cronjobs",
     ))]
     pub resource: Option<String>,
 }
 
-/// The kinds that need no `apiVersion` and `resource` beside them: kind, group and plural. All are `v1`, and lie in
-/// namespaces.
+/// Kinds that need neither `apiVersion` nor `resource`: kind, group and plural. All are `v1` and namespaced.
 pub const KNOWN: [(&str, &str, &str); 3] = [
     ("Deployment", "apps", "deployments"),
     ("StatefulSet", "apps", "statefulsets"),
     ("Service", "", "services"),
 ];
 
-/// Words that `field` may be, and the kinds that have such a field; the placeholder is of what may be named after a colon. Any
-/// kind has a `JSONPath`.
+/// Words for `field`: the word, a placeholder for the name that may follow after a colon, and the kinds that have such a field.
+/// Every kind accepts a `JSONPath`.
 pub const WORDS: [(&str, Option<&str>, &[&str]); 3] = [
     ("replicas", None, &["Deployment", "StatefulSet"]),
     ("image", Some("CONTAINER"), &["Deployment", "StatefulSet"]),
     ("targetPort", Some("PORT"), &["Service"]),
 ];
 
-/// The form of `field` that every kind has.
+/// Form of `field` that every kind accepts, for messages.
 pub const A_PATH: &str = "a JSONPath in braces, such as {.metadata.generation}";
 
-/// The group of the kinds that tell of changes.
+/// API group of the kinds for notifications.
 pub const GROUP: &str = "tg.azamaton.ru";
 
-/// Why kinds of [`GROUP`] are refused.
-pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields are never tracked, what they hold belongs to their \
-                                        namespace and telling of it would change it: track another kind";
+/// Message for a target of [`GROUP`].
+pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields cannot be tracked, because their content belongs to \
+                                        their namespace and each notification changes them: track another kind";
 
-/// Why Secrets are refused.
-pub const SECRETS_ARE_NOT_TRACKED: &str = "a Secret is never tracked, its content would leave the cluster in messages: track another kind";
+/// Message for a Secret as target.
+pub const SECRETS_ARE_NOT_TRACKED: &str = "a Secret cannot be tracked, because messages would carry its content out of the cluster: track another kind";
 
 fn other_kinds_need_a_resource() -> Rule {
     rule_over(
         &["kind", "apiVersion", "resource"],
         "self.kind in ['Deployment', 'StatefulSet', 'Service'] || (has(self.apiVersion) && has(self.resource))",
-        "a kind other than Deployment, StatefulSet and Service (so spelled) needs apiVersion and resource beside it, such as \
+        "a kind other than Deployment, StatefulSet and Service needs apiVersion and resource, such as \
          apiVersion: batch/v1 and resource: cronjobs for kind: CronJob",
     )
 }
@@ -210,11 +210,11 @@ fn kind_needs_a_namespace() -> Rule {
         &["kind", "namespace", "apiVersion"],
         "has(self.apiVersion) || !(self.kind in ['Deployment', 'StatefulSet', 'Service']) \
          || (has(self.__namespace__) && self.__namespace__ != '')",
-        "add namespace: the one that the Deployment, StatefulSet or Service is in",
+        "add namespace: the namespace of the Deployment, StatefulSet or Service",
     )
 }
 
-/// Other kinds may have names that are no DNS names, such as `system:node`.
+/// Names of other kinds may not be DNS names, such as `system:node`.
 fn name_of_a_kind() -> Rule {
     rule_over(
         &["kind", "name", "apiVersion"],
@@ -223,7 +223,7 @@ fn name_of_a_kind() -> Rule {
     )
 }
 
-/// Returns the rule for one kind. The rule binds on create, and when field or kind change.
+/// Returns the rule for one kind. The rule applies on create and when field or kind change.
 fn field_of_kind(kind: &str) -> Rule {
     let fits = WORDS
         .iter()
@@ -265,7 +265,7 @@ fn field_rule(rule: &str, message: &str) -> Rule {
     .field_path(".field")
 }
 
-/// The words that `field` may be for a target of this kind, as the beginning of a list that a `JSONPath` ends.
+/// Returns the words for `field` of a target of this kind, as the beginning of a list that ends with [`A_PATH`].
 pub fn words_of(kind: &str) -> String {
     let words = WORDS
         .iter()
@@ -288,7 +288,7 @@ pub fn words_of(kind: &str) -> String {
 
 super::spec_size::stored_spec!(TrackedFieldSpec);
 
-/// Returns the readiness of a `TrackedField` that waits for this reason, and that has recorded an entry or not.
+/// Returns the readiness of a `TrackedField` from the reason for which it waits and from whether an entry is recorded.
 pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> ReadinessSummary<'a> {
     match waiting {
         Some((reason, _)) => (Readiness::False, reason),
@@ -297,8 +297,8 @@ pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> Rea
     }
 }
 
-/// Returns why a `TrackedField` waits, as reason and message. Its status is a list without room for conditions, so an
-/// annotation has them.
+/// Returns reason and message of a waiting `TrackedField`, from its annotation: the status is a list without room for
+/// conditions.
 pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
     object
         .annotations()

@@ -128,7 +128,7 @@ fn digest(crd: &CustomResourceDefinition) -> String {
 fn keep_spec_rule() -> ValidationRule {
     ValidationRule {
         rule: "has(self.spec) || (oldSelf.hasValue() && !has(oldSelf.value().spec))".into(),
-        message: Some("write a spec: kubectl explain says what it takes".into()),
+        message: Some("write a spec: kubectl explain lists its fields".into()),
         optional_old_self: Some(true),
         ..ValidationRule::default()
     }

@@ -1,21 +1,25 @@
 //! Entries for tests.
 
-use qm_api::tracked_field::{Action, Delivery, Entry, Subject, Target};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, Subject, TargetReference};
 
 use crate::OutgoingEntry;
 
 pub(crate) fn subject(kind: &str, namespace: &str, name: &str, field: &str) -> Subject {
-    let target = Target {
+    let target = TargetReference {
         kind: kind.into(),
         namespace: namespace.into(),
         name: name.into(),
-        ..Target::default()
+        ..TargetReference::default()
     };
     Subject::new(&target, field)
 }
 
 /// Returns an entry of `replicas` of Deployment `default/nginx`, with id `e1`.
-pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>) -> OutgoingEntry {
+pub(crate) fn item(
+    action: ChangeAction,
+    value: Option<&str>,
+    previous: Option<Entry>,
+) -> OutgoingEntry {
     let entry = Entry {
         time: "2026-01-02T03:04:05Z"
             .parse()
@@ -51,7 +55,7 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
 pub(crate) fn updated(old: &str, new: &str) -> OutgoingEntry {
     let previous = Entry {
         id: Some("e0".into()),
-        ..item(Action::Created, Some(old), None).entry
+        ..item(ChangeAction::Created, Some(old), None).entry
     };
-    item(Action::Updated, Some(new), Some(previous))
+    item(ChangeAction::Updated, Some(new), Some(previous))
 }

@@ -44,7 +44,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
-    &["d1b3460d30273576"],
+    &["7711a3f4a56d832c"],
     DelegatedAccess::Deployments,
     &[
         // `patch`: to remove the original program's annotation.

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use qm_api::AppService;
 use qm_api::app_service::{
-    AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
-    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
+    AppServiceSpec, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
+    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, Raw, TCP, TargetPort,
 };
 use qm_api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 use qm_api::spec_size::StoredSpec as _;
@@ -90,27 +90,27 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
         env: spec
             .env
             .iter()
-            .map(|env| read("spec.env", env))
+            .map(|env| parse("spec.env", env))
             .collect::<Result<_, _>>()?,
         env_from: spec
             .env_from
             .iter()
-            .map(|env| read("spec.envFrom", env))
+            .map(|env| parse("spec.envFrom", env))
             .collect::<Result<_, _>>()?,
         liveness: spec
             .liveness_probe
             .as_ref()
-            .map(|probe| read("spec.livenessProbe", probe))
+            .map(|probe| parse("spec.livenessProbe", probe))
             .transpose()?,
         readiness: spec
             .readiness_probe
             .as_ref()
-            .map(|probe| read("spec.readinessProbe", probe))
+            .map(|probe| parse("spec.readinessProbe", probe))
             .transpose()?,
         startup: spec
             .startup_probe
             .as_ref()
-            .map(|probe| read("spec.startupProbe", probe))
+            .map(|probe| parse("spec.startupProbe", probe))
             .transpose()?,
     })
 }
@@ -185,8 +185,8 @@ fn number(field: &str, value: i64, min: i32, max: i32) -> Result<i32, String> {
     number.ok_or_else(|| format!("{field}: write a number from {min} to {max}"))
 }
 
-fn read<T: DeserializeOwned>(field: &str, written: &AsWritten<T>) -> Result<T, String> {
-    written.read().map_err(|error| format!("{field}: {error}"))
+fn parse<T: DeserializeOwned>(field: &str, raw: &Raw<T>) -> Result<T, String> {
+    raw.parse().map_err(|error| format!("{field}: {error}"))
 }
 
 #[cfg(test)]
@@ -225,8 +225,8 @@ mod tests {
     #[case::node_port(with("ports", json!([{ "port": 1, "nodePort": -1 }])), "spec.ports[0].nodePort: write a number")]
     #[case::unnamed(with("ports", json!([{ "port": 1 }, { "port": 2, "name": "b" }])), "spec.ports: several ports need a name each")]
     #[case::one_name(with("ports", json!([{ "port": 1, "name": "b" }, { "port": 2, "name": "b" }])), "spec.ports: two ports have the same name")]
-    #[case::one_port(with("ports", json!([{ "port": 1, "name": "a", "protocol": "TCP" }, { "port": 1, "name": "b" }])), "spec.ports: the same port stands there twice")]
-    #[case::one_node_port(with("ports", json!([{ "port": 1, "name": "a", "nodePort": 7 }, { "port": 2, "name": "b", "nodePort": 7 }])), "spec.ports: the same nodePort stands there twice")]
+    #[case::one_port(with("ports", json!([{ "port": 1, "name": "a", "protocol": "TCP" }, { "port": 1, "name": "b" }])), "spec.ports: the same port is listed twice")]
+    #[case::one_node_port(with("ports", json!([{ "port": 1, "name": "a", "nodePort": 7 }, { "port": 2, "name": "b", "nodePort": 7 }])), "spec.ports: the same nodePort is listed twice")]
     #[case::one_target_name(with("ports", json!([{ "port": 1, "name": "a", "targetPort": "x" }, { "port": 1, "name": "b", "targetPort": "x", "protocol": "UDP" }])), "spec.ports: a targetPort's name")]
     #[case::cluster_ip(json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 1, "nodePort": 7 }] }), "spec: serviceType: ClusterIP has no ports on the nodes")]
     #[case::ingress(with("ingress", json!({})), "spec: ingress leads to the first TCP port: add one")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
-use qm_api::common::OURS;
+use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::ownership::Owner;
 use qm_runtime::{ObjectKey, short_digest};
@@ -106,7 +106,7 @@ fn mirrored(
     source: &BTreeMap<String, String>,
     live: Option<&BTreeMap<String, String>>,
 ) -> BTreeMap<String, String> {
-    let is_reserved = |name: &str| name.starts_with(OURS);
+    let is_reserved = |name: &str| name.starts_with(PREFIX);
     let copied = source
         .iter()
         .filter(|(name, _)| !is_reserved(name) && *name != LAST_APPLIED);

@@ -41,7 +41,7 @@ pub const NAME: &str = "configmapsync";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
     NAME,
-    &["bf180d03b0470198"],
+    &["13d0d4e727f2df17"],
     DelegatedAccess::ConfigMaps,
     &[
         Permission::namespaced(

@@ -107,7 +107,7 @@ impl Plan {
         ];
         if given.iter().filter(|given| **given).count() != 1 {
             return Err(PlanError::SpecInvalid(
-                "say where to: give one of destinationNamespace, destinationNamespaces and destinationNamespaceSelector"
+                "give one destination: destinationNamespace, destinationNamespaces or destinationNamespaceSelector"
                     .into(),
             ));
         }
@@ -365,8 +365,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case::nowhere(json!({}), "say where to")]
-    #[case::two_ways(json!({ "destinationNamespace": "b", "destinationNamespaceSelector": {} }), "say where to")]
+    #[case::nowhere(json!({}), "give one destination")]
+    #[case::two_ways(json!({ "destinationNamespace": "b", "destinationNamespaceSelector": {} }), "give one destination")]
     #[case::itself(json!({ "destinationNamespace": "a" }), "onto itself")]
     #[case::itself_among_others(json!({ "destinationNamespaces": ["b", "a"] }), "onto itself")]
     #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]

@@ -31,7 +31,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["3f83b85ecb61610d"],
+    &["fc35e5ac8aeeadcb"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),

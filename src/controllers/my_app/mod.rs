@@ -38,7 +38,7 @@ pub const NAME: &str = "myapp";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     NAME,
-    &["e4684006046c7e16"],
+    &["10a25c2057695947"],
     DelegatedAccess::Pods,
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),

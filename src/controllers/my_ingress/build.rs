@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use qm_api::MyIngress;
 use qm_api::my_ingress::{
     BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
-    Listener, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
+    ListenerSpec, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
 };
 use qm_api::spec_size::StoredSpec as _;
 use qm_aws::action::MANAGED_BY;
@@ -24,7 +24,7 @@ pub(crate) struct Desired<'a> {
     /// Keys of the spec's tags.
     pub managed_tag_keys: Vec<String>,
     /// `None` if the spec is too large to read.
-    pub listeners: Option<Vec<Listener>>,
+    pub listeners: Option<Vec<ListenerSpec>>,
 }
 
 impl<'a> Desired<'a> {
@@ -40,7 +40,7 @@ impl<'a> Desired<'a> {
         }
     }
 
-    pub fn listeners(&self) -> &[Listener] {
+    pub fn listeners(&self) -> &[ListenerSpec] {
         self.listeners.as_deref().unwrap_or_default()
     }
 }
@@ -109,7 +109,7 @@ fn is_of_others(key: &str) -> bool {
     key.starts_with("aws:") || is_under("k8s.aws") || is_under("kubernetes.io")
 }
 
-fn check_listener(listener: &Listener) -> Result<(), String> {
+fn check_listener(listener: &ListenerSpec) -> Result<(), String> {
     let https = listener.protocol() == "HTTPS";
     let rule = match listener.protocol() {
         "HTTP" | "HTTPS" if https != listener.certificate_arn.is_some() => CERTIFICATE,
@@ -255,9 +255,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::name("a.b", &[], "metadata.name: take a name")]
-    #[case::name_of_29("aaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[], "metadata.name: take a name")]
-    #[case::internal("internal", &[], "metadata.name: take a name")]
+    #[case::name("a.b", &[], "metadata.name: choose a name")]
+    #[case::name_of_29("aaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[], "metadata.name: choose a name")]
+    #[case::internal("internal", &[], "metadata.name: choose a name")]
     #[case::one_subnet("web", &[("subnets", json!(["subnet-1"]))], "spec.subnets: give at least two")]
     #[case::twice("web", &[("subnets", json!(["subnet-1", "subnet-1"]))], "spec.subnets: give at least two")]
     #[case::no_id("web", &[("subnets", json!(["subnet-1", "a"]))], "spec.subnets: write the IDs")]
@@ -265,17 +265,17 @@ mod tests {
     #[case::groups("web", &[("securityGroups", json!(["default"]))], "spec.securityGroups: write the IDs")]
     #[case::addresses("web", &[("ipAddressType", json!("ipv6"))], "spec.ipAddressType: write")]
     #[case::public("web", &[("scheme", json!("internal")), ("ipAddressType", json!("dualstack-without-public-ipv4"))],
-        "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 is for")]
-    #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: take other keys")]
-    #[case::reserved_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
-    #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: take other keys")]
+        "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 needs")]
+    #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: choose other keys")]
+    #[case::reserved_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: choose other keys")]
+    #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: choose other keys")]
     #[case::odd_tag("web", &[("tags", json!({ "a": "b;c" }))], "spec.tags: write tags of letters")]
     #[case::protocol("web", &[("listeners", listener(&json!({ "protocol": "TCP" })))], "spec.listeners, port 80: write protocol: HTTP")]
     #[case::bare_https("web", &[("listeners", listener(&json!({ "protocol": "HTTPS" })))],
         "spec.listeners, port 80: protocol: HTTPS needs certificateArn")]
     #[case::certificate("web", &[("listeners", listener(&json!({ "certificateArn": "arn:1" })))],
         "spec.listeners, port 80: protocol: HTTPS needs certificateArn")]
-    #[case::policy("web", &[("listeners", listener(&json!({ "sslPolicy": "p" })))], "spec.listeners, port 80: sslPolicy is for")]
+    #[case::policy("web", &[("listeners", listener(&json!({ "sslPolicy": "p" })))], "spec.listeners, port 80: sslPolicy needs")]
     #[case::long_tag("web", &[("tags", json!({ "": "" }))], "spec.tags: write tags whose keys")]
     fn invalid_spec_is_rejected(
         #[case] name: &str,

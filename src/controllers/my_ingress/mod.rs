@@ -50,7 +50,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["3305fbd5e9b489a1"],
+    &["8d846fff14f3b671"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),

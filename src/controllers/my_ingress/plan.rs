@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
 
 use qm_api::common::ADOPT_BY;
-use qm_api::my_ingress::{Alb, FINALIZER, Listener, ListenerStatus};
+use qm_api::my_ingress::{Alb, FINALIZER, ListenerSpec, ListenerStatus};
 use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
@@ -588,7 +588,11 @@ impl<'a> Walker<'a> {
 
     /// Ensures a listener that always has targets: its target group gets targets before the listener forwards to it,
     /// and new targets come before old ones are removed.
-    fn ensure_listener(&self, found: &LoadBalancer, listener: &Listener) -> Walk<ListenerResult> {
+    fn ensure_listener(
+        &self,
+        found: &LoadBalancer,
+        listener: &ListenerSpec,
+    ) -> Walk<ListenerResult> {
         let (observed, tags, port) = (self.observed, &self.desired.tags, listener.port);
         let name = listener.service.name.clone();
         self.take_step(Step::ReadService(port, name))?;
@@ -681,7 +685,7 @@ impl<'a> Walker<'a> {
     fn ensure_group(
         &self,
         found: &LoadBalancer,
-        listener: &Listener,
+        listener: &ListenerSpec,
     ) -> Walk<Result<&'a TargetGroup, ListenerResult>> {
         let (observed, owners, port) = (self.observed, &self.observed.owners, listener.port);
         let not_visible = || Continue(Err(ListenerResult::not_visible(port)));
@@ -813,7 +817,7 @@ impl<'a> Walker<'a> {
     fn lead(
         &self,
         found: &LoadBalancer,
-        listener: &Listener,
+        listener: &ListenerSpec,
         existing: Option<&listeners::Listener>,
         group: &TargetGroup,
     ) -> Walk<bool> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
-use qm_api::my_ingress::Listener;
+use qm_api::my_ingress::ListenerSpec;
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 
 use super::status::{
@@ -24,7 +24,7 @@ fn problem<T>(reason: &'static str, message: String) -> Result<T, RouteProblem> 
 /// Returns the targets of a listener. `nodes` are the instances of the nodes, or the reason that the nodes are unknown.
 pub(crate) fn route(
     service: Option<&Service>,
-    listener: &Listener,
+    listener: &ListenerSpec,
     nodes: Option<&Result<BTreeSet<String>, String>>,
 ) -> Result<BTreeSet<InstanceTarget>, RouteProblem> {
     let (name, port) = (&listener.service.name, listener.service.port);
@@ -170,15 +170,15 @@ mod tests {
         all.iter().map(one).collect()
     }
 
-    fn listener() -> Listener {
+    fn listener() -> ListenerSpec {
         let service = ServiceRef {
             name: "web".into(),
             port: 80,
         };
-        Listener {
+        ListenerSpec {
             port: 443,
             service,
-            ..Listener::default()
+            ..ListenerSpec::default()
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
-use qm_api::tracked_field::Target;
+use qm_api::tracked_field::TargetReference;
 use qm_runtime::error::{Class, Error};
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
@@ -168,7 +168,7 @@ impl Targets {
             return;
         }
         // An answer about a target that cannot be tracked anyway would only alternate with the true reason.
-        let Target { kind, .. } = &object.spec.target;
+        let TargetReference { kind, .. } = &object.spec.target;
         if FieldSelector::compile(kind, &object.spec.field).is_ok()
             && matches!(self.target(object), Ok(None))
         {
@@ -258,7 +258,7 @@ impl Targets {
         })
     }
 
-    fn epoch(&self, target: &Target) -> u64 {
+    fn epoch(&self, target: &TargetReference) -> u64 {
         let discovered = target.api_version.clone().zip(target.resource.clone());
         discovered.map_or(0, |(api_version, plural)| {
             self.tracker.epoch(&ResourceName {
@@ -434,7 +434,7 @@ pub enum RequestGroup {
 
 impl RequestGroup {
     /// Returns the group for discovery of `target`.
-    pub fn discovery(target: &Target) -> Self {
+    pub fn discovery(target: &TargetReference) -> Self {
         Self::Discovery(target.api_version.clone().unwrap_or_default())
     }
 

@@ -47,7 +47,7 @@ pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["bc8d0cac0456a77d"],
+    &["0b3989b04d8a36dd"],
     DelegatedAccess::Targets,
     &[
         // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.

@@ -7,7 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
 use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
-use qm_api::tracked_field::{GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
+use qm_api::tracked_field::{
+    GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
+};
 use qm_runtime::watch_hub::ResourceName;
 
 /// Key of an object of any resource.
@@ -32,7 +34,7 @@ pub struct Resolved {
 
 impl Resolved {
     /// Returns the namespace of `target`; empty for a cluster-scoped one.
-    pub fn namespace_of<'a>(&self, target: &'a Target) -> &'a str {
+    pub fn namespace_of<'a>(&self, target: &'a TargetReference) -> &'a str {
         if self.namespaced {
             &target.namespace
         } else {
@@ -71,7 +73,7 @@ impl Resolver {
     }
 
     /// Returns the resource of `target` if it is known without a request.
-    pub fn known(&self, target: &Target) -> Option<Resolved> {
+    pub fn known(&self, target: &TargetReference) -> Option<Resolved> {
         match (&target.api_version, &target.resource) {
             (Some(api_version), Some(plural)) => {
                 let discovered = self.discovered();
@@ -84,7 +86,7 @@ impl Resolver {
     }
 
     /// Forgets the discovered resource of `target`.
-    pub fn forget(&self, target: &Target) {
+    pub fn forget(&self, target: &TargetReference) {
         if let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) {
             self.discovered()
                 .remove(&(api_version.clone(), plural.clone()));
@@ -97,7 +99,11 @@ impl Resolver {
     ///
     /// # Errors
     /// If no answer could make `target` trackable.
-    pub fn resolved(&self, target: &Target, epoch: u64) -> Result<Option<Resolved>, TargetError> {
+    pub fn resolved(
+        &self,
+        target: &TargetReference,
+        epoch: u64,
+    ) -> Result<Option<Resolved>, TargetError> {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
@@ -131,7 +137,7 @@ impl Resolver {
     pub async fn resolve(
         &self,
         client: &Client,
-        target: &Target,
+        target: &TargetReference,
         epoch: u64,
     ) -> Result<Resolved, TargetError> {
         if let Some(resolved) = self.resolved(target, epoch)? {

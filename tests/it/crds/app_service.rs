@@ -36,7 +36,7 @@ const PORT_NAME: &str = "spec.ports[0].name: |write a port's name";
 const TARGET: &str =
     "spec.ports[0].targetPort: |write targetPort as a number from 1 to 65535, or as a name";
 const NAMED: &str = "spec.ports: |several ports need a name each";
-const TWICE: &str = "spec.ports: |the same port stands there twice";
+const TWICE: &str = "spec.ports: |the same port is listed twice";
 const SECRET: &str = "|write the name of a Secret";
 const HOST: &str = "spec.ingress.host: |write a host name";
 const NEEDS_CPU: &str =
@@ -126,13 +126,13 @@ fn cases() -> Vec<Case> {
         (port("targetPort: 1.5"), "spec.ports[0].targetPort"),
         (ports("{port: 1, name: a, targetPort: http}, {port: 2, name: b, targetPort: http}"), ""),
         (ports("{port: 1, name: a, targetPort: 80}, {port: 2, name: b, targetPort: 80, protocol: UDP}"), ""),
-        (ports("{port: 1, name: a, targetPort: http}, {port: 2, name: b, targetPort: http, protocol: UDP}"), "spec.ports: |a targetPort's name stands for one port of one protocol"),
+        (ports("{port: 1, name: a, targetPort: http}, {port: 2, name: b, targetPort: http, protocol: UDP}"), "spec.ports: |a targetPort's name means one port of one protocol"),
         // ports[].nodePort
         (port("nodePort: 0"), ""),
         (port("nodePort: 65535"), ""),
         (port("nodePort: 65536"), "spec.ports[0].nodePort: |less than or equal to 65535"),
         (port("nodePort: -1"), "spec.ports[0].nodePort: |greater than or equal to 0"),
-        (ports("{port: 1, name: a, nodePort: 30000}, {port: 2, name: b, nodePort: 30000}"), "spec.ports: |the same nodePort stands there twice"),
+        (ports("{port: 1, name: a, nodePort: 30000}, {port: 2, name: b, nodePort: 30000}"), "spec.ports: |the same nodePort is listed twice"),
         (ports("{port: 1, name: a, nodePort: 30000}, {port: 1, name: b, nodePort: 30000, protocol: UDP}"), ""),
         (ports("{port: 1, name: a, nodePort: 0}, {port: 2, name: b, nodePort: 0}"), ""),
         // ports[].protocol

@@ -40,7 +40,7 @@ fn and(more: &str) -> String {
 
 const NAMESPACE: &str = "|write the name of a namespace";
 const NAME: &str = "|write the name of a ConfigMap";
-const WHERE: &str = "spec: |say where to";
+const WHERE: &str = "spec: |give one destination";
 const ITSELF: &str = "spec: |onto itself";
 const VALUES: &str = "spec.destinationNamespaceSelector: |give values with";
 const LABELS: &str = "spec.destinationNamespaceSelector: |write labels: keys such as";

@@ -48,9 +48,9 @@ const NO_TOKEN: &str = "spec: |type: Telegram needs the bot's token: add apiToke
 const NO_URL: &str = "spec: |type: Webhook needs an endpoint: add webhookSpec";
 const BAD_CHAT: &str = "spec.telegramSpec.chatId: |write the chat's number without quotes";
 const BAD_URL: &str = "spec.webhookSpec.url: |write a whole http or https URL";
-const CREDENTIALS: &str = "spec.webhookSpec.url: |take the credentials out of the URL";
+const CREDENTIALS: &str = "spec.webhookSpec.url: |remove the credentials from the URL";
 const BAD_HEADER: &str = "spec.webhookSpec.headerName: |write a header's name";
-const RESERVED: &str = "spec.webhookSpec.headerName: |take another one";
+const RESERVED: &str = "spec.webhookSpec.headerName: |choose another name";
 const BAD_SECRET: &str = "spec.apiToken.secretName: |write the name of a Secret";
 const BAD_KEY: &str = "spec.apiToken.key: |write a key of the Secret's data";
 const NO_WEBHOOK: &str = "spec: |type: Telegram takes no webhookSpec: remove it";
@@ -208,8 +208,8 @@ fn cases() -> Vec<Case> {
         (headers("'': a"), "spec.webhookSpec.headers: |write a header's name"),
         (headers("X A: a"), "spec.webhookSpec.headers: |write a header's name"),
         (headers("content-type: a"), "spec.webhookSpec.headers: |a body's type goes into contentType"),
-        (headers("Host: a"), "spec.webhookSpec.headers: |take another one"),
-        (headers("X-A: a, x-a: b"), "spec.webhookSpec.headers: |stands there twice"),
+        (headers("Host: a"), "spec.webhookSpec.headers: |choose another name"),
+        (headers("X-A: a, x-a: b"), "spec.webhookSpec.headers: |is listed twice"),
         (headers(&format!("X-A: {}", long(2048))), ""),
         (headers(&format!("X-A: {}", long(2049))), "spec.webhookSpec.headers.X-A: |Too long"),
         (headers(r#"X-A: "a\nb""#), "spec.webhookSpec.headers: |printable ASCII on one line"),
@@ -223,7 +223,7 @@ fn cases() -> Vec<Case> {
         (with("body: ''"), "spec.webhookSpec.body: |at least 1"),
         (with("body: a, contentType: text/plain"), ""),
         (with("body: a, contentType: 'application/vnd.x+json; charset=utf-8'"), ""),
-        (with("contentType: text/plain"), "spec.webhookSpec: |contentType is that of body: add body"),
+        (with("contentType: text/plain"), "spec.webhookSpec: |contentType needs body: add body"),
         (with("body: a, contentType: json"), "spec.webhookSpec.contentType: |write a media type"),
         (with(r#"body: a, contentType: "text/plain\nX-A: b""#), "spec.webhookSpec.contentType: |write a media type"),
         (with(&format!("body: a, contentType: a/{}", long(127))), "spec.webhookSpec.contentType: |Too long"),

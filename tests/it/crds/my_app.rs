@@ -20,7 +20,7 @@ fn and(more: &str) -> String {
 
 const NO_IMAGE: &str = "spec: |add image: what the Pod runs";
 const BAD_IMAGE: &str = "spec.image: |write one image without spaces";
-const LONG_BANNER: &str = "spec.banner: |shorten the banner: it may have 120000 bytes";
+const LONG_BANNER: &str = "spec.banner: |shorten the banner to 120000 bytes";
 const BAD_PROFILE: &str = "spec.podSecurity: |write podSecurity: Restricted";
 
 #[rustfmt::skip] // one line a case
@@ -48,7 +48,7 @@ fn cases() -> Vec<Case> {
         (banner(&"\u{e4}".repeat(60_001)), LONG_BANNER),
         (banner(&"\u{1F680}".repeat(30_000)), ""),
         (banner(&"\u{1F680}".repeat(30_001)), LONG_BANNER),
-        (banner(r"a\0b"), "spec.banner: |take the NUL characters out"),
+        (banner(r"a\0b"), "spec.banner: |remove the NUL characters"),
         // podSecurity and suspend
         (and("podSecurity: Restricted"), ""),
         (and("podSecurity: Baseline"), ""),
@@ -82,7 +82,7 @@ async fn my_app_fields_are_validated_at_their_boundaries() {
         match result {
             Ok(_) => assert!(accepted, "{name} is accepted"),
             Err(result) => assert!(
-                !accepted && result.contains("take a name of at most 63"),
+                !accepted && result.contains("choose a name of at most 63"),
                 "{name}: {result}"
             ),
         }

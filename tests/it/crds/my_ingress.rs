@@ -44,7 +44,7 @@ const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
 const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
 const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
 const BAD_TAG: &str = "spec.tags: |write tags of letters, digits";
-const RESERVED_TAG: &str = "spec.tags: |take other keys";
+const RESERVED_TAG: &str = "spec.tags: |choose other keys";
 
 #[rustfmt::skip] // one line a case
 fn cases() -> Vec<Case> {
@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
         ("{scheme: internal}".into(), TOO_FEW),
         (subnets(""), TOO_FEW),
         (subnets("subnet-abc"), TOO_FEW),
-        (subnets("subnet-abc, subnet-abc"), "spec.subnets: |name each one once"),
+        (subnets("subnet-abc, subnet-abc"), "spec.subnets: |remove the duplicate"),
         (subnets("subnet-abc, vpc-1"), BAD_SUBNET),
         (subnets("subnet-abc, subnet-"), BAD_SUBNET),
         (subnets("subnet-abc, subnet-A b"), BAD_SUBNET),
@@ -82,12 +82,12 @@ fn cases() -> Vec<Case> {
         (and(&format!("securityGroups: [{}]", groups(16))), ""),
         (and(&format!("securityGroups: [{}]", groups(17))), "spec.securityGroups: |Too many"),
         (and("securityGroups: [default]"), BAD_GROUP),
-        (and("securityGroups: [sg-1, sg-1]"), "spec.securityGroups: |name each one once"),
+        (and("securityGroups: [sg-1, sg-1]"), "spec.securityGroups: |remove the duplicate"),
         // ipAddressType
         (and("ipAddressType: ipv4"), ""),
         (and("ipAddressType: dualstack, scheme: internal"), ""),
         (and("ipAddressType: dualstack-without-public-ipv4"), ""),
-        (and("ipAddressType: dualstack-without-public-ipv4, scheme: internal"), "spec: |is for scheme: internet-facing alone"),
+        (and("ipAddressType: dualstack-without-public-ipv4, scheme: internal"), "spec: |needs scheme: internet-facing"),
         (and("ipAddressType: ipv6"), BAD_ADDRESSES),
         (and("ipAddressType: ''"), BAD_ADDRESSES),
         // tags
@@ -147,8 +147,8 @@ fn cases() -> Vec<Case> {
         (listener(&format!("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: {}", "a".repeat(128))), ""),
         (listener(&format!("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: {}", "a".repeat(129))), "spec.listeners[0].sslPolicy: |Too long"),
         (listener("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: ''"), "spec.listeners[0].sslPolicy: |at least 1"),
-        (listener("sslPolicy: a"), "spec.listeners[0]: |sslPolicy is for protocol: HTTPS alone"),
-        (listener("protocol: HTTP, sslPolicy: a"), "spec.listeners[0]: |sslPolicy is for protocol: HTTPS alone"),
+        (listener("sslPolicy: a"), "spec.listeners[0]: |sslPolicy needs protocol: HTTPS"),
+        (listener("protocol: HTTP, sslPolicy: a"), "spec.listeners[0]: |sslPolicy needs protocol: HTTPS"),
         (listener("healthCheckPath: /"), ""),
         (listener("healthCheckPath: '/healthz?full=1'"), ""),
         (listener("healthCheckPath: healthz"), BAD_PATH),
@@ -186,7 +186,7 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
         match create(&client, &kind, name, Some(&spec), true).await {
             Ok(_) => assert!(accepted, "{name} is accepted"),
             Err(error) => assert!(
-                !accepted && error.contains("take a name of at most 28"),
+                !accepted && error.contains("choose a name of at most 28"),
                 "{name}: {error}"
             ),
         }
@@ -217,7 +217,7 @@ async fn my_ingress_fields_are_validated_at_their_boundaries() {
         {
             Err(Error::Api(error)) => {
                 assert!(
-                    !accepted && error.message.contains("delete this MyIngress"),
+                    !accepted && error.message.contains("recreate this MyIngress"),
                     "{}",
                     error.message
                 );

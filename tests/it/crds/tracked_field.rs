@@ -55,11 +55,11 @@ const NO_FIELD_OF_SERVICE: &str = "spec.field: |a Service has no such field: wri
 const NO_FIELD_OF_OTHERS: &str = "spec.field: |has no such field: write a JSONPath in braces";
 const BAD_KIND: &str = "spec.target.kind: |write a kind";
 const NEVER_TRACKED: &str =
-    "spec.target.apiVersion|ContactPoints and TrackedFields are never tracked";
-const SECRET: &str = "spec.target|a Secret is never tracked";
+    "spec.target.apiVersion|ContactPoints and TrackedFields cannot be tracked";
+const SECRET: &str = "spec.target|a Secret cannot be tracked";
 const BAD_NAME: &str = "spec.target: |write the resource's name as kubectl prints it";
 const NO_PATH: &str = "spec.target.name: |write the name of one resource";
-const NO_RESOURCE: &str = "spec.target: |needs apiVersion and resource beside it";
+const NO_RESOURCE: &str = "spec.target: |needs apiVersion and resource";
 const TOGETHER: &str = "spec.target: |apiVersion and resource go together";
 const BAD_VERSION: &str = "spec.target.apiVersion: |write group and version";
 const BAD_RESOURCE: &str = "spec.target.resource: |write the plural name";

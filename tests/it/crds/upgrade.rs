@@ -4,7 +4,7 @@
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt};
-use qm_api::tracked_field::Action;
+use qm_api::tracked_field::ChangeAction;
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -202,7 +202,14 @@ async fn assert_all_readable(client: &Client) {
     for field in fields {
         let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
-        assert_eq!(actions, [Action::Created, Action::Updated, Action::Deleted]);
+        assert_eq!(
+            actions,
+            [
+                ChangeAction::Created,
+                ChangeAction::Updated,
+                ChangeAction::Deleted
+            ]
+        );
         assert!(
             history
                 .iter()

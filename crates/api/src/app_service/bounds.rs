@@ -1,32 +1,33 @@
-//! Bounds on the lists of an `AppService`, so that a spec stays within 256 KiB.
+//! Bounds on the lists of an `AppService`, which keep a spec within 256 KiB.
 //!
-//! A list of texts is bounded by the number of its items and by the sum of their sizes. The rules on sums pass a list with too
-//! many items, because `maxItems` refuses a new one and an older one would exceed what a rule may cost at runtime.
+//! A list of texts has a maximum number of items and a maximum sum of sizes. The rules on sums accept a list with too many items:
+//! `maxItems` rejects a new list, and an older list would exceed the cost limit of rules at runtime.
 
 use kube::core::Rule;
 use serde_json::{Value, json};
 
-/// Longest text, in characters: a part of a command, a value of the environment or of a header.
+/// Maximum length of a text in characters: an item of a command, or the value of a variable or header.
 pub const MAX_TEXT: u32 = 32_768;
-/// Most items of `command`, `args` and `env`.
+/// Maximum number of items of `command`, `args` and `env`.
 pub const MAX_TEXTS: usize = 512;
-/// Most sources of the environment.
+/// Maximum number of items of `envFrom`.
 pub const MAX_SOURCES: usize = 32;
-/// Most parts of a probe's command, and most headers of a probe.
-pub const MAX_PARTS: u32 = 64;
-/// Most resources that are requested or limited. With 16, Kubernetes 1.33 refuses [`requests_within_limits`] as too costly.
+/// Maximum number of items of a probe's command and of a probe's headers.
+pub const MAX_PROBE_ITEMS: u32 = 64;
+/// Maximum number of resources in `requests` or `limits`. With 16, Kubernetes 1.33 rejects [`requests_within_limits`] as too
+/// costly.
 pub const MAX_RESOURCES: u32 = 12;
 
 const COMMAND_BYTES: usize = 32_768;
 const ARGS_BYTES: usize = 49_152;
 const ENV_BYTES: usize = 61_440;
 const PROBE_BYTES: usize = 4096;
-/// Size of what stands around the strings of an entry of `env`, as JSON.
+/// Size of the JSON around the strings of an item of `env`.
 const ENV_ENTRY_BYTES: usize = 96;
-/// Size of what stands around a header's strings, as JSON.
+/// Size of the JSON around the strings of a header.
 const HEADER_BYTES: usize = 24;
 
-/// Texts that an entry of `env` takes from elsewhere.
+/// Sources in `valueFrom` of an item of `env`, with their string fields.
 const REFERENCES: [(&str, &[&str]); 4] = [
     ("configMapKeyRef", &["key", "name"]),
     ("secretKeyRef", &["key", "name"]),
@@ -34,7 +35,7 @@ const REFERENCES: [(&str, &[&str]); 4] = [
     ("resourceFieldRef", &["containerName", "resource"]),
 ];
 
-/// Rule over `command`.
+/// Returns the rule for `command`.
 pub fn command() -> Rule {
     texts(
         "command",
@@ -44,7 +45,7 @@ pub fn command() -> Rule {
     )
 }
 
-/// Rule over `args`.
+/// Returns the rule for `args`.
 pub fn args() -> Rule {
     texts(
         "args",
@@ -54,7 +55,7 @@ pub fn args() -> Rule {
     )
 }
 
-/// Rule over `env`.
+/// Returns the rule for `env`.
 pub fn env() -> Rule {
     let references = REFERENCES.iter().flat_map(|(reference, fields)| {
         fields.iter().map(move |field| {
@@ -69,24 +70,24 @@ pub fn env() -> Rule {
         "{ENV_ENTRY_BYTES} + size(it.name) + (has(it.value) ? size(bytes(it.value)) : 0) + (has(it.valueFrom) ? {references} : 0)"
     );
     Rule::new(sum(MAX_TEXTS, &size, ENV_BYTES)).message(&*format!(
-        "env may have {ENV_BYTES} bytes in all, with {ENV_ENTRY_BYTES} for the form of each entry: put the rest into a ConfigMap \
+        "env may have {ENV_BYTES} bytes in all, including {ENV_ENTRY_BYTES} for each entry: put the rest into a ConfigMap \
          and name it in envFrom"
     ))
 }
 
-/// Rule over an entry of `env`.
+/// Returns the rule for an item of `env`.
 pub fn one_value() -> Rule {
     Rule::new("!has(self.valueFrom) || !has(self.value) || self.value == ''")
         .message("write value or valueFrom, not both")
 }
 
-/// Rule over the name of an entry of `env`.
+/// Returns the rule for the name of an item of `env`.
 pub fn env_name() -> Rule {
     Rule::new("self.matches('^[ -<>-~]+$')")
         .message("write a name of printable ASCII characters without '=', such as LOG_LEVEL")
 }
 
-/// Rule over `valueFrom` of an entry of `env`.
+/// Returns the rule for `valueFrom` of an item of `env`.
 pub fn one_source() -> Rule {
     Rule::new(one_of(&REFERENCES.map(|(reference, _)| reference))).message(
         "write one of configMapKeyRef, secretKeyRef, fieldRef and resourceFieldRef, such as \
@@ -94,30 +95,30 @@ pub fn one_source() -> Rule {
     )
 }
 
-/// Rule over a probe.
+/// Returns the rule for a probe.
 pub fn one_handler() -> Rule {
     Rule::new(one_of(&["exec", "httpGet", "tcpSocket", "grpc"])).message(
         "write one of exec, httpGet, tcpSocket and grpc, such as httpGet: {path: /, port: 80}",
     )
 }
 
-/// Rule over a liveness or startup probe.
+/// Returns the rule for a liveness or startup probe.
 pub fn one_success() -> Rule {
     Rule::new("!has(self.successThreshold) || self.successThreshold == 1")
-        .message("write successThreshold: 1, or remove it: only a readinessProbe takes another")
+        .message("write successThreshold: 1, or remove it: only a readinessProbe accepts another")
         .field_path(".successThreshold")
 }
 
-/// Returns CEL for "exactly one of these fields is there".
+/// Returns the CEL expression for "exactly one of these fields exists".
 fn one_of(fields: &[&str]) -> String {
-    let there: Vec<_> = fields
+    let exist: Vec<_> = fields
         .iter()
         .map(|field| format!("has(self.{field})"))
         .collect();
-    format!("[{}].exists_one(it, it)", there.join(", "))
+    format!("[{}].exists_one(it, it)", exist.join(", "))
 }
 
-/// Rule over the names of `requests` or `limits`.
+/// Returns the rule for the names in `requests` or `limits`.
 pub fn resource_names() -> Rule {
     Rule::new(format!(
         "size(self) > {MAX_RESOURCES} || self.all(name, name in ['cpu', 'memory', 'ephemeral-storage'] \
@@ -129,7 +130,7 @@ pub fn resource_names() -> Rule {
     )
 }
 
-/// Rule over `resources`.
+/// Returns the rule for `resources`.
 pub fn requests_within_limits() -> Rule {
     let quantity = |of: &str| {
         format!(
@@ -145,9 +146,9 @@ pub fn requests_within_limits() -> Rule {
     .message("write requests that are not above their limits, such as requests: {cpu: 100m} for limits: {cpu: 1}")
 }
 
-/// The rule over a list within a probe, as `x-kubernetes-validations`, if the field of this name is one.
-pub fn of_part(field: &str) -> Option<Value> {
-    let items = MAX_PARTS as usize;
+/// Returns the rule for the list of this name in a probe, as `x-kubernetes-validations`.
+pub fn for_probe_list(field: &str) -> Option<Value> {
+    let items = MAX_PROBE_ITEMS as usize;
     let rule = match field {
         "command" => texts(
             "a probe's command",
@@ -166,18 +167,18 @@ pub fn of_part(field: &str) -> Option<Value> {
     Some(json!([rule]))
 }
 
-fn texts(what: &str, items: usize, bytes: usize, instead: &str) -> Rule {
+fn texts(subject: &str, items: usize, bytes: usize, fix: &str) -> Rule {
     Rule::new(sum(items, "size(bytes(it))", bytes))
-        .message(&*format!("{what} may have {bytes} bytes in all: {instead}"))
+        .message(&*format!("{subject} may have {bytes} bytes in all: {fix}"))
 }
 
 fn sum(items: usize, size: &str, bytes: usize) -> String {
     format!("size(self) > {items} || self.map(it, {size}).sum() <= {bytes}")
 }
 
-/// Rules over the probe of this name: a named port has to be the name of a `targetPort`, because no other port of the
-/// container has a name. The rule binds on create and when probe or ports change. `in` takes the place of `==`: Kubernetes 1.33
-/// takes a port, which may be a string, to be as long as a request, and refuses `==` as too costly.
+/// Returns the rule for the port of the probe of this name: a name must be that of a `targetPort`, because no other port of the
+/// container has a name. The rule applies on create and when probe or ports change. The rule uses `in` instead of `==`: Kubernetes
+/// 1.33 assumes that a port, which may be a string, is as long as a request, and rejects `==` as too costly.
 pub fn probe_port(probe: &str) -> Rule {
     let unchanged = |field: &str| {
         format!(

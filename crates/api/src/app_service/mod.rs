@@ -1,4 +1,4 @@
-//! `AppService`: an app from one short resource.
+//! `AppService`: a Deployment and a Service from one short resource.
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,32 +13,32 @@ use serde::{Deserialize, Serialize};
 use super::common::{NAMES, rule_over};
 use super::my_app::BAD_PROFILE;
 
-mod as_written;
 mod bounds;
-mod parts;
+mod fields;
 mod port;
+mod raw;
 mod status;
 
-pub use as_written::AsWritten;
-pub use parts::{Autoscaling, Ingress, IngressTls, LocalName, Resources};
+pub use fields::{Autoscaling, ContainerResources, Ingress, IngressTls, LocalName};
 pub use port::{
     NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP,
     TargetPort,
 };
+pub use raw::Raw;
 pub use status::{AppCondition, AppServiceStatus, ServedPort};
 
-/// The API group.
+/// API group of the kind.
 pub const GROUP: &str = "kosmos.io";
-/// Annotation of the original program: its own copy of the spec, which it compares with. It says nothing to us.
+/// Annotation of the original program: that program's copy of the spec. The operator ignores its value.
 pub const OLD_SPEC: &str = "old/spec";
 
-/// Runs an app: a Deployment and a Service of its own name, from one short resource.
+/// An app: a Deployment and a Service of the same name, from one short resource.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "kosmos.io",
     version = "v1",
     kind = "AppService",
-    doc = "Runs an app: a Deployment and a Service of its own name, from one short resource.",
+    doc = "An app: a Deployment and a Service of the same name, from one short resource.",
     plural = "appservices",
     shortname = "appsvc",
     category = "quartermaster",
@@ -46,8 +46,8 @@ pub const OLD_SPEC: &str = "old/spec";
     status = "AppServiceStatus",
     derive = "PartialEq",
     derive = "Default",
-    // The original CRD let an AppService without a spec in. One that cannot be read would stop the watch of all.
-    // Named, because the derived schema is that of a type beside this one, which has no default of its own.
+    // The original CRD accepted an object without a spec. An unreadable object would stop the watch of the kind.
+    // The path names the type, because the schema derives from a second type that has no default.
     attr = "cfg_attr(all(), serde(default = \"AppService::default\"))",
     validation = name_of_a_service(),
     scale(
@@ -80,16 +80,16 @@ pub const OLD_SPEC: &str = "old/spec";
     validation = bounds::probe_port("startupProbe"),
 )]
 pub struct AppServiceSpec {
-    /// How many Pods run. While `autoscaling` is set it is not looked at, but where the Deployment is made.
+    /// Number of Pods. With `autoscaling`, this number applies only when the operator creates the Deployment.
     #[serde(default)]
     #[schemars(range(min = 0, max = 2_147_483_647))]
     pub size: i64,
-    /// The container's image.
+    /// Image of the container.
     #[serde(default)]
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(validation = (IMAGE.0, IMAGE.1))]
     pub image: String,
-    /// What the Service listens on; without ports there is no Service.
+    /// Ports of the Service, at most 64. Defaults to none: the app then has no Service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = port::MAX_PORTS))]
     #[x_kube(
@@ -100,7 +100,7 @@ pub struct AppServiceSpec {
         validation = port::one_protocol_a_name(),
     )]
     pub ports: Vec<Port>,
-    /// Type of the Service: `NodePort` unless given, `ClusterIP` or `LoadBalancer`.
+    /// Type of the Service: `NodePort`, `ClusterIP` or `LoadBalancer`. Defaults to `NodePort`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = (
@@ -108,31 +108,31 @@ pub struct AppServiceSpec {
         "write serviceType: NodePort, ClusterIP or LoadBalancer",
     ))]
     pub service_type: Option<String>,
-    /// Environment of the container, as in a Pod.
+    /// Environment variables of the container, as in a Pod; at most 512.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[x_kube(validation = bounds::env())]
-    pub env: Vec<AsWritten<EnvVar>>,
-    /// Environment of the container from `ConfigMaps` and Secrets, as in a Pod.
+    pub env: Vec<Raw<EnvVar>>,
+    /// Sources of environment variables, `ConfigMaps` and Secrets, as in a Pod; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_SOURCES))]
-    pub env_from: Vec<AsWritten<EnvFromSource>>,
-    /// What the container asks for, and what it may use.
+    pub env_from: Vec<Raw<EnvFromSource>>,
+    /// Resource requests and limits of the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
-    /// Says whether the container must be started again, as in a Pod.
+    pub resources: Option<ContainerResources>,
+    /// Liveness probe of the container, as in a Pod. If it fails, the kubelet restarts the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
-    pub liveness_probe: Option<AsWritten<Probe>>,
-    /// Says whether the container can serve, as in a Pod.
+    pub liveness_probe: Option<Raw<Probe>>,
+    /// Readiness probe of the container, as in a Pod. While it fails, the Service sends the Pod no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler())]
-    pub readiness_probe: Option<AsWritten<Probe>>,
-    /// Says whether the container has started, as in a Pod.
+    pub readiness_probe: Option<Raw<Probe>>,
+    /// Startup probe of the container, as in a Pod. The other probes begin after its success.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
-    pub startup_probe: Option<AsWritten<Probe>>,
-    /// `Always`, `IfNotPresent` or `Never`; `IfNotPresent` unless given.
+    pub startup_probe: Option<Raw<Probe>>,
+    /// Image pull policy: `Always`, `IfNotPresent` or `Never`. Defaults to `IfNotPresent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = (
@@ -140,17 +140,17 @@ pub struct AppServiceSpec {
         "write imagePullPolicy: Always, IfNotPresent or Never",
     ))]
     pub image_pull_policy: Option<String>,
-    /// What the container runs, in place of the image's entrypoint.
+    /// Command of the container. Defaults to the image's entrypoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
     #[x_kube(validation = bounds::command())]
     pub command: Vec<String>,
-    /// Its arguments, in place of the image's.
+    /// Arguments of the command. Defaults to the image's arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
     #[x_kube(validation = bounds::args())]
     pub args: Vec<String>,
-    /// The `ServiceAccount` of the Pods, in this namespace.
+    /// Name of the `ServiceAccount` of the Pods, in the same namespace. Defaults to `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -158,51 +158,51 @@ pub struct AppServiceSpec {
         "write the name of a ServiceAccount: lower-case letters, digits, '-' and '.'",
     ))]
     pub service_account_name: Option<String>,
-    /// `Restricted`: the Pods fit the restricted pod security profile, so they run as user 65532. `Baseline`, and unless given:
-    /// they run as their image says, and fit the baseline profile only.
+    /// Pod security profile. `Restricted`: the Pods meet the restricted profile and run as user 65532. `Baseline`: the Pods meet
+    /// the baseline profile and run as the user of their image. Defaults to `Baseline`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
     pub pod_security: Option<String>,
-    /// Secrets with which the image is pulled, in this namespace.
+    /// Secrets for pulling the image, in the same namespace; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalName>,
-    /// Has a `HorizontalPodAutoscaler` say how many Pods run. It needs `resources.requests.cpu` or `resources.limits.cpu`,
-    /// and a metrics server.
+    /// Autoscaling by CPU usage, with a `HorizontalPodAutoscaler`. Requires `resources.requests.cpu` or `resources.limits.cpu`,
+    /// and a metrics server. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
-    /// Leads HTTP from outside of the cluster to the first TCP port.
+    /// Ingress that routes HTTP from outside of the cluster to the first TCP port. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Ingress>,
-    /// While true nothing is changed.
+    /// Pause of the app. While true, the operator changes nothing but the status. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec, in bytes, if that was too large to be read.
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
 }
 
-/// Of an image: a CEL rule and its message.
+/// CEL rule and message for an image.
 pub const IMAGE: (&str, &str) = (
     r"!self.matches(r'\s')",
     "write an image without spaces, such as nginx:1.27",
 );
-/// What to write where the name cannot be that of a Service.
+/// Message for a name that a Service cannot have.
 pub const NAME: &str = "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
-/// What to write where a Service of type `ClusterIP` is to have a port on the nodes.
+/// Message for a `nodePort` of a Service of type `ClusterIP`.
 pub const NO_NODE_PORT: &str = "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
-/// What to write where an Ingress has no Service to lead to.
+/// Message for an Ingress without a TCP port.
 pub const INGRESS_NEEDS_A_PORT: &str =
     "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
-/// What to write where the autoscaler would have no request to measure against.
+/// Message for autoscaling without a CPU request.
 pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
      such as resources: {requests: {cpu: 100m}}";
-/// Message about a CPU request of zero, by which the autoscaler would divide.
+/// Message for a CPU request of zero, by which the autoscaler would divide.
 pub const CPU_ABOVE_ZERO: &str = "autoscaling compares CPU usage with the CPU request: write a CPU request above zero (or a limit, where there is no \
      request), such as resources: {requests: {cpu: 100m}}";
 
-/// At the root, so it binds on create only (RFC 1035).
+/// Applies on create only, because the rule is at the root (RFC 1035).
 fn name_of_a_service() -> Rule {
     Rule::new(
         "oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",

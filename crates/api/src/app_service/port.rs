@@ -1,4 +1,4 @@
-//! A port of the Service.
+//! Ports of the Service.
 
 use std::borrow::Cow;
 
@@ -7,11 +7,11 @@ use kube::core::Rule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-/// The name of a container's port (`IANA_SVC_NAME`), in CEL: at most 15 letters, digits and hyphens, no hyphen at an end or beside
-/// another, and at least one letter.
+/// CEL expression for the name of a container's port (`IANA_SVC_NAME`): at most 15 letters, digits and hyphens, no hyphen at an end
+/// or beside another, and at least one letter.
 ///
-/// Character by character: Kubernetes 1.33 takes what may be a string or a number to be as long as a request may be, whatever its
-/// `maxLength`, and refuses a regular expression over it, and `==`, as too dear.
+/// The expression compares single characters: Kubernetes 1.33 ignores the `maxLength` of a field that may be a string or a number,
+/// assumes that the field is as long as a request, and rejects a regular expression and `==` as too costly.
 macro_rules! port_name {
     () => {
         "self.size() <= 15 \
@@ -23,12 +23,12 @@ macro_rules! port_name {
     };
 }
 
-/// A port of the Service, as Kubernetes has it (core/v1 `ServicePort`). What is empty or zero counts as absent.
+/// A port of the Service, as in core/v1 `ServicePort`. Empty strings and zeros count as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["port"]))]
 pub struct Port {
-    /// Name of the port; needed where there are several.
+    /// Name of the port. Required if there are several ports.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (
@@ -36,28 +36,28 @@ pub struct Port {
         "write a port's name in lower-case letters, digits and '-', such as http",
     ))]
     pub name: String,
-    /// The port of the Service.
+    /// Port of the Service, 1 to 65535.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65535))]
     pub port: i64,
-    /// The container's port, by number or by name. The same as `port` unless given; a name gives the container's port `port`
-    /// that name.
+    /// Port of the container, by number or name. A name becomes the name of the container's port with the number `port`.
+    /// Defaults to `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = (
         concat!("type(self) in [int] ? self >= 0 && self <= 65535 : self == '' || ", port_name!()),
         TARGET_PORT,
     ))]
     pub target_port: Option<TargetPort>,
-    /// The port on each node; one is chosen, and kept, unless given.
+    /// Port on each node. Defaults to a port that Kubernetes assigns and the operator keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub node_port: Option<i64>,
-    /// `TCP` unless given, `UDP` or `SCTP`.
+    /// Transport protocol: `TCP`, `UDP` or `SCTP`. Defaults to `TCP`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = ("self in ['', 'TCP', 'UDP', 'SCTP']", PROTOCOL))]
     pub protocol: String,
-    /// The protocol that is spoken over it, such as `kubernetes.io/h2c`.
+    /// Application protocol, such as `kubernetes.io/h2c`. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     #[x_kube(validation = (
@@ -67,13 +67,13 @@ pub struct Port {
     pub app_protocol: Option<String>,
 }
 
-/// A container's port.
+/// Port of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TargetPort {
-    /// Its number. Kubernetes' own type holds 32 bits, and the original CRD let longer ones in.
+    /// Number of the port. Kubernetes' type holds 32 bits, but the original CRD accepted larger numbers.
     Number(i64),
-    /// Its name.
+    /// Name of the port.
     Name(String),
 }
 
@@ -87,11 +87,11 @@ impl JsonSchema for TargetPort {
     }
 }
 
-/// The protocol of a port that names none.
+/// Default protocol of a port.
 pub const TCP: &str = "TCP";
 
 impl Port {
-    /// Its protocol.
+    /// Returns the protocol or its default.
     pub fn protocol(&self) -> &str {
         if self.protocol.is_empty() {
             TCP
@@ -100,7 +100,7 @@ impl Port {
         }
     }
 
-    /// Its target, where one is given.
+    /// Returns the target port, if set.
     pub fn target(&self) -> Option<&TargetPort> {
         self.target_port.as_ref().filter(|target| match target {
             TargetPort::Number(number) => *number != 0,
@@ -108,39 +108,39 @@ impl Port {
         })
     }
 
-    /// Its port on the nodes, where one is given.
+    /// Returns the node port, if set.
     pub fn node_port(&self) -> Option<i64> {
         self.node_port.filter(|port| *port != 0)
     }
 }
 
-/// What to write where a target is none.
+/// Message for an invalid target port.
 pub const TARGET_PORT: &str = "write targetPort as a number from 1 to 65535, or as a name of at most 15 lower-case letters, \
     digits and single '-' with a letter in it, such as http";
-/// What to write where a protocol is none.
+/// Message for an unknown protocol.
 pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
 
-/// Most ports. The rules over all ports pass a longer list: `maxItems` refuses a new one, and an older one would exceed what a
-/// rule may cost at runtime.
+/// Maximum number of ports. The rules for all ports accept a longer list: `maxItems` rejects a new list, and an older list would
+/// exceed the cost limit of rules at runtime.
 pub const MAX_PORTS: usize = 64;
 
 /// Message of [`named`].
 pub const NAMED: &str = "several ports need a name each: add name, such as name: http";
 /// Message of [`names_differ`].
-pub const NAMES_DIFFER: &str = "two ports have the same name: give each one of its own";
+pub const NAMES_DIFFER: &str = "two ports have the same name: give each its own name";
 /// Message of [`ports_differ`].
 pub const PORTS_DIFFER: &str =
-    "the same port stands there twice: remove one, or give it another protocol";
+    "the same port is listed twice: remove one, or give it another protocol";
 /// Message of [`node_ports_differ`].
 pub const NODE_PORTS_DIFFER: &str =
-    "the same nodePort stands there twice: change one, or remove it and one is chosen";
+    "the same nodePort is listed twice: change one, or remove it so that Kubernetes assigns one";
 /// Message of [`one_protocol_a_name`].
-pub const ONE_PROTOCOL_A_NAME: &str = "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number";
+pub const ONE_PROTOCOL_A_NAME: &str = "a targetPort's name means one port of one protocol: write a name for each protocol, or the number";
 
-/// Whether two ports speak one protocol, in CEL.
+/// CEL expression for "the ports `p` and `q` have the same protocol".
 const SAME_PROTOCOL: &str = "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')";
 
-/// Rule over all ports: with several, each has a name.
+/// Returns the rule that each of several ports has a name.
 pub fn named() -> Rule {
     let rule = format!(
         "self.size() < 2 || self.size() > {MAX_PORTS} || self.all(p, has(p.name) && p.name != '')"
@@ -148,7 +148,7 @@ pub fn named() -> Rule {
     Rule::new(rule).message(NAMED)
 }
 
-/// Rule over all ports: no two names are equal.
+/// Returns the rule that no two names are equal.
 pub fn names_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))"
@@ -156,7 +156,7 @@ pub fn names_differ() -> Rule {
     Rule::new(rule).message(NAMES_DIFFER)
 }
 
-/// Rule over all ports: no two ports of one protocol are equal.
+/// Returns the rule that no two ports of one protocol are equal.
 pub fn ports_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, self.exists_one(q, q.port == p.port && {SAME_PROTOCOL}))"
@@ -164,7 +164,7 @@ pub fn ports_differ() -> Rule {
     Rule::new(rule).message(PORTS_DIFFER)
 }
 
-/// Rule over all ports: no two node ports of one protocol are equal.
+/// Returns the rule that no two node ports of one protocol are equal.
 pub fn node_ports_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && {SAME_PROTOCOL}))"
@@ -172,7 +172,7 @@ pub fn node_ports_differ() -> Rule {
     Rule::new(rule).message(NODE_PORTS_DIFFER)
 }
 
-/// Rule over all ports: a container's port has one protocol, and its name is given once.
+/// Returns the rule that a named port of the container has one protocol.
 pub fn one_protocol_a_name() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \

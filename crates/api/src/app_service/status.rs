@@ -1,100 +1,101 @@
-//! What is known of an `AppService`.
+//! Status of an `AppService`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is known of an app: the Deployment's status, the Service's ports, and whether all is well.
+/// Observed state of the app: the Deployment's status, the Service's ports and the conditions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AppServiceStatus {
-    /// The generation of this object that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Pods of the Deployment, those that end not counted.
+    /// Number of Pods of the Deployment, without Terminating ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i64>,
-    /// Those of them that are as the spec says now.
+    /// Number of Pods that match the current spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_replicas: Option<i64>,
-    /// Those of them that are ready.
+    /// Number of ready Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i64>,
-    /// Those of them that can serve.
+    /// Number of available Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i64>,
-    /// How many are missing until all can serve.
+    /// Number of Pods that are missing until all are available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unavailable_replicas: Option<i64>,
-    /// Pods that end, where the cluster counts them.
+    /// Number of Terminating Pods. Absent if the cluster does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminating_replicas: Option<i64>,
-    /// The Deployment's count of collisions of its hash.
+    /// Number of hash collisions of the Deployment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collision_count: Option<i64>,
-    /// Labels of the Pods, as a selector: for the scale subresource.
+    /// Label selector of the Pods, for the scale subresource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Address of the Service.
+    /// Cluster IP address of the Service.
     #[serde(default, rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<String>,
     /// Ports of the Service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<ServedPort>,
-    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason; and the Deployment's conditions.
+    /// `Ready`, and while `Ready` is False also `Reconciling` or `Stalled` with the same reason. The Deployment's conditions
+    /// follow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<AppCondition>,
 }
 
-/// A port that the Service has.
+/// An observed port of the Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServedPort {
-    /// Its name.
+    /// Name of the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its number.
+    /// Number of the port.
     #[serde(default)]
     pub port: i64,
-    /// Its number on each node.
+    /// Port on each node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_port: Option<i64>,
-    /// Its protocol.
+    /// Transport protocol: `TCP`, `UDP` or `SCTP`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub protocol: String,
 }
 
-/// A condition, as a Deployment has it, which is older than the common form.
+/// A condition in the form of a Deployment's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["status", "type"]))]
 pub struct AppCondition {
-    /// `Ready`, or a type of the Deployment's: `Available`, `Progressing`, `ReplicaFailure`.
+    /// Type: `Ready`, `Reconciling` or `Stalled`, or from the Deployment `Available`, `Progressing` or `ReplicaFailure`.
     #[serde(default, rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status: `True`, `False` or `Unknown`.
     #[serde(default)]
     pub status: String,
-    /// Why, in one word.
+    /// Reason for the status, in one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why, in words.
+    /// Message about the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// When the status changed last.
+    /// Time of the last change of the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// When the Deployment's condition was last said anew.
+    /// Time of the last update, for the Deployment's conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
-    /// The generation of this object that it speaks of; `Ready` only.
+    /// Generation of the spec that the condition describes. Absent on the Deployment's conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 
 impl AppServiceStatus {
-    /// The condition of that type.
+    /// Returns the condition of this type.
     pub fn condition(&self, type_: &str) -> Option<&AppCondition> {
         self.conditions
             .iter()

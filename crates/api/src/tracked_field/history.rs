@@ -1,4 +1,4 @@
-//! What the status of a `TrackedField` holds.
+//! Status of a `TrackedField`: its history.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,13 +10,13 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Target, TrackedField};
+use super::{TargetReference, TrackedField};
 
-/// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
+/// History of a `TrackedField`, oldest entry first. The `Pending` entries are its outbox.
 pub type History = Vec<Entry>;
 
-/// A history as it is cached: its JSON, in one piece of memory. Thousands are cached, and written anew with each change:
-/// in the hundreds of pieces that a [`History`] is made of they would leave as much again unusable between them.
+/// Cached history, as JSON in one allocation. The operator caches thousands and replaces each on every change: the hundreds of
+/// allocations of a [`History`] would double the memory by fragmentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredHistory(Box<str>);
 
@@ -35,7 +35,7 @@ impl TryFrom<&[Entry]> for StoredHistory {
 }
 
 impl StoredHistory {
-    /// Whether nothing is recorded.
+    /// Returns whether the history has no entries.
     pub fn is_empty(&self) -> bool {
         &*self.0 == "[]"
     }
@@ -71,11 +71,11 @@ impl JsonSchema for StoredHistory {
 }
 
 impl TrackedField {
-    /// What its status tells; nothing, without a status.
+    /// Returns the history, which is empty without a status.
     ///
     /// # Errors
-    /// None is known: what is stored is what serialising a history gave. It must never pass for an empty one, which would
-    /// be written over it.
+    /// No known ones, because the stored text comes from serialising a history. Callers must not treat an error as an empty
+    /// history: the next write would overwrite the stored one.
     pub fn history(&self) -> serde_json::Result<History> {
         self.status.as_ref().map_or_else(
             || Ok(History::new()),
@@ -84,88 +84,88 @@ impl TrackedField {
     }
 }
 
-/// One change of the field.
+/// Change of the field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// When the operator saw it.
+    /// Time at which the operator observed the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// What happened to the resource.
-    pub action: Action,
-    /// The value, up to 1,024 bytes of it. Absent when the resource is deleted or the field is not set.
+    /// Change of the resource: `Created`, `Updated` or `Deleted`.
+    pub action: ChangeAction,
+    /// Value of the field, truncated to 1024 bytes. Absent if the resource is deleted or the field is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// Of the last entry: what `kubectl get` prints in place of a `value` of more than 40 characters. Empty once the spec
-    /// tracks another target or field than the entry's.
+    /// Text that `kubectl get` prints in place of a `value` of more than 40 characters; on the last entry only. Empty after
+    /// the spec changes to another target or field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_value: Option<String>,
-    /// The resource has no such field: not the same as an empty or false one.
+    /// Absence of the field: true if the resource has no such field, which differs from an empty or false value.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
-    /// Of a truncated value: its whole length and digest.
+    /// Length and digest of the whole value. Absent unless `value` is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truncated: Option<Truncation>,
-    /// Unique; receivers can tell a repeated entry by it. Absent on what the original program wrote.
+    /// Unique ID, by which receivers can detect a repeated entry. Absent on entries of the original program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// How far its message got. Absent counts as delivered.
+    /// State of delivery. Absent counts as delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<Delivery>,
-    /// Why delivery failed.
+    /// Reason why delivery failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it speaks of, as `KIND/NAMESPACE/NAME/FIELD`: the spec may have changed since.
+    /// Target and field of the entry, as `KIND/NAMESPACE/NAME/FIELD`. The spec may have changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
-    /// UID of the resource: one that was deleted and made again has another.
+    /// UID of the resource. A recreated resource has another UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// Version of the resource that showed it.
+    /// Resource version at which the operator observed the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
-    /// How many changes this entry stands for, when the outbox was full.
+    /// Number of changes merged into this entry because the outbox was full. Absent for a single change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<u64>,
-    /// Of a merged entry: the first of its values.
+    /// First value of a merged entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_value: Option<String>,
-    /// Since when the entry is suspended, because its `TrackedField` or its `ContactPoint` is.
+    /// Time at which delivery of the entry was suspended with its `TrackedField` or `ContactPoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_since: Option<Time>,
-    /// Seconds for which the entry was suspended before; they do not count towards its 24 hours.
+    /// Duration of earlier suspensions in seconds, which does not count towards the expiry after 24 hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_seconds: Option<u64>,
 }
 
 impl Entry {
-    /// Its message waits to be sent.
+    /// Returns whether the entry is pending.
     pub fn is_pending(&self) -> bool {
         self.delivery == Some(Delivery::Pending)
     }
 
-    /// How many changes it stands for.
+    /// Returns the number of changes in the entry.
     pub fn changes(&self) -> u64 {
         self.merged.unwrap_or(1)
     }
 }
 
-/// What happened to the resource.
+/// Change of the resource.
 ///
-/// The original CRD took any word here; one that nobody knows is read as an update, so that it does not stop the watch.
+/// The original CRD accepted any word. An unknown word is read as an update, so that the object does not stop the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Action {
-    /// The resource, or this history of it, is new.
+pub enum ChangeAction {
+    /// The resource, or its tracking, is new.
     Created,
-    /// The resource is gone.
+    /// The resource is deleted.
     Deleted,
     /// The field has another value.
     #[serde(other)]
     Updated,
 }
 
-impl Action {
-    /// As it is written in an entry and in a message.
+impl ChangeAction {
+    /// Returns the word for entries and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "Created",
@@ -175,25 +175,25 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for ChangeAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// How far an entry's message got.
+/// State of an entry's delivery. Entries of the original program have none and count as delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Delivery {
-    /// Waits to be sent, or to be sent again.
+    /// Waiting for an attempt.
     Pending,
-    /// The receiver took it.
+    /// Accepted by the receiver.
     Delivered,
-    /// Given up: see the entry's `reason`.
+    /// Rejected or expired, for the `reason` of the entry.
     Failed,
 }
 
 impl Delivery {
-    /// As it is written in an entry.
+    /// Returns the word for entries.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -213,15 +213,15 @@ pub struct Truncation {
     pub sha256: String,
 }
 
-/// What an entry speaks of, written `KIND/NAMESPACE/NAME/FIELD` (the first three hold no slash); `KIND.GROUP` for a kind
+/// Target and field of an entry, as `KIND/NAMESPACE/NAME/FIELD` (the first three contain no slash), with `KIND.GROUP` for a kind
 /// outside of the groups core and apps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Subject(String);
 
 impl Subject {
-    /// What a spec's target and field are called in an entry.
-    pub fn new(target: &Target, field: &str) -> Self {
+    /// Creates the subject from the target and field of a spec.
+    pub fn new(target: &TargetReference, field: &str) -> Self {
         let group = target
             .api_version
             .as_deref()
@@ -236,7 +236,7 @@ impl Subject {
         ))
     }
 
-    /// As it is written in an entry.
+    /// Returns the text for entries.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -245,22 +245,22 @@ impl Subject {
         self.0.splitn(4, '/').nth(index).unwrap_or_default()
     }
 
-    /// The resource's kind.
+    /// Returns the kind of the resource.
     pub fn kind(&self) -> &str {
         self.part(0).split('.').next().unwrap_or_default()
     }
 
-    /// The resource's namespace; empty for a cluster-scoped one.
+    /// Returns the namespace of the resource, which is empty for a cluster-scoped kind.
     pub fn namespace(&self) -> &str {
         self.part(1)
     }
 
-    /// The resource's name.
+    /// Returns the name of the resource.
     pub fn name(&self) -> &str {
         self.part(2)
     }
 
-    /// The field, as the spec gives it.
+    /// Returns the field, as in the spec.
     pub fn field(&self) -> &str {
         self.part(3)
     }

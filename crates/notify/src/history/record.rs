@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::tracked_field::{Action, Delivery, Entry, History, Subject};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
 use uuid::Uuid;
 
 use crate::history::ObservedValue;
@@ -112,7 +112,7 @@ impl Observation {
         let same = match &self.state {
             // A UID never returns. A deletion that a read found has no version.
             TargetState::Present { uid: Some(uid), .. }
-                if last.action == Action::Deleted && last.uid.as_ref() == Some(uid) =>
+                if last.action == ChangeAction::Deleted && last.uid.as_ref() == Some(uid) =>
             {
                 return true;
             }
@@ -258,13 +258,13 @@ fn append(
         ) {
             (Some(action), _) => action,
             (None, TargetState::Absent) if is_single => continue,
-            (None, TargetState::Absent) => Action::Deleted,
+            (None, TargetState::Absent) => ChangeAction::Deleted,
             (None, TargetState::Present { uid, value }) if is_single => {
                 recorded.completed |=
                     last.is_some_and(|last| complete(last, subject, uid.as_ref(), value));
                 continue;
             }
-            (None, TargetState::Present { .. }) => Action::Updated,
+            (None, TargetState::Present { .. }) => ChangeAction::Updated,
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
@@ -303,18 +303,21 @@ fn is_about(entry: &Entry, subject: &Subject) -> bool {
 }
 
 /// Returns the change from the last entry of the same subject to `state`, if any.
-fn change(last: Option<&Entry>, state: &TargetState) -> Option<Action> {
-    match (last.filter(|last| last.action != Action::Deleted), state) {
+fn change(last: Option<&Entry>, state: &TargetState) -> Option<ChangeAction> {
+    match (
+        last.filter(|last| last.action != ChangeAction::Deleted),
+        state,
+    ) {
         (None, TargetState::Absent) => None,
-        (Some(_), TargetState::Absent) => Some(Action::Deleted),
-        (None, TargetState::Present { .. }) => Some(Action::Created),
+        (Some(_), TargetState::Absent) => Some(ChangeAction::Deleted),
+        (None, TargetState::Present { .. }) => Some(ChangeAction::Created),
         (Some(last), TargetState::Present { uid, .. })
             if differ(last.uid.as_deref(), uid.as_deref()) =>
         {
-            Some(Action::Created)
+            Some(ChangeAction::Created)
         }
         (Some(last), TargetState::Present { value, .. }) => {
-            (!is_unknown(last) && !has_value(last, value)).then_some(Action::Updated)
+            (!is_unknown(last) && !has_value(last, value)).then_some(ChangeAction::Updated)
         }
     }
 }
@@ -364,7 +367,7 @@ fn set_value(entry: &mut Entry, value: &ObservedValue) {
 
 /// Creates an entry. `uid` is the UID of a deleted resource.
 fn entry(
-    action: Action,
+    action: ChangeAction,
     subject: &Subject,
     observation: Observation,
     uid: Option<String>,
@@ -415,10 +418,10 @@ pub(super) fn merge_entries(first: Entry, next: Entry, id: String) -> Entry {
         first.value
     };
     let action = match (first.action, next.action) {
-        (_, Action::Deleted) => Action::Deleted,
-        (Action::Updated, Action::Updated) => Action::Updated,
+        (_, ChangeAction::Deleted) => ChangeAction::Deleted,
+        (ChangeAction::Updated, ChangeAction::Updated) => ChangeAction::Updated,
         // The resource was created or recreated in between.
-        _ => Action::Created,
+        _ => ChangeAction::Created,
     };
     Entry {
         action,

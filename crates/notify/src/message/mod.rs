@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use qm_api::tracked_field::{Action, Entry, Truncation};
+use qm_api::tracked_field::{ChangeAction, Entry, Truncation};
 use serde::Serialize;
 
 use super::OutgoingEntry;
@@ -135,7 +135,7 @@ impl View {
         let previous = item
             .previous
             .as_ref()
-            .filter(|previous| previous.action != Action::Deleted);
+            .filter(|previous| previous.action != ChangeAction::Deleted);
         Self {
             id: entry_id(item),
             time: entry.time.as_ref().map(|time| time.0.to_string()),
@@ -155,7 +155,7 @@ impl View {
                 .map(|subject| subject.field().into())
                 .unwrap_or_default(),
             action: entry.action.to_string(),
-            value: if entry.action == Action::Deleted || entry.missing {
+            value: if entry.action == ChangeAction::Deleted || entry.missing {
                 None
             } else {
                 entry.value.clone()
@@ -173,7 +173,7 @@ impl View {
     pub fn shown(&self) -> &str {
         match &self.value {
             Some(value) => value,
-            None if self.action == Action::Deleted.to_string() => DELETED,
+            None if self.action == ChangeAction::Deleted.to_string() => DELETED,
             None => NOT_SET,
         }
     }

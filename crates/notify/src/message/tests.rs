@@ -32,7 +32,7 @@ fn default_message_starts_with_the_four_specified_lines() {
 
 #[test]
 fn created_entry_has_no_previous_value() {
-    insta::assert_snapshot!(text(&item(Action::Created, Some("1"), None), None), @"
+    insta::assert_snapshot!(text(&item(ChangeAction::Created, Some("1"), None), None), @"
     Resource kind: Deployment
     Name: nginx
     Status: Created
@@ -43,7 +43,7 @@ fn created_entry_has_no_previous_value() {
 
 #[test]
 fn deleted_entry_has_minus_one() {
-    let deleted = item(Action::Deleted, None, updated("1", "3").entry.into());
+    let deleted = item(ChangeAction::Deleted, None, updated("1", "3").entry.into());
     insta::assert_snapshot!(text(&deleted, Some("prod")), @"
     Resource kind: Deployment
     Name: nginx
@@ -57,16 +57,18 @@ fn deleted_entry_has_minus_one() {
 
 #[test]
 fn entry_after_a_deletion_has_no_previous_value() {
-    let deleted = item(Action::Deleted, None, None).entry;
-    assert!(!text(&item(Action::Created, Some("1"), Some(deleted)), None).contains("Previous"));
+    let deleted = item(ChangeAction::Deleted, None, None).entry;
+    assert!(
+        !text(&item(ChangeAction::Created, Some("1"), Some(deleted)), None).contains("Previous")
+    );
 }
 
 #[test]
 fn missing_is_not_empty() {
     let mut missing = item(
-        Action::Updated,
+        ChangeAction::Updated,
         None,
-        Some(item(Action::Created, Some(""), None).entry),
+        Some(item(ChangeAction::Created, Some(""), None).entry),
     );
     missing.entry.missing = true;
     insta::assert_snapshot!(text(&missing, None), @"
@@ -77,7 +79,7 @@ fn missing_is_not_empty() {
     Namespace: default
     Previous:
     ");
-    let back = item(Action::Updated, Some(""), Some(missing.entry));
+    let back = item(ChangeAction::Updated, Some(""), Some(missing.entry));
     assert!(
         text(&back, None).contains("\nValue: \n")
             && text(&back, None).ends_with("\nPrevious: (not set)")
@@ -129,11 +131,11 @@ fn digest_has_a_line_per_entry() {
     let mut merged = updated("4", "9");
     merged.entry.merged = Some(5);
     let items = [
-        item(Action::Created, Some("1\n2"), None),
+        item(ChangeAction::Created, Some("1\n2"), None),
         updated("1", "3"),
         templated,
         merged,
-        item(Action::Deleted, None, updated("4", "9").entry.into()),
+        item(ChangeAction::Deleted, None, updated("4", "9").entry.into()),
     ];
     let digest = render(&items, Some("prod"), false, TextLimit::TELEGRAM);
     insta::assert_snapshot!(digest.text, @"
@@ -209,9 +211,9 @@ fn any_item() -> impl Strategy<Value = OutgoingEntry> {
                 Some(old) => updated(&old, &new),
                 None => item(
                     if deleted {
-                        Action::Deleted
+                        ChangeAction::Deleted
                     } else {
-                        Action::Created
+                        ChangeAction::Created
                     },
                     Some(&new),
                     None,

@@ -2,7 +2,7 @@
 
 use kube::Resource as _;
 use kube::discovery::ApiResource;
-use qm_api::tracked_field::Target;
+use qm_api::tracked_field::TargetReference;
 use qm_runtime::watch_hub::ResourceName;
 use serde_json::json;
 
@@ -24,7 +24,7 @@ fn follower(unread: bool) -> Follower {
     };
     let identity = FollowIdentity {
         uid: Some("1".into()),
-        subject: Subject::new(&Target::default(), "{.data.x}"),
+        subject: Subject::new(&TargetReference::default(), "{.data.x}"),
     };
     Follower::new(
         identity,

@@ -61,8 +61,8 @@ impl Apiserver {
     }
 }
 
-fn target(api_version: &str, plural: &str, kind: &str) -> Target {
-    Target {
+fn target(api_version: &str, plural: &str, kind: &str) -> TargetReference {
+    TargetReference {
         kind: kind.into(),
         namespace: "shop".into(),
         name: "one".into(),

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use qm_api::tracked_field::{Subject, Target};
+use qm_api::tracked_field::{Subject, TargetReference};
 use qm_notify::history::{HistoryLimits, TargetState};
 use rstest::rstest;
 use serde_json::json;
@@ -26,11 +26,11 @@ fn target(name: &str) -> TargetKey {
 }
 
 fn identity(uid: &str, name: &str) -> FollowIdentity {
-    let target = Target {
+    let target = TargetReference {
         kind: "ConfigMap".into(),
         namespace: "shop".into(),
         name: name.into(),
-        ..Target::default()
+        ..TargetReference::default()
     };
     FollowIdentity {
         uid: Some(uid.into()),

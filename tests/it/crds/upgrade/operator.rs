@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{CustomResourceExt, ResourceExt};
-use qm_api::tracked_field::{Action, Delivery};
+use qm_api::tracked_field::{ChangeAction, Delivery};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
@@ -220,7 +220,7 @@ async fn operator_accepts_old_objects_unchanged() {
         let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(
-            new.is_empty() || new == [Action::Deleted],
+            new.is_empty() || new == [ChangeAction::Deleted],
             "{name}: {history:?}"
         );
         assert!(

@@ -1,6 +1,6 @@
 //! Limits of histories and buffers.
 
-use Action::{Created, Deleted, Updated};
+use ChangeAction::{Created, Deleted, Updated};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;

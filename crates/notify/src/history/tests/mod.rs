@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::tracked_field::{Action, Subject, Target};
+use qm_api::tracked_field::{ChangeAction, Subject, TargetReference};
 use serde_json::json;
 
 use super::*;
@@ -20,11 +20,11 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn subject(field: &str) -> Subject {
-    let target = Target {
+    let target = TargetReference {
         kind: "Deployment".into(),
         namespace: "shop".into(),
         name: "web".into(),
-        ..Target::default()
+        ..TargetReference::default()
     };
     Subject::new(&target, field)
 }
@@ -67,7 +67,7 @@ fn recorded(states: impl IntoIterator<Item = TargetState>) -> History {
 }
 
 /// Returns the action and value of each entry.
-fn actions(history: &[Entry]) -> Vec<(Action, Option<&str>)> {
+fn actions(history: &[Entry]) -> Vec<(ChangeAction, Option<&str>)> {
     history
         .iter()
         .map(|entry| (entry.action, entry.value.as_deref()))

@@ -322,10 +322,10 @@ fn reconcile(
         let second = entry.time.as_ref().unwrap().0.as_second() - at(0).as_second();
         match &model.seen[&(second, series)] {
             TargetState::Absent => {
-                prop_assert_eq!((entry.action, &entry.value), (Action::Deleted, &None));
+                prop_assert_eq!((entry.action, &entry.value), (ChangeAction::Deleted, &None));
             }
             TargetState::Present { uid, value } => {
-                prop_assert_ne!(entry.action, Action::Deleted);
+                prop_assert_ne!(entry.action, ChangeAction::Deleted);
                 prop_assert_eq!(
                     (&entry.uid, entry.value.as_deref(), entry.truncated.as_ref()),
                     (uid, value.text(), value.cut())
@@ -346,9 +346,9 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         )
     };
     let action = prop_oneof![
-        Just(Action::Created),
-        Just(Action::Updated),
-        Just(Action::Deleted)
+        Just(ChangeAction::Created),
+        Just(ChangeAction::Updated),
+        Just(ChangeAction::Deleted)
     ];
     let delivery = prop_oneof![
         2 => Just(Some(Delivery::Pending)),

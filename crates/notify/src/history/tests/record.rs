@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use Action::{Created, Deleted, Updated};
+use ChangeAction::{Created, Deleted, Updated};
 
 use super::*;
 use crate::history::record::display;
@@ -143,13 +143,13 @@ fn new_target_or_field_starts_a_new_series() {
 #[test]
 fn kinds_of_the_same_name_in_two_groups_are_two_subjects() {
     let of = |api_version: Option<&str>| {
-        let target = Target {
+        let target = TargetReference {
             kind: "Foo".into(),
             name: "x".into(),
-            ..Target::default()
+            ..TargetReference::default()
         };
         Subject::new(
-            &Target {
+            &TargetReference {
                 api_version: api_version.map(str::to_owned),
                 ..target
             },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use qm_api::tracked_field::Action;
+use qm_api::tracked_field::ChangeAction;
 use serde_json::{Value, json};
 
 use super::*;
@@ -69,13 +69,13 @@ fn single_entry_is_a_changed_event() {
 fn missing_and_deleted_have_no_value() {
     let deleted = data(&render(
         &webhook(None, None),
-        &[item(Action::Deleted, None, None)],
+        &[item(ChangeAction::Deleted, None, None)],
     ));
     assert_eq!(
         (&deleted["value"], &deleted["missing"]),
         (&Value::Null, &json!(false))
     );
-    let mut missing = item(Action::Created, None, None);
+    let mut missing = item(ChangeAction::Created, None, None);
     missing.entry.missing = true;
     let missing = data(&render(&webhook(None, None), &[missing]));
     assert_eq!(
@@ -84,7 +84,7 @@ fn missing_and_deleted_have_no_value() {
     );
     let empty = data(&render(
         &webhook(None, None),
-        &[item(Action::Created, Some(""), None)],
+        &[item(ChangeAction::Created, Some(""), None)],
     ));
     assert_eq!(empty["value"], "");
 }

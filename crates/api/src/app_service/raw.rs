@@ -1,4 +1,4 @@
-//! Fields that are Kubernetes' own and are passed on to a Pod.
+//! Fields of Kubernetes types that the operator passes on to a Pod.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 
 use super::bounds;
 
-/// Longest name or key, in characters (RFC 1123).
+/// Maximum length of a name or key in characters (RFC 1123).
 const NAME: u32 = 253;
-/// Longest path, in characters: of a URL, or of a field.
+/// Maximum length of the path of a URL or a field, in characters.
 const PATH: u32 = 1024;
 
-/// A `T` of Kubernetes, with its schema, kept as it was written: a value that the schema lets in and `T` does not hold, such
-/// as a port beyond 32 bits, must not make the whole object unreadable.
+/// JSON of a Kubernetes type `T`, with the schema of `T`. Some values pass the schema but not `T`, such as a port beyond 32 bits:
+/// they must not make the whole object unreadable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct AsWritten<T> {
+pub struct Raw<T> {
     value: Value,
     #[serde(skip)]
-    of: PhantomData<fn() -> T>,
+    kind: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned> AsWritten<T> {
-    /// What was written, read.
+impl<T: DeserializeOwned> Raw<T> {
+    /// Parses the JSON.
     ///
     /// # Errors
-    /// In words: it is no `T`.
-    pub fn read(&self) -> Result<T, String> {
+    /// If the JSON is not a valid `T`: the parser's message.
+    pub fn parse(&self) -> Result<T, String> {
         T::deserialize(&self.value).map_err(|error| error.to_string())
     }
 }
 
-impl<T: JsonSchema> JsonSchema for AsWritten<T> {
+impl<T: JsonSchema> JsonSchema for Raw<T> {
     fn inline_schema() -> bool {
         true
     }
@@ -52,8 +52,8 @@ impl<T: JsonSchema> JsonSchema for AsWritten<T> {
     }
 }
 
-/// Bounds what Kubernetes' own schemas leave unbounded: strings by the name of their field, lists by the most entries that
-/// are of use. Adds the rules over what Kubernetes' own validation refuses.
+/// Adds the bounds that the schemas of Kubernetes types lack: on strings by the name of their field, and on lists. Adds rules for
+/// the validation that Kubernetes does in code.
 fn bound_children(schema: &mut Schema) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
@@ -65,18 +65,20 @@ fn bound_children(schema: &mut Schema) {
             _ => NAME,
         };
         match property["type"].as_str() {
-            Some("string") => put(property, "maxLength", longest),
+            Some("string") => set_default(property, "maxLength", longest),
             Some("array") => {
-                put(property, "maxItems", bounds::MAX_PARTS);
+                set_default(property, "maxItems", bounds::MAX_PROBE_ITEMS);
                 let item = &mut property["items"];
                 if item["type"] == "string" {
-                    put(item, "maxLength", bounds::MAX_TEXT);
+                    set_default(item, "maxLength", bounds::MAX_TEXT);
                 }
             }
-            _ if property["x-kubernetes-int-or-string"] == true => put(property, "maxLength", NAME),
+            _ if property["x-kubernetes-int-or-string"] == true => {
+                set_default(property, "maxLength", NAME)
+            }
             _ => {}
         }
-        if let Some(rule) = bounds::of_part(name) {
+        if let Some(rule) = bounds::for_probe_list(name) {
             property["x-kubernetes-validations"] = rule;
         }
     }
@@ -92,8 +94,8 @@ fn bound_children(schema: &mut Schema) {
     }
 }
 
-/// Sets a bound that is not there.
-fn put(schema: &mut Value, bound: &str, limit: u32) {
+/// Sets a bound unless the schema has one.
+fn set_default(schema: &mut Value, bound: &str, limit: u32) {
     if let Some(schema) = schema.as_object_mut() {
         schema.entry(bound).or_insert_with(|| limit.into());
     }
@@ -108,16 +110,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_kubernetes_type_cannot_hold_is_kept_and_told() {
-        let written = json!({ "httpGet": { "port": 5_000_000_000_i64 }, "tomorrow": true });
-        let probe: AsWritten<Probe> = serde_json::from_value(written.clone()).unwrap();
-        assert_eq!(serde_json::to_value(&probe).unwrap(), written);
-        let words = probe.read().unwrap_err();
-        assert!(words.contains("5000000000"), "{words}");
-        let probe: AsWritten<Probe> =
-            serde_json::from_value(json!({ "periodSeconds": 3 })).unwrap();
+    fn value_that_the_type_rejects_is_kept_and_reported() {
+        let json = json!({ "httpGet": { "port": 5_000_000_000_i64 }, "tomorrow": true });
+        let probe: Raw<Probe> = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&probe).unwrap(), json);
+        let message = probe.parse().unwrap_err();
+        assert!(message.contains("5000000000"), "{message}");
+        let probe: Raw<Probe> = serde_json::from_value(json!({ "periodSeconds": 3 })).unwrap();
         assert_eq!(
-            probe.read().unwrap(),
+            probe.parse().unwrap(),
             Probe {
                 period_seconds: Some(3),
                 ..Probe::default()

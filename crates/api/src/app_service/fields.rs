@@ -1,4 +1,4 @@
-//! Optional parts of an `AppService`.
+//! Types of the optional fields of an `AppService`.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 use super::bounds;
 use crate::common::SECRET_NAME;
 
-/// What the container asks for, and what it may use.
+/// Resource requests and limits of the container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = bounds::requests_within_limits())]
-pub struct Resources {
-    /// What is kept free for it, such as `cpu: 100m`.
+pub struct ContainerResources {
+    /// Resources reserved for the container, such as `cpu: 100m`; at most 12.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "quantities")]
     pub requests: BTreeMap<String, Quantity>,
-    /// What it may use at most, such as `memory: 256Mi`.
+    /// Maximum resources of the container, such as `memory: 256Mi`; at most 12.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "quantities")]
     pub limits: BTreeMap<String, Quantity>,
 }
 
-/// Of what is written as a text: Kubernetes' own, in the CRDs of others
-/// (<https://github.com/kubernetes-sigs/controller-tools/blob/main/pkg/crd/known_types.go>). A rule would be too dear.
+/// Pattern of a quantity that is a string, as controller-gen writes it
+/// (<https://github.com/kubernetes-sigs/controller-tools/blob/main/pkg/crd/known_types.go>). A CEL rule would be too costly.
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// Kubernetes' own describes its format at length at each place.
+/// Returns the schema of quantities by name. The schema of `Quantity` would repeat a long description of the format.
 fn quantities(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
@@ -44,39 +44,39 @@ fn quantities(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
-/// An object of this namespace.
+/// Reference to a Secret in the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalName {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(max = 253))]
     #[x_kube(validation = SECRET_NAME)]
     pub name: String,
 }
 
-/// Bounds of the number of Pods, and what they are to use.
+/// Bounds on the number of Pods, and their target CPU usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("!has(self.min) || self.min <= self.max", "write a max that is not below min"))]
 pub struct Autoscaling {
-    /// Fewest Pods; 1 unless given.
+    /// Minimum number of Pods. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub min: Option<i32>,
-    /// Most Pods.
+    /// Maximum number of Pods.
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub max: i32,
-    /// CPU that the Pods are to use on the average, in percent of what they request; 80 unless given.
+    /// Target average CPU usage of the Pods, in percent of their CPU request. Defaults to 80.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub cpu: Option<i32>,
 }
 
-/// How HTTP comes in from outside of the cluster.
+/// Routing of HTTP from outside of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Ingress {
-    /// The host name, such as `app.example.com`, or `*.example.com`; any unless given.
+    /// Host name, such as `app.example.com` or `*.example.com`. Defaults to any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -85,7 +85,7 @@ pub struct Ingress {
         "write a host name in lower-case letters, digits, '-' and '.', without port and path, such as app.example.com",
     ))]
     pub host: Option<String>,
-    /// The `IngressClass`; the cluster's default unless given.
+    /// Name of the `IngressClass`. Defaults to the cluster's default class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -93,7 +93,7 @@ pub struct Ingress {
         "write the name of an IngressClass, as kubectl get ingressclass prints it",
     ))]
     pub class: Option<String>,
-    /// What the paths that are led here begin with; `/` unless given.
+    /// Prefix of the paths. Defaults to `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = (
@@ -101,16 +101,16 @@ pub struct Ingress {
         "write a path that begins with '/', without '//', '.', '..', '?' and '#', such as /api",
     ))]
     pub path: Option<String>,
-    /// TLS with this certificate.
+    /// TLS with a certificate from a Secret. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<IngressTls>,
 }
 
-/// The certificate of an Ingress.
+/// Certificate of an Ingress.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct IngressTls {
-    /// The Secret with `tls.crt` and `tls.key`, in this namespace.
+    /// Name of the Secret with `tls.crt` and `tls.key`, in the same namespace.
     #[schemars(length(max = 253))]
     #[x_kube(validation = SECRET_NAME)]
     pub secret_name: String,
