@@ -23,7 +23,6 @@ use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
 use self::pacer::{Basis, Pacer};
-pub use self::whole::Child;
 use qm_core::names::MetadataNames;
 
 use super::controller::{Context, ReconciledKind};
@@ -41,7 +40,7 @@ use super::watching;
 use super::{Key, apply, short_digest};
 
 mod pacer;
-mod whole;
+pub mod whole;
 
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;

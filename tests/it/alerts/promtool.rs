@@ -96,7 +96,7 @@ async fn each_alert_fires_when_it_should_and_not_otherwise() {
 async fn the_metrics_are_as_prometheus_wants_them() {
     let (well, said) = promtool(
         &["check", "metrics"],
-        &qm_runtime::metrics::plain(&every_metric()),
+        &qm_runtime::metrics::serving::plain(&every_metric()),
     )
     .await;
     assert!(well, "{said}");
