@@ -153,6 +153,37 @@ pub struct Target {
     pub resource: Option<String>,
 }
 
+impl TrackedField {
+    /// What its status tells; nothing, without a status.
+    ///
+    /// # Errors
+    /// None is known: what is stored is what serialising a history gave. It must never pass for an empty one, which would
+    /// be written over it.
+    pub fn history(&self) -> serde_json::Result<History> {
+        self.status
+            .as_ref()
+            .map_or_else(|| Ok(History::new()), StoredHistory::parse)
+    }
+}
+
+impl Subject {
+    /// What a spec's target and field are called in an entry.
+    pub fn new(target: &Target, field: &str) -> Self {
+        let group = target
+            .api_version
+            .as_deref()
+            .and_then(|api_version| api_version.split_once('/'));
+        let group = match group {
+            Some((group, _)) if group != "apps" => format!(".{group}"),
+            _ => String::new(),
+        };
+        Self(format!(
+            "{}{group}/{}/{}/{field}",
+            target.kind, target.namespace, target.name
+        ))
+    }
+}
+
 /// The kinds that need no `apiVersion` and `resource` beside them: kind, group and plural. All are `v1`, and lie in
 /// namespaces.
 pub const KNOWN: [(&str, &str, &str); 3] = [

@@ -10,8 +10,6 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Target, TrackedField};
-
 /// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
 pub type History = Vec<Entry>;
 
@@ -38,6 +36,11 @@ impl StoredHistory {
     /// Whether nothing is recorded.
     pub fn is_empty(&self) -> bool {
         &*self.0 == "[]"
+    }
+
+    /// Returns the entries.
+    pub(super) fn parse(&self) -> serde_json::Result<History> {
+        serde_json::from_str(&self.0)
     }
 }
 
@@ -67,20 +70,6 @@ impl JsonSchema for StoredHistory {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         History::json_schema(generator)
-    }
-}
-
-impl TrackedField {
-    /// What its status tells; nothing, without a status.
-    ///
-    /// # Errors
-    /// None is known: what is stored is what serialising a history gave. It must never pass for an empty one, which would
-    /// be written over it.
-    pub fn history(&self) -> serde_json::Result<History> {
-        self.status.as_ref().map_or_else(
-            || Ok(History::new()),
-            |stored| serde_json::from_str(&stored.0),
-        )
     }
 }
 
@@ -217,25 +206,9 @@ pub struct Cut {
 /// outside of the groups core and apps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Subject(String);
+pub struct Subject(pub(super) String);
 
 impl Subject {
-    /// What a spec's target and field are called in an entry.
-    pub fn new(target: &Target, field: &str) -> Self {
-        let group = target
-            .api_version
-            .as_deref()
-            .and_then(|api_version| api_version.split_once('/'));
-        let group = match group {
-            Some((group, _)) if group != "apps" => format!(".{group}"),
-            _ => String::new(),
-        };
-        Self(format!(
-            "{}{group}/{}/{}/{field}",
-            target.kind, target.namespace, target.name
-        ))
-    }
-
     /// As it is written in an entry.
     pub fn as_str(&self) -> &str {
         &self.0
