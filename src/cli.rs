@@ -18,19 +18,15 @@ mod timings;
 mod value;
 
 pub use commands::ClusterCommand;
-pub use lease::LeaseArgs;
+pub use lease::{LEASE, LeaseArgs, OPERATOR_NAMESPACE};
 pub use timings::Timings;
 pub use value::Listen;
 
 use qm_notify::resolve::Dns;
 use qm_runtime::settings::{LogFormat, LogSettings, Settings};
 
-/// Where the operator runs, unless it is said.
-pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
 /// Name of the `ClusterRole` that says what may be tracked, as installed.
 pub const TRACKER_ROLE: &str = "quartermaster-tracker-role";
-/// The name of its Lease, unless it is said.
-pub const LEASE: &str = "quartermaster";
 
 /// Default prefix of the names of the admission policies.
 pub const POLICY_PREFIX: &str = "quartermaster";

@@ -4,7 +4,12 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use qm_runtime::Key;
 
-use super::{LEASE, OPERATOR_NAMESPACE, value};
+use super::value;
+
+/// Where the operator runs, unless it is said.
+pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
+/// The name of its Lease, unless it is said.
+pub const LEASE: &str = "quartermaster";
 
 /// The operator's Lease.
 #[derive(Debug)]

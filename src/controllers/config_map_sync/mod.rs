@@ -23,6 +23,7 @@ use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{Key, Scope};
 
+pub use self::copy_store::MANAGER;
 use self::copy_store::{CopyError, CopyStore};
 use self::index::{Index, Presence};
 use self::plan::{Plan, PlanError};
@@ -61,8 +62,6 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         EVENTS,
     ],
 );
-/// The field manager of its writes.
-pub const MANAGER: &str = "quartermaster/configmapsync";
 
 /// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;

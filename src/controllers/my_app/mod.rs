@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use self::build::DesiredPod;
+pub use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
 use crate::cli::Config;
@@ -57,8 +58,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
         EVENTS,
     ],
 );
-/// The field manager of its writes.
-pub const MANAGER: &str = "quartermaster/myapp";
 
 /// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
 const TRIES: usize = 3;
