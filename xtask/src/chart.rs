@@ -10,7 +10,8 @@ use quartermaster::registry::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Error, generated, policies, rbac, yaml};
+use super::yaml::{Error, generated, yaml};
+use super::{policies, rbac};
 
 /// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use quartermaster::registry::KINDS;
 
-use super::{Error, generated, kustomize, yaml};
+use super::kustomize;
+use super::yaml::{Error, generated, yaml};
 
 /// The files of `deploy/`: what the kustomization `config/default` is. `read` gives the text of a file of the tree.
 pub fn deploy(
