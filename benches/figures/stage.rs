@@ -18,7 +18,6 @@ use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 use tokio::task::JoinSet;
 
-use crate::floor;
 use crate::line::Sample;
 use crate::support::{Bed, Operator, Settings};
 
@@ -32,6 +31,9 @@ pub const RATE: u32 = 50;
 pub const SETTLE: Duration = Duration::from_secs(5);
 /// How long whatever is waited for may take.
 pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Path that the floor posts to: the operator's messages go elsewhere.
+pub const FLOOR_PATH: &str = "/floor";
 
 /// Requests at once while the stage is set, or the load is not paced.
 pub const AT_ONCE: usize = 16;
@@ -269,7 +271,7 @@ pub fn says_it_leads(operator: &Operator) -> bool {
 
 /// Notes what a message tells: it is about one change, or a digest.
 fn note(arrivals: &Mutex<Arrivals>, request: &Request) {
-    let sender = if request.path == floor::PATH {
+    let sender = if request.path == FLOOR_PATH {
         Sender::Floor
     } else {
         Sender::Operator
