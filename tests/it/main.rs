@@ -26,6 +26,7 @@ mod field_paths;
 mod fields;
 mod granted;
 mod hooks;
+mod imports;
 mod install;
 mod installed;
 mod my_app;
